@@ -1,0 +1,1 @@
+"""Encoder-decoder dialog models on the heads and the engine of :mod:`lm`."""

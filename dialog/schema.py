@@ -1,0 +1,86 @@
+"""The typed configuration of a dialog run; free of torch like :mod:`lm.schema`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from lm.schema import HeadConfig, OptimConfig, Section, TrainConfig
+
+
+class DataConfig(Section):
+    """Where conversations come from and how they become tokens and examples."""
+
+    train: str = Field("smalltalk:train", description="file, prepared folder, or smalltalk:train")
+    valid: str = Field("smalltalk:valid", description="the split that decides early stopping")
+    test: str = Field("smalltalk:test", description="the split that evaluate uses without --data")
+    tokenizer: Literal["wordpunct", "whitespace", "char", "unigram", "bpe"] = Field(
+        "wordpunct", description="wordpunct, whitespace, char, or sentencepiece unigram, bpe"
+    )
+    lowercase: bool = Field(True, description="lower-case the text first")
+    vocab_size: int = Field(10_000, ge=1, description="most frequent training tokens kept, besides <pad> and <unk>")
+    max_tokens: int = Field(40, ge=3, description="cap of an utterance, <s> and </s> counted (Zhao et al.: 40)")
+    context: int = Field(9, ge=1, description="utterances before the response that the encoder sees")
+    segment: int = Field(16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs")
+
+
+class EncoderConfig(Section):
+    """How the context becomes the decoder's start: one long sequence, or utterances and then the dialog."""
+
+    kind: Literal["flat", "hierarchical"] = Field("hierarchical", description="flat or hierarchical")
+    cell: Literal["lstm", "gru"] = Field("gru", description="lstm or gru")
+    utterance_size: int = Field(300, ge=1, description="hierarchical: hidden size per direction of the utterance encoder")
+    context_size: int = Field(600, ge=1, description="hidden size of the context encoder, or of the flat encoder")
+    layers: int = Field(1, ge=1, description="layers of the context encoder, or of the flat encoder")
+
+
+class DecoderConfig(Section):
+    """The recurrent decoder that the head sits on."""
+
+    cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
+    hidden_size: int = Field(400, ge=1, description="H, the hidden size")
+    layers: int = Field(1, ge=1, description="number of layers")
+    attention: Literal["none", "dot", "additive"] = Field("none", description="attention over the encoder's states")
+    feed_context: bool = Field(False, description="give the encoded context to every step, not only to the first")
+
+
+class ModelConfig(Section):
+    """Sizes and regularisation that encoder and decoder share."""
+
+    embedding_size: int = Field(200, ge=1, description="size of the shared word embedding")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of embeddings, encoder and decoder outputs")
+    word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
+    init_range: float = Field(0.08, gt=0, description="parameters start uniform in ± this")
+
+
+class DecodeConfig(Section):
+    """How a response is searched for or sampled."""
+
+    method: Literal["beam", "sample"] = Field("beam", description="beam search or sampling")
+    beam: int = Field(10, ge=1, description="beam width; 1 is greedy")
+    nbest: int = Field(5, ge=1, description="responses kept")
+    max_length: int = Field(30, ge=1, description="longest response in tokens, </s> not counted")
+    min_length: int = Field(0, ge=0, description="shortest response in tokens, </s> not counted")
+    length_penalty: float = Field(0.0, ge=0, description="scores are divided by length^this; 0 sums (the papers)")
+    no_repeat_ngram: int = Field(0, ge=0, description="block n-grams that repeat within a response; 0 blocks none")
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    temperature_on: Literal["mixture", "components"] = Field(
+        "mixture", description="temper the mixed distribution or every component's logits"
+    )
+    top_k: int = Field(0, ge=0, description="sample among the k most probable tokens; 0 is all")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
+    seed: int = Field(1, ge=0, description="seeds sampling")
+
+
+class DialogConfig(Section):
+    """A whole dialog run, as ``dialog train`` reads it."""
+
+    extends: str = Field("", description="config that this one starts from, relative to its file")
+    about: str = Field("", description="one line for `dialog presets`")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    decoder: DecoderConfig = DecoderConfig()
+    head: HeadConfig = HeadConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    decode: DecodeConfig = DecodeConfig()

@@ -1,0 +1,41 @@
+"""What can go wrong, and the exit code each kind of failure has.
+
+Every message is one line that names the file, line or key at fault and says what to do about it. The
+command line prints the message alone; a traceback is only ever shown for our own bugs.
+"""
+
+
+class HighrankError(Exception):
+    """A failure that the user can act on; ``exit_code`` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(HighrankError):
+    """Usage or configuration: an unknown key, an ill-typed value, options that contradict each other."""
+
+    exit_code = 2
+
+
+class DataError(HighrankError):
+    """A corpus that is missing, empty, undecodable or of the wrong layout."""
+
+    exit_code = 3
+
+
+class StorageError(HighrankError):
+    """A checkpoint that is missing, corrupt or foreign, a locked run folder, a full disk."""
+
+    exit_code = 4
+
+
+class DivergenceError(HighrankError):
+    """Training kept producing non-finite numbers, even from the last good checkpoint."""
+
+    exit_code = 5
+
+
+class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everything is saved)
+    """A signal ended the run after its state was saved; the same command resumes it."""
+
+    exit_code = 75
