@@ -1,0 +1,165 @@
+"""Recurrent layers.
+
+``LSTM`` is ``torch.nn.LSTM`` with a faster path for packed sequences. Torch's own backward pass over a
+packed sequence fills a zero tensor of the whole input at every time step. Here one autograd function runs
+the loop over time: the products with inputs and all weight gradients are one product each, outside the
+loop, and the loop keeps only what is truly sequential.
+
+N tokens, packed time-major · R sequences · I input size · H hidden size.
+"""
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+class LSTM(nn.LSTM):
+    """``torch.nn.LSTM`` to the parameter name; packed input with gradients takes the fast path."""
+
+    def forward(  # type: ignore[override]
+        self, inputs: Tensor | PackedSequence, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
+        fast = isinstance(inputs, PackedSequence) and not inputs.data.is_cuda and torch.is_grad_enabled()
+        if not fast or self.proj_size or torch.is_autocast_enabled("cpu"):
+            return super().forward(inputs, state)  # type: ignore[no-any-return]
+        assert isinstance(inputs, PackedSequence)
+        sizes = inputs.batch_sizes.tolist()
+        if state is not None and inputs.sorted_indices is not None:
+            state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
+        data, last = self._layers(inputs.data, sizes, state)
+        if inputs.unsorted_indices is not None:
+            last = (last[0][:, inputs.unsorted_indices], last[1][:, inputs.unsorted_indices])
+        outputs = PackedSequence(data, inputs.batch_sizes, inputs.sorted_indices, inputs.unsorted_indices)
+        return outputs, last
+
+    def _layers(
+        self, data: Tensor, sizes: list[int], state: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        directions = 2 if self.bidirectional else 1
+        final = _final_positions(sizes).to(data.device)
+        backwards = _reversal(sizes).to(data.device) if self.bidirectional else None
+        hidden, cells = [], []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                weight_ih, weight_hh, *biases = self._flat_weights[
+                    (at := (layer * directions + direction) * (4 if self.bias else 2)) : at + (4 if self.bias else 2)
+                ]
+                order = backwards if direction else None
+                start = None if state is None else (state[0][len(hidden)], state[1][len(hidden)])
+                bias = biases[0] + biases[1] if biases else None
+                gates = nn.functional.linear(data if order is None else data[order], weight_ih, bias)
+                out, cell = packed_lstm(gates, weight_hh, sizes, start)
+                hidden.append(out[final])
+                cells.append(cell[final])
+                outputs.append(out if order is None else out[order])
+            data = torch.cat(outputs, 1) if directions == 2 else outputs[0]
+            if self.dropout and layer + 1 < self.num_layers:
+                data = nn.functional.dropout(data, self.dropout, self.training)
+        return data, (torch.stack(hidden), torch.stack(cells))
+
+
+def _final_positions(sizes: list[int]) -> Tensor:
+    """Where in the packed order each sequence ends, (R,)."""
+    starts = [0, *accumulate(sizes)]
+    ends = torch.empty(sizes[0], dtype=torch.long)
+    for step, (size, following) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True)):
+        ends[following:size] = torch.arange(following, size) + starts[step]
+    return ends
+
+
+def _reversal(sizes: list[int]) -> Tensor:
+    """The permutation that turns every sequence of a packed batch around; it is its own inverse."""
+    starts = torch.tensor([0, *accumulate(sizes)][:-1])
+    steps = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    rows = torch.cat([torch.arange(size) for size in sizes])
+    lengths = torch.tensor(sizes)[:, None].gt(torch.arange(sizes[0])).sum(0)  # (R,)
+    return starts[lengths[rows] - 1 - steps] + rows
+
+
+def packed_lstm(
+    gates: Tensor, weight_hh: Tensor, sizes: list[int], state: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """One direction of one LSTM layer over packed sequences.
+
+    Args:
+        gates: W x + b of every token, (N, 4H), input, forget, cell and output gate as in torch.
+        weight_hh: (4H, H).
+        sizes: how many sequences are alive at each time step, falling.
+        state: (h, c) before the first step, each (R, H); zeros if left out.
+
+    Returns:
+        hidden states (N, H) and cell states (N, H).
+    """
+    if state is None:
+        zeros = gates.new_zeros(sizes[0], weight_hh.shape[1])
+        state = (zeros, zeros)
+    hidden, cells = _PackedLSTM.apply(gates, weight_hh, *state, sizes)  # type: ignore[no-untyped-call]
+    return hidden, cells
+
+
+class _PackedLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        gates: Tensor,
+        weight_hh: Tensor,
+        h: Tensor,
+        c: Tensor,
+        sizes: list[int],
+    ) -> tuple[Tensor, Tensor]:
+        size = weight_hh.shape[1]
+        act = gates.clone()  # becomes the activated gates
+        hidden, cells, squashed = (gates.new_empty(gates.shape[0], size) for _ in range(3))
+        h0, c0, end = h, c, 0
+        for alive in sizes:
+            now = slice(end, end := end + alive)
+            a = act[now].addmm_(h[:alive], weight_hh.t())
+            a[:, : 2 * size].sigmoid_()
+            a[:, 2 * size : 3 * size].tanh_()
+            a[:, 3 * size :].sigmoid_()
+            i, f, g, o = a.chunk(4, 1)
+            c = torch.mul(f, c[:alive], out=cells[now]).addcmul_(i, g)
+            h = torch.mul(o, torch.tanh(c, out=squashed[now]), out=hidden[now])
+        ctx.sizes = sizes  # type: ignore[attr-defined]
+        ctx.save_for_backward(act, hidden, cells, squashed, weight_hh, h0, c0)
+        return hidden, cells
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # type: ignore[no-untyped-def]
+        ctx, grad_hidden: Tensor, grad_cells: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        act, hidden, cells, squashed, weight_hh, h0, c0 = ctx.saved_tensors
+        i, f, g, o = act.chunk(4, 1)
+        h_before, c_before = _shifted(hidden, h0, ctx.sizes), _shifted(cells, c0, ctx.sizes)
+        # everything that does not depend on later steps, for all tokens at once
+        of_cell = torch.cat((g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g)), 1)  # d gates i, f, g / d c
+        of_hidden = squashed * o * (1 - o)  # d gate o / d h
+        through = o * (1 - squashed * squashed)  # d c / d h
+        grads = torch.empty_like(act)
+        size, end = weight_hh.shape[1], act.shape[0]
+        dh, dc = torch.zeros_like(h0), torch.zeros_like(c0)
+        for alive in reversed(ctx.sizes):
+            now = slice(end - alive, end)
+            end -= alive
+            into_h = dh[:alive] + grad_hidden[now]
+            into_c = (dc[:alive] + grad_cells[now]).addcmul_(into_h, through[now])
+            grad = grads[now]
+            torch.mul(of_cell[now].unflatten(1, (3, size)), into_c[:, None], out=grad[:, : 3 * size].unflatten(1, (3, size)))
+            torch.mul(into_h, of_hidden[now], out=grad[:, 3 * size :])
+            torch.mul(into_c, f[now], out=dc[:alive])
+            torch.mm(grad, weight_hh, out=dh[:alive])
+        return grads, grads.t() @ h_before, dh, dc, None
+
+
+def _shifted(states: Tensor, first: Tensor, sizes: list[int]) -> Tensor:
+    """The state before every token, (N, H): the first state, then the states one step earlier."""
+    pieces, start = [first], 0
+    for size, following in zip(sizes, sizes[1:], strict=False):
+        pieces.append(states[start : start + following])
+        start += size
+    return torch.cat(pieces)
