@@ -1,0 +1,173 @@
+"""From conversations to examples and to the tensors of a batch.
+
+Following Zhao et al. (2017), every dialog begins with the pseudo-utterance ``<d>`` and every utterance but
+the last is a response to at most ``context`` earlier ones. Unlike their loader, which groups dialogs of one
+length and drops what is left over, no example is lost.
+
+U distinct utterances of a batch · R responses · S context utterances · L tokens of an utterance · T tokens
+of a response.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dialog.corpus import Dialog, Utterance
+from lm.text import DIALOG, Codec
+
+START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance; nobody speaks it
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A response and what came before it; ``dialog`` and ``turn`` count from 0 in the corpus."""
+
+    dialog: int
+    turn: int
+    context: tuple[Utterance, ...]
+    responder: str
+    response: Utterance
+
+
+def list_examples(dialogs: Sequence[Dialog], context: int = 9) -> list[Example]:
+    """Every example of the dialogs, in order: all utterances but each dialog's last are responses."""
+    examples = []
+    for number, dialog in enumerate(dialogs):
+        history = (START, *dialog.utterances)
+        for turn, response in enumerate(dialog.utterances[:-1]):
+            heard = history[max(0, turn + 1 - context) : turn + 1]
+            examples.append(Example(number, turn, heard, response.speaker, response))
+    return examples
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An example in token ids, ``<s>`` and ``</s>`` included; ``floors`` is 1 where the responder spoke."""
+
+    context: tuple[tuple[int, ...], ...]
+    floors: tuple[int, ...]
+    response: tuple[int, ...]
+
+
+class Encoder:
+    """Turns examples into token ids with a codec, remembering the utterances it has seen."""
+
+    def __init__(self, codec: Codec, max_tokens: int) -> None:
+        self.codec, self.max_tokens = codec, max_tokens
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    def utterance(self, utterance: Utterance) -> tuple[int, ...]:
+        """``<s>`` … ``</s>``, at most ``max_tokens`` long: the words that are too many at the end are cut."""
+        vocabulary = self.codec.vocabulary
+        ids = self._seen.get(utterance.text)
+        if ids is None:
+            words = self.codec.encode(utterance.text)[: self.max_tokens - 2]
+            ids = self._seen[utterance.text] = (vocabulary.bos, *words, vocabulary.eos)
+        return ids
+
+    def item(self, example: Example) -> Item:
+        """The example in token ids."""
+        return Item(
+            context=tuple(self.utterance(u) for u in example.context),
+            floors=tuple(int(u.speaker == example.responder) for u in example.context),
+            response=self.utterance(example.response),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items as tensors. Equal utterances are stored, and therefore encoded, once."""
+
+    utterances: Tensor  # (U, L) padded token ids
+    utterance_lengths: Tensor  # (U,) on the CPU
+    context: Tensor  # (R, S) rows of ``utterances``, padded at the end with 0
+    context_lengths: Tensor  # (R,) on the CPU
+    floors: Tensor  # (R, S)
+    inputs: Tensor  # (R, T) responses from <s> on
+    targets: Tensor  # (R, T) responses up to </s>
+    lengths: Tensor  # (R,) on the CPU, longest first
+    order: Tensor  # (R,) which item a row is
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; the lengths stay on the CPU, where packing wants them."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("utterances", "context", "floors", "inputs", "targets", "order")
+        }
+        return Batch(
+            utterance_lengths=self.utterance_lengths,
+            context_lengths=self.context_lengths,
+            lengths=self.lengths,
+            **moved,
+        )
+
+
+def collate(items: Sequence[Item], pad: int) -> Batch:
+    """One batch of items, rows ordered by response length so that packing need not sort."""
+    rows = sorted(range(len(items)), key=lambda row: -len(items[row].response))
+    known: dict[tuple[int, ...], int] = {}
+    context = [[known.setdefault(u, len(known)) for u in items[row].context] for row in rows]
+    responses = [items[row].response for row in rows]
+    return Batch(
+        utterances=_pad(list(known), pad),
+        utterance_lengths=torch.tensor([len(u) for u in known]),
+        context=_pad(context, 0),
+        context_lengths=torch.tensor([len(c) for c in context]),
+        floors=_pad([items[row].floors for row in rows], 0),
+        inputs=_pad([r[:-1] for r in responses], pad),
+        targets=_pad([r[1:] for r in responses], pad),
+        lengths=torch.tensor([len(r) - 1 for r in responses]),
+        order=torch.tensor(rows),
+    )
+
+
+def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    table = np.full((len(rows), int(lengths.max())), value, dtype=np.int64)
+    table[np.arange(table.shape[1]) < lengths[:, None]] = [token for row in rows for token in row]
+    return torch.from_numpy(table)
+
+
+def encode_examples(examples: Iterable[Example], codec: Codec, max_tokens: int) -> list[Item]:
+    """All examples in token ids."""
+    encoder = Encoder(codec, max_tokens)
+    return [encoder.item(example) for example in examples]
+
+
+def segments(examples: Sequence[Example], size: int) -> list[range]:
+    """Runs of at most ``size`` examples of one dialog (0: whole dialogs), as ranges of indices.
+
+    Neighbours in a dialog share most of their context, so a batch made of segments encodes each
+    utterance once where single examples would encode it up to ``context`` times.
+    """
+    starts = [i for i, e in enumerate(examples) if i == 0 or e.dialog != examples[i - 1].dialog]
+    runs = []
+    for start, end in zip(starts, [*starts[1:], len(examples)], strict=True):
+        step = size or end - start
+        runs += [range(at, min(at + step, end)) for at in range(start, end, step)]
+    return runs
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
+    """A permutation that depends on nothing but its arguments, so any position in it can be resumed."""
+    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
+
+
+def grouped(runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:
+    """Example indices of the batches from number ``start`` on, ``size`` runs a batch."""
+    for at in range(start * size, len(runs), size):
+        yield [index for run in runs[at : at + size] for index in run]
+
+
+def fingerprint(items: Iterable[Item]) -> str:
+    """SHA-256 of the responses in token ids: changes when the text, its order or the vocabulary does."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(np.asarray(item.response, dtype=np.int64).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,257 @@
+"""The encoder-decoder: context utterances in, decoder hidden states out. The head does the rest.
+
+Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) reads
+each utterance with a bidirectional GRU or LSTM and the sequence of utterance vectors with another one;
+``flat`` (Sutskever et al. 2014) reads the whole context as one token sequence. Both are told which
+utterances the responder spoke.
+
+U distinct utterances · R responses · S context utterances · T tokens of a response · H decoder size ·
+C encoded context size · M positions that attention sees.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from dialog.batches import Batch
+from dialog.schema import DecoderConfig, DialogConfig, EncoderConfig
+from lm.heads import Head
+from lm.recurrent import LSTM
+
+CELLS = {"lstm": LSTM, "gru": nn.GRU}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An encoded context, one row a response."""
+
+    summary: Tensor  # (R, C) the encoder's last state
+    states: Tensor  # (R, M, C) what attention looks at
+    mask: Tensor  # (R, M) true where there is something to see
+
+    def select(self, rows: Tensor) -> "Memory":
+        """The memory of some rows, repeats allowed."""
+        return Memory(self.summary[rows], self.states[rows], self.mask[rows])
+
+
+class HierarchicalEncoder(nn.Module):
+    """Utterances first, then the conversation."""
+
+    def __init__(self, config: EncoderConfig, embedding_size: int, dropout: float) -> None:
+        super().__init__()
+        cell = CELLS[config.cell]
+        self.utterance = cell(embedding_size, config.utterance_size, batch_first=True, bidirectional=True)
+        self.context = cell(
+            2 * config.utterance_size + 2, config.context_size, num_layers=config.layers, batch_first=True
+        )
+        self.dropout = dropout
+
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        words = F.dropout(embedding(batch.utterances), self.dropout, self.training)  # (U, L, E)
+        last = _last_states(self.utterance, words, batch.utterance_lengths)  # (2, U, size)
+        vectors = F.dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
+        heard = torch.cat(
+            (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
+        )  # (R, S, ·)
+        packed = pack_padded_sequence(heard, batch.context_lengths, batch_first=True, enforce_sorted=False)
+        outputs, _ = pad_packed_sequence(self.context(packed)[0], batch_first=True)  # (R, S, C)
+        return _memory(outputs, batch.context_lengths)
+
+
+class FlatEncoder(nn.Module):
+    """The context as one sequence of tokens; every token is marked with who spoke it."""
+
+    def __init__(self, config: EncoderConfig, embedding_size: int, dropout: float) -> None:
+        super().__init__()
+        self.context = CELLS[config.cell](
+            embedding_size, config.context_size, num_layers=config.layers, batch_first=True
+        )
+        self.floor = nn.Embedding(2, embedding_size)
+        self.dropout = dropout
+
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        tokens, floors, lengths = join_context(batch)
+        words = embedding(tokens) + self.floor(floors)
+        words = F.dropout(words, self.dropout, self.training)  # (R, M, E)
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        outputs, _ = pad_packed_sequence(self.context(packed)[0], batch_first=True)
+        return _memory(outputs, lengths)
+
+
+def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The context of every response as one padded sequence: tokens (R, M), floors (R, M), lengths (R,)."""
+    device = batch.context.device
+    exists = torch.arange(batch.context.shape[1], device=device) < batch.context_lengths.to(device)[:, None]
+    sizes = batch.utterance_lengths.to(device)[batch.context] * exists  # (R, S)
+    inside = torch.arange(batch.utterances.shape[1], device=device) < sizes[..., None]  # (R, S, L)
+    lengths = sizes.sum(1)
+    wide = torch.arange(int(lengths.max()), device=device) < lengths[:, None]  # (R, M)
+    tokens = torch.zeros_like(wide, dtype=torch.long)
+    floors = torch.zeros_like(tokens)
+    tokens[wide] = batch.utterances[batch.context][inside]
+    floors[wide] = batch.floors[..., None].expand(inside.shape)[inside]
+    return tokens, floors, lengths.cpu()
+
+
+def _last_states(rnn: nn.Module, inputs: Tensor, lengths: Tensor) -> Tensor:
+    packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+    state = rnn(packed)[1]
+    return cast(Tensor, state[0] if isinstance(state, tuple) else state)
+
+
+def _memory(outputs: Tensor, lengths: Tensor) -> Memory:
+    """Outputs (R, M, C) with their last one picked out."""
+    lengths = lengths.to(outputs.device)
+    last = outputs[torch.arange(outputs.shape[0], device=outputs.device), lengths - 1]
+    mask = torch.arange(outputs.shape[1], device=outputs.device) < lengths[:, None]
+    return Memory(last, outputs, mask)
+
+
+class Attention(nn.Module):
+    """Dot-product (Luong et al. 2015) or additive (Bahdanau et al. 2015) attention, joined after the cell."""
+
+    def __init__(self, kind: str, context_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(context_size, hidden_size, bias=False)
+        self.query = nn.Linear(hidden_size, hidden_size) if kind == "additive" else None
+        self.energy = nn.Linear(hidden_size, 1, bias=False) if kind == "additive" else None
+        self.join = nn.Linear(hidden_size + context_size, hidden_size)
+
+    def forward(self, hidden: Tensor, memory: Memory) -> Tensor:
+        """hidden (R, T, H) → (R, T, H)."""
+        keys = self.key(memory.states)  # (R, M, H)
+        if self.query is None or self.energy is None:
+            scores = hidden @ keys.transpose(1, 2)  # (R, T, M)
+        else:
+            scores = self.energy(torch.tanh(keys[:, None] + self.query(hidden)[:, :, None])).squeeze(-1)
+        share = scores.masked_fill(~memory.mask[:, None], -torch.inf).softmax(-1)
+        return torch.tanh(self.join(torch.cat((hidden, share @ memory.states), -1)))
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """What decoding carries from token to token: recurrent states (layers, R, H) and the memory."""
+
+    hidden: tuple[Tensor, ...]
+    memory: Memory
+
+    def select(self, rows: Tensor) -> "DecoderState":
+        """The state of some rows, repeats allowed; beam search calls this at every step."""
+        return DecoderState(tuple(h[:, rows] for h in self.hidden), self.memory.select(rows))
+
+
+class Decoder(nn.Module):
+    """The recurrent decoder; its hidden states go to the head."""
+
+    def __init__(self, config: DecoderConfig, embedding_size: int, context_size: int, dropout: float) -> None:
+        super().__init__()
+        self.config = config
+        inputs = embedding_size + (context_size if config.feed_context else 0)
+        self.rnn = CELLS[config.cell](inputs, config.hidden_size, num_layers=config.layers, batch_first=True)
+        self.parts = 2 if config.cell == "lstm" else 1  # hidden state, and the LSTM's cell state
+        self.bridge = nn.Linear(context_size, self.parts * config.layers * config.hidden_size)
+        self.attention: Attention | None = None
+        if config.attention != "none":
+            self.attention = Attention(config.attention, context_size, config.hidden_size)
+        self.dropout = dropout
+
+    def start(self, memory: Memory) -> DecoderState:
+        """The state before the first token: a linear map of the encoded context (Zhao et al. 2017)."""
+        start = self.bridge(memory.summary).view(-1, self.parts, self.config.layers, self.config.hidden_size)
+        return DecoderState(
+            tuple(start[:, part].transpose(0, 1).contiguous() for part in range(self.parts)), memory
+        )
+
+    def forward(self, words: Tensor, state: DecoderState, lengths: Tensor) -> PackedSequence:
+        """Hidden states of whole responses: words (R, T, E), longest first → packed (N, H)."""
+        packed = pack_padded_sequence(self._inputs(words, state), lengths, batch_first=True)
+        outputs, _ = self.rnn(packed, self._as_state(state.hidden))
+        if self.attention is not None:
+            padded, _ = pad_packed_sequence(outputs, batch_first=True)
+            outputs = pack_padded_sequence(self.attention(padded, state.memory), lengths, batch_first=True)
+        return cast(PackedSequence, outputs)
+
+    def step(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """One token: words (R, E) → hidden (R, H) and the next state."""
+        inputs = self._inputs(words[:, None], state)
+        outputs, after = self.rnn(inputs, self._as_state(state.hidden))
+        if self.attention is not None:
+            outputs = self.attention(outputs, state.memory)
+        return outputs[:, 0], DecoderState(after if isinstance(after, tuple) else (after,), state.memory)
+
+    def _inputs(self, words: Tensor, state: DecoderState) -> Tensor:
+        words = F.dropout(words, self.dropout, self.training)
+        if not self.config.feed_context:
+            return words
+        return torch.cat((words, state.memory.summary[:, None].expand(-1, words.shape[1], -1)), -1)
+
+    def _as_state(self, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
+        return hidden if self.parts == 2 else hidden[0]
+
+
+class Seq2Seq(nn.Module):
+    """Shared embedding, encoder, decoder and head of a dialog model.
+
+    Args:
+        config: sizes and kinds.
+        vocab_size: V, specials included.
+        unk: the word that word dropout puts in.
+    """
+
+    def __init__(self, config: DialogConfig, vocab_size: int, unk: int = 1) -> None:
+        super().__init__()
+        self.config, self.unk = config, unk
+        size, dropout = config.model.embedding_size, config.model.dropout
+        self.embedding = nn.Embedding(vocab_size, size)
+        encoder = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
+        self.encoder = encoder(config.encoder, size, dropout)
+        self.decoder = Decoder(config.decoder, size, config.encoder.context_size, dropout)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
+        self.head = Head(config.head, config.decoder.hidden_size, vocab_size, self.embedding.weight)
+
+    def encode(self, batch: Batch) -> Memory:
+        """The contexts of a batch; equal utterances are encoded once."""
+        return cast(Memory, self.encoder(self.embedding, batch))
+
+    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Teacher-forced decoding without padding: hidden (N, H), targets (N,), row of every token (N,)."""
+        state = self.decoder.start(self.encode(batch))
+        inputs = batch.inputs
+        if self.training and self.config.model.word_dropout > 0:
+            lost = torch.rand(inputs.shape, device=inputs.device) < self.config.model.word_dropout
+            lost[:, 0] = False  # <s> says that a response begins
+            inputs = inputs.masked_fill(lost, self.unk)
+        packed = self.decoder(self.embedding(inputs), state, batch.lengths)
+        targets = pack_padded_sequence(batch.targets, batch.lengths, batch_first=True).data
+        rows = torch.arange(inputs.shape[0], device=inputs.device)[:, None].expand_as(inputs)
+        rows = pack_padded_sequence(rows, batch.lengths, batch_first=True).data
+        return F.dropout(packed.data, self.config.model.dropout, self.training), targets, rows
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Σ −log P(response) of the batch in nats, a scalar."""
+        hidden, targets, rows = self.hidden(batch)
+        return self.head.loss(hidden, targets, streams=rows)
+
+    def nll(self, batch: Batch) -> Tensor:
+        """−log P of every response in nats, (R,) float64, in the order of the items."""
+        hidden, targets, rows = self.hidden(batch)
+        nll = self.head.nll(hidden, targets).double()
+        by_row = nll.new_zeros(batch.inputs.shape[0]).index_add_(0, rows, nll)
+        return torch.empty_like(by_row).index_copy_(0, batch.order, by_row)
+
+    def start(self, batch: Batch) -> DecoderState:
+        """Decoding states for the contexts of a batch, in the order of the items."""
+        state = self.decoder.start(self.encode(batch))
+        return state.select(torch.argsort(batch.order))
+
+    def step(
+        self, tokens: Tensor, state: DecoderState, component_temperature: float = 1.0
+    ) -> tuple[Tensor, DecoderState]:
+        """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state."""
+        hidden, after = self.decoder.step(self.embedding(tokens), state)
+        return self.head.log_probs(hidden, component_temperature), after

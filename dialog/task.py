@@ -1,0 +1,127 @@
+"""Training a dialog model: the task that the engine of :mod:`lm.train` runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dialog.batches import (
+    Batch,
+    Example,
+    Item,
+    collate,
+    encode_examples,
+    epoch_order,
+    fingerprint,
+    grouped,
+    list_examples,
+    segments,
+)
+from dialog.corpus import Dialog
+from dialog.schema import DialogConfig
+from dialog.seq2seq import Seq2Seq
+from lm.text import Codec
+from lm.train import StepLoss
+
+SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
+
+
+class DialogTask:
+    """Examples of a corpus, the model, and how they meet.
+
+    A batch is ``train.batch_size`` segments, runs of neighbouring responses of a dialog, drawn from all
+    over the corpus in an order that depends on the seed and the epoch alone.
+    """
+
+    def __init__(
+        self,
+        config: DialogConfig,
+        codec: Codec,
+        model: Seq2Seq,
+        train: Sequence[Dialog],
+        valid: Sequence[Dialog],
+        device: torch.device,
+    ) -> None:
+        self.config, self.codec, self.device = config, codec, device
+        self.model = model.to(device)
+        self.train = encode_dialogs(train, codec, config)
+        self.valid = encode_dialogs(valid, codec, config)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the model is trained on, as a hash; a resumed run compares it."""
+        return fingerprint(self.train.items)
+
+    def epoch_length(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.train.runs) // self.config.train.batch_size)
+
+    def epoch(self, number: int, start: int) -> Iterator[Batch]:
+        """The batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
+        runs = self.train.runs
+        order = [runs[i] for i in epoch_order(len(runs), self.config.train.seed, number)]
+        for indices in grouped(order, self.config.train.batch_size, start):
+            yield self.train.batch(indices, self.codec.vocabulary.pad).to(self.device)
+
+    def loss(self, batch: Batch) -> StepLoss:
+        """The summed loss of a batch."""
+        loss = self.model.loss(batch)
+        return StepLoss(objective=loss, nll=loss.detach(), tokens=int(batch.lengths.sum()))
+
+    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
+        """Nats a token on the validation split, corpus-level: Σ nll / Σ tokens."""
+        total, tokens = 0.0, 0
+        for nll, lengths in score_items(self.model, self.valid, self.codec, self.device, poll):
+            total += float(nll.sum())
+            tokens += int(lengths.sum())
+        return {"nll": total / tokens, "tokens": float(tokens)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing is carried from batch to batch."""
+        return {}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+
+class EncodedDialogs:
+    """The examples of a corpus in token ids, and the segments that batches are made of."""
+
+    def __init__(self, examples: Sequence[Example], items: Sequence[Item], segment: int) -> None:
+        self.examples, self.items = examples, items
+        self.runs = segments(examples, segment)
+
+    def batch(self, indices: Sequence[int], pad: int) -> Batch:
+        """The examples of these numbers as one batch."""
+        return collate([self.items[i] for i in indices], pad)
+
+
+def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
+    """All examples of the dialogs in token ids."""
+    examples = list_examples(dialogs, config.data.context)
+    return EncodedDialogs(
+        examples, encode_examples(examples, codec, config.data.max_tokens), config.data.segment
+    )
+
+
+def score_items(
+    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, poll: Callable[[], None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For batches of neighbouring examples, in order: nats (R,) and tokens (R,) of every response."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for indices in grouped(data.runs, SCORED_TOGETHER):
+                poll()
+                batch = data.batch(indices, codec.vocabulary.pad).to(device)
+                lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
+                yield model.nll(batch).cpu(), lengths
+    finally:
+        model.train(training)
+
+
+def build_model(config: DialogConfig, codec: Codec) -> Seq2Seq:
+    """A freshly initialised model for a vocabulary."""
+    return Seq2Seq(config, len(codec.vocabulary), codec.vocabulary.unk)

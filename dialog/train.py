@@ -1,0 +1,79 @@
+"""Wiring of a training run: corpus, codec, model and run folder, handed to the engine."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from dialog.corpus import Dialog, load_dialogs
+from dialog.schema import DialogConfig
+from dialog.task import DialogTask, build_model
+from lm.config import Resolved
+from lm.errors import DataError
+from lm.progress import Reporter
+from lm.run import Run
+from lm.storage import read_json, write_json
+from lm.text import BOS, DIALOG, EOS, Codec, build_codec
+from lm.train import FitResult, configure_device, fit, seed_everything
+
+RESUMABLE = frozenset(
+    f"train.{key}"
+    for key in (
+        "max_steps", "max_epochs", "max_minutes", "patience", "checkpoint_every", "checkpoint_minutes",
+        "keep_best", "keep_last",
+    )
+)  # fmt: skip
+"""Keys that may change when a run is resumed. ``decode`` may as well: training never reads it."""
+
+
+def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> FitResult:
+    """Train, or resume, the run of a folder.
+
+    The codec is learned from the training split alone and kept in the folder. Equal configs, data, build and
+    thread count give bit-identical runs, however often they were stopped.
+
+    Raises:
+        DataError: a split cannot be read, or the training text changed since the run began.
+        ConfigError, StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and
+            :meth:`lm.run.Run.open`.
+    """
+    config = resolved.config
+    keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields} | {"about", "data.test"}
+    with Run.open(folder, resolved, resumable_keys=keys) as run:
+        device = configure_device(config.train)
+        dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
+        run.stop.check()
+        codec = _codec(folder, config, dialogs)
+        run.stop.check()
+        seed_everything(config.train.seed)
+        task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
+        _same_data(folder / "data.json", task.fingerprint, config)
+        return fit(task, config.train, config.optim, run, report)
+
+
+def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
+    """The run's codec: read where the folder has one, learned and saved otherwise."""
+    if (folder / "data.json").is_file():  # written after the codec, so the codec is complete
+        return Codec.load(folder)
+    texts = [utterance.text for dialog in dialogs for utterance in dialog.utterances]
+    marks = len(texts) + len(dialogs)  # every utterance and every <d> is wrapped in <s> … </s>
+    codec = build_codec(
+        config.data.tokenizer,
+        texts,
+        vocab_size=config.data.vocab_size,
+        lowercase=config.data.lowercase,
+        extra_counts=Counter({BOS: marks, EOS: marks, DIALOG: len(dialogs)}),
+    )
+    codec.save(folder)
+    return codec
+
+
+def _same_data(path: Path, fingerprint: str, config: DialogConfig) -> None:
+    """Remember what the run is trained on; later, insist on it."""
+    if not path.is_file():
+        write_json(path, {"train_sha256": fingerprint})
+        return
+    if read_json(path) != {"train_sha256": fingerprint}:
+        raise DataError(
+            f"{config.data.train}: the text changed since this run began ({path}); "
+            "restore it, or train into another folder with --run"
+        )

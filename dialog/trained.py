@@ -1,0 +1,173 @@
+"""A finished (or still growing) run, opened for use: scoring, responding, looking inside."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from dialog.batches import Encoder, Example, Item, collate
+from dialog.beam import Hypothesis, beam_search
+from dialog.corpus import Dialog
+from dialog.sampling import sample
+from dialog.schema import DecodeConfig, DialogConfig
+from dialog.seq2seq import DecoderState, Seq2Seq
+from dialog.task import build_model, encode_dialogs, score_items
+from lm.checkpoint import CheckpointStore
+from lm.config import read_config
+from lm.errors import StorageError
+from lm.text import BOS, DIALOG, PAD, Codec
+
+NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScore:
+    """How well the true response of an example was predicted: nats and tokens, ``</s>`` counted."""
+
+    dialog: int
+    turn: int
+    nll: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepProbabilities:
+    """What the model expected where it said ``token``.
+
+    ``prior`` is π of this step. Each entry of ``top`` is a word, its probability, and the share π_k·p_k of
+    it that each component gives (one component for heads that do not mix probabilities).
+    """
+
+    token: str
+    prob: float
+    top: tuple[tuple[str, float, tuple[float, ...]], ...]
+    prior: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with the codec and config of its run."""
+
+    config: DialogConfig
+    codec: Codec
+    model: Seq2Seq
+    device: torch.device
+
+    @classmethod
+    def load(cls, run: Path, checkpoint: str = "best", device: torch.device | None = None) -> Self:
+        """Open a run folder.
+
+        Args:
+            run: the folder that training wrote.
+            checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
+            device: where to put the model; CUDA where there is one, if left out.
+
+        Raises:
+            StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
+        """
+        if not (run / "config.json").is_file():
+            raise StorageError(f"{run}: not a run folder (no config.json); train one with `dialog train`")
+        config = read_config(run / "config.json", DialogConfig).config
+        codec = Codec.load(run)
+        model = build_model(config, codec)
+        weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise StorageError(f"{run}: the checkpoint does not fit config.json: {reason}") from None
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(config, codec, model.to(device).eval(), device)
+
+    def nll(self, dialogs: Sequence[Dialog], poll: Callable[[], None] = lambda: None) -> list[TargetScore]:
+        """Scores of every true response, in the order of ``list_examples``."""
+        data = encode_dialogs(dialogs, self.codec, self.config)
+        scores = score_items(self.model, data, self.codec, self.device, poll)
+        pairs = [(n, t) for nll, tokens in scores for n, t in zip(nll.tolist(), tokens.tolist(), strict=True)]
+        return [
+            TargetScore(example.dialog, example.turn, nll, tokens)
+            for example, (nll, tokens) in zip(data.examples, pairs, strict=True)
+        ]
+
+    @torch.no_grad()
+    def respond(
+        self,
+        examples: Sequence[Example],
+        decode: DecodeConfig,
+        poll: Callable[[], None] = lambda: None,
+        batch_size: int = 16,
+    ) -> list[list[Hypothesis]]:
+        """The n best responses to every example's context, best first; the batch size changes nothing.
+
+        Contexts of similar length are decoded together. A sampled response depends on ``decode.seed`` and
+        on the context alone, not on what else is in the batch.
+        """
+        items = [self._item(example) for example in examples]
+        order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
+        answers: list[list[Hypothesis]] = [[] for _ in items]
+        for at in range(0, len(order), batch_size):
+            chosen = order[at : at + batch_size]
+            found = self._decode([items[i] for i in chosen], decode, poll)
+            for index, hypotheses in zip(chosen, found, strict=True):
+                answers[index] = hypotheses
+        return answers
+
+    @torch.no_grad()
+    def token_probabilities(
+        self, example: Example, tokens: Sequence[int], top: int = 5
+    ) -> list[StepProbabilities]:
+        """For every token of a response and its ``</s>``: what was likely there, and by which component."""
+        vocabulary = self.codec.vocabulary
+        said = [*tokens, vocabulary.eos]
+        state = self._start([self._item(example)])
+        before = vocabulary.bos
+        steps = []
+        for token in said:
+            words = self.model.embedding(torch.tensor([before], device=self.device))
+            hidden, state = self.model.decoder.step(words, state)
+            log_prior, log_probs = (x[0].double() for x in self.model.head.component_log_probs(hidden))
+            joint = (log_prior[:, None] + log_probs).exp()  # (K, V) π_k·p_k
+            mixed = joint.sum(0)
+            best = mixed.topk(min(top, len(vocabulary))).indices.tolist()
+            rows = tuple((vocabulary.tokens[v], float(mixed[v]), tuple(joint[:, v].tolist())) for v in best)
+            prior = tuple(log_prior.exp().tolist())
+            steps.append(StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior))
+            before = token
+        return steps
+
+    def _item(self, example: Example) -> Item:
+        return Encoder(self.codec, self.config.data.max_tokens).item(example)
+
+    def _start(self, items: Sequence[Item]) -> DecoderState:
+        return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
+
+    def _decode(
+        self, items: Sequence[Item], decode: DecodeConfig, poll: Callable[[], None]
+    ) -> list[list[Hypothesis]]:
+        vocabulary = self.codec.vocabulary
+        forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
+        state = self._start(items)
+        if decode.method == "beam":
+            return beam_search(
+                self.model.step, state, len(items), decode,
+                bos=vocabulary.bos, eos=vocabulary.eos, forbidden=forbidden, poll=poll,
+            )  # fmt: skip
+        on_components = decode.temperature if decode.temperature_on == "components" else 1.0
+        return sample(
+            partial(self.model.step, component_temperature=on_components), state, len(items), decode,
+            bos=vocabulary.bos, eos=vocabulary.eos, forbidden=forbidden, poll=poll,
+            seeds=[_seed(item, decode.seed) for item in items],
+        )  # fmt: skip
+
+
+def _seed(item: Item, seed: int) -> int:
+    """A seed from the context and the user's seed."""
+    digest = hashlib.sha256(np.int64(seed).tobytes())
+    for utterance, floor in zip(item.context, item.floors, strict=True):
+        digest.update(np.asarray((floor, *utterance), dtype=np.int64).tobytes())
+    return int.from_bytes(digest.digest()[:7], "little")
