@@ -1,0 +1,56 @@
+"""How a signal ends a long computation: at the next moment when everything can be saved."""
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from lm.errors import Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
+
+
+class StopFlag:
+    """Set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; the second one ends the process at once, with 75.
+
+    Long loops poll it. Signals reach the main thread only: installing it in another one does nothing. Under
+    nohup, SIGHUP stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+        self._at = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self._received is not None
+
+    def check(self) -> None:
+        """Raises Interrupted once a signal has come."""
+        if self._received is not None:
+            raise Interrupted(f"interrupted by {self._received.name}; the same command resumes it")
+
+    def install(self) -> None:
+        """Take over the signals; they are given back by :meth:`uninstall`."""
+        if threading.current_thread() is not threading.main_thread() or self._previous:
+            return
+        for number in SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._previous[number] = signal.signal(number, self._receive)
+
+    def uninstall(self) -> None:
+        """Put the earlier handlers back; without effect where nothing was installed."""
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._received is None:
+            self._received, self._at = signal.Signals(number), now
+        elif now - self._at >= ECHO_SECONDS:
+            os._exit(Interrupted.exit_code)

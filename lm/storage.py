@@ -1,0 +1,247 @@
+"""The few file operations that must survive a crash: files and folders appear whole, by rename, or never.
+
+Every change on disk is one call of ``os``, and every failure of one is a :class:`StorageError` that names
+the path and what to do about it.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from lm.errors import StorageError
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+CHUNK = 4 << 20  # bytes in one write or read
+_NO_ROOM = "free {needed} there, then run the same command again"
+_NO_LOCKS = "the file system cannot lock files: choose a folder on another one"
+_DEVICE = "check the disk, or keep the run on another one"
+_REMEDIES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: "raise the file-size limit (ulimit -f) to at least {needed}",
+    errno.EROFS: "the file system is read-only: choose a folder on another one",
+    errno.EACCES: "check the owner and the mode of the file and its folder",
+    errno.EPERM: "check the owner and the mode of the file and its folder",
+    errno.EIO: _DEVICE,
+    errno.ESTALE: _DEVICE,
+    errno.ENOENT: "check the spelling of the path",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "name a file inside it",
+    errno.ENOTEMPTY: "remove it or choose another path",
+    errno.EEXIST: "remove it or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOTSUP: _NO_LOCKS,
+    errno.ELOOP: "replace the symbolic link by what it points to",
+}
+
+
+def shown(path: object) -> str:
+    """A path or name for a message: as it is, or quoted where it holds characters that do not print."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
+
+
+def megabytes(size: int) -> str:
+    """A size in bytes, rounded up for a message."""
+    return f"{max(1, math.ceil(size / 1e6)):,} MB"
+
+
+@contextmanager
+def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn an ``OSError`` into a StorageError that names ``path``; a full disk lacks ``needed`` bytes."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
+        raise StorageError(f"{shown(path)}: {reason}; {remedy.format(needed=megabytes(needed))}") from error
+    except ValueError as error:
+        if "\0" not in str(path):
+            raise
+        raise StorageError(f"{shown(path)}: a path cannot hold a NUL character; choose another") from error
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, in chunks; raises OSError, with a part written, when the disk refuses."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest[:CHUNK]) :]
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Create ``path``, which must not exist, with its bytes on the disk before this returns."""
+    with storage_errors(path, len(data)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    with storage_errors(path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if not (error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(fd).st_mode)):
+                raise  # some network file systems cannot sync a folder, and none of them reorders its names
+        finally:
+            os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and the parents it lacks, durably; one that exists is left alone."""
+    with storage_errors(path):
+        if os.path.isdir(path):
+            return
+        if path.parent != path:
+            make_folder(path.parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        sync(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, durably only once the folder of ``target`` is synced; a file there is replaced."""
+    with storage_errors(target):
+        os.rename(source, target)
+
+
+def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
+    """Replace ``path`` as a whole by ``data``, or by what ``data(temporary_path)`` writes.
+
+    Whatever happens, the path holds its old content or the new one. Raises StorageError where the path is
+    a folder, a device or a symbolic link.
+    """
+    tmp = Path(os.path.dirname(path)) / f".{os.path.basename(path)}.{os.getpid()}.tmp"
+    needed = 0 if callable(data) else len(data)
+    try:
+        with storage_errors(path, needed):
+            if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+                raise StorageError(f"{shown(path)}: not a regular file; remove it or choose another path")
+            if callable(data):
+                data(tmp)
+                sync(tmp)
+            else:
+                write_new(tmp, data)
+            move(tmp, path)
+            sync(tmp.parent)
+    except Exception:
+        with suppress(OSError, ValueError):
+            os.unlink(tmp)
+        raise
+
+
+def commit_folder(tmp: Path, final: Path) -> None:
+    """Give the finished flat folder ``tmp`` its name: sync its files and itself, rename, sync the parent."""
+    with storage_errors(tmp):
+        names = sorted(os.listdir(tmp))
+    for name in names:
+        sync(tmp / name)
+    publish_folder(tmp, final)
+
+
+def publish_folder(tmp: Path, final: Path) -> None:
+    """The second half of :func:`commit_folder`, for files that :func:`write_new` has synced already."""
+    sync(tmp)
+    move(tmp, final)
+    sync(final.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file, a link (never what it points to) or a folder; what does not exist is fine."""
+    with storage_errors(path), suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for name in sorted(os.listdir(path)):
+            remove_tree(path / name)
+        os.rmdir(path)
+
+
+def open_regular(path: Path, *, follow: bool = True) -> int:
+    """A descriptor for reading a regular file; never blocks on a pipe, follows a link only if told to.
+
+    Raises OSError, and StorageError where it is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise StorageError(f"{shown(path)}: not a regular file; name one")
+
+
+def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
+    """The bytes of a regular file; StorageError where it is missing, unreadable or longer than ``limit``."""
+    with storage_errors(path):
+        fd = open_regular(path, follow=follow)
+        with open(fd, "rb") as file:
+            data = file.read(min(limit, os.fstat(fd).st_size) + 1)
+    if len(data) > limit:
+        raise StorageError(f"{shown(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
+    return data
+
+
+def sha256_file(path: Path, *, follow: bool = True) -> str:
+    """SHA-256 of a regular file in hex, read in chunks; raises StorageError."""
+    with storage_errors(path), open(open_regular(path, follow=follow), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: JSON) -> bytes:
+    """The one spelling of a value: sorted keys, no spaces, ASCII, exact floats; ValueError on NaN, ±inf."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_json(data: bytes, path: Path) -> JSON:
+    """Parse bytes of ``path``; StorageError where they are not JSON (NaN and ±inf included)."""
+    try:
+        value: JSON = json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{shown(path)}: not valid JSON; the file is damaged or foreign") from error
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def read_json(path: Path, *, limit: int = 1 << 30, follow: bool = True) -> JSON:
+    """Read a JSON file of at most ``limit`` bytes; raises StorageError."""
+    return parse_json(read_file(path, limit=limit, follow=follow), path)
+
+
+def write_json(path: Path, value: JSON) -> None:
+    """Replace ``path`` by a readable JSON file, atomically; ValueError on NaN and ±inf, which JSON lacks."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    data = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
+    write_atomic(path, data)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError unless ``needed`` bytes are free at ``folder``, which may not exist yet."""
+    existing = folder.absolute()
+    with storage_errors(folder, needed):
+        while not os.path.isdir(existing) and existing != existing.parent:
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise StorageError(
+            f"{shown(folder)}: {megabytes(needed)} are needed and {free / 1e6:,.0f} MB are free; "
+            f"free {megabytes(needed - free)} more, or choose a folder on another disk"
+        )

@@ -1,0 +1,243 @@
+"""File operations: whole or absent after any failure, exact JSON, and messages that say what to do."""
+
+import errno
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm import storage
+from lm.errors import StorageError
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in type and value, down to the sign of zero."""
+    return type(left) is type(right) and repr(left) == repr(right)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=values)
+def test_json_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.json"
+    storage.write_json(path, value)
+    assert same(storage.read_json(path), value)
+    canonical = storage.canonical_json(value)
+    assert storage.canonical_json(storage.parse_json(canonical, path)) == canonical
+
+
+def test_text_that_is_no_unicode_comes_back(tmp_path: Path) -> None:
+    value = {"name": os.fsdecode(b"caf\xe9"), "é": 1}
+    storage.write_json(tmp_path / "x.json", value)
+    assert storage.read_json(tmp_path / "x.json") == value
+
+
+def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="JSON"):
+            storage.write_json(tmp_path / "x.json", {"loss": number})
+        with pytest.raises(ValueError, match="JSON"):
+            storage.canonical_json([number])
+    assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff", b"[NaN]", b"[-Infinity]", b"[" * 100_000, b"9" * 5000, b"1 2"]
+)
+def test_broken_json_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(StorageError, match=r"x\.json: not valid JSON"):
+        storage.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("size", [0, 1, storage.CHUNK - 1, storage.CHUNK, 2 * storage.CHUNK + 1])
+def test_every_size_is_written_whole(tmp_path: Path, size: int) -> None:
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    storage.write_atomic(tmp_path / "data", data)
+    assert storage.read_file(tmp_path / "data", limit=size) == data
+    assert storage.sha256_file(tmp_path / "data") == hashlib.sha256(data).hexdigest()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, data[:7]))
+    storage.write_atomic(tmp_path / "data", bytes(range(100)))
+    assert (tmp_path / "data").read_bytes() == bytes(range(100))
+
+
+def fill(path: Path) -> None:
+    """What a library that wants a path would do."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, b"new content")
+    os.close(fd)
+
+
+@pytest.mark.parametrize("data", [b"new content", fill])
+@pytest.mark.parametrize("before", [{}, {"file": b"old"}])
+def test_a_kill_leaves_the_old_or_the_new_file(
+    tmp_path: Path, data: bytes | Callable[[Path], object], before: dict[str, bytes]
+) -> None:
+    number, killed, seen = 0, True, set()
+    while killed:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        killed = faults.kill_at(number, lambda folder=folder: storage.write_atomic(folder / "file", data))
+        assert contents(folder).get("file") in (b"new content", before.get("file"))
+        seen.add(contents(folder).get("file"))
+        number += 1
+    assert seen == {b"new content", before.get("file")}
+    assert contents(folder) == {"file": b"new content"}
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EFBIG]
+)
+def test_a_failure_leaves_the_old_file_and_names_it(tmp_path: Path, code: int) -> None:
+    path = tmp_path / "file"
+    total = len(faults.count_operations(lambda: storage.write_atomic(path, b"old")))
+    for number in range(total):
+        path.write_bytes(b"old")
+        with pytest.raises(StorageError) as error:
+            faults.fail_at(number, code, lambda: storage.write_atomic(path, b"new"))
+        assert os.strerror(code).lower() in str(error.value)
+        assert str(tmp_path) in str(error.value)
+        assert set(contents(tmp_path)) == {"file"}
+        assert path.read_bytes() in (b"old", b"new")
+
+
+def test_an_error_of_the_writer_is_not_ours(tmp_path: Path) -> None:
+    def writer(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        storage.write_atomic(tmp_path / "file", writer)
+    assert not contents(tmp_path)
+
+
+def test_the_order_of_operations(tmp_path: Path) -> None:
+    assert faults.count_operations(lambda: storage.write_atomic(tmp_path / "file", b"x")) == [
+        *("open", "write", "fsync"),  # the temporary file
+        "rename",
+        *("open", "fsync"),  # the folder
+    ]
+    (tmp_path / "a.tmp").mkdir()
+    for name in "xy":
+        (tmp_path / "a.tmp" / name).write_bytes(b"1")
+    names = faults.count_operations(lambda: storage.commit_folder(tmp_path / "a.tmp", tmp_path / "a"))
+    assert names == ["open", "fsync"] * 3 + ["rename"] + ["open", "fsync"]
+    assert contents(tmp_path / "a") == {"x": b"1", "y": b"1"}
+
+
+def test_folders_are_made_durably_and_once(tmp_path: Path) -> None:
+    made = faults.count_operations(lambda: storage.make_folder(tmp_path / "a" / "b"))
+    assert made == ["mkdir", "open", "fsync"] * 2
+    assert faults.count_operations(lambda: storage.make_folder(tmp_path / "a" / "b")) == []
+
+
+def test_a_tree_is_removed_but_not_what_its_links_point_to(tmp_path: Path) -> None:
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    outside.mkdir()
+    (outside / "kept").write_bytes(b"1")
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "file").write_bytes(b"1")
+    (tree / "link").symlink_to(outside)
+    storage.remove_tree(tree)
+    storage.remove_tree(tree)
+    assert contents(outside) == {"kept": b"1"}
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_bytes(b"1")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(StorageError, match="not a regular file"):
+        storage.write_atomic(path, b"2")
+    if kind != "link":
+        with pytest.raises(StorageError):
+            storage.read_file(path, limit=10)
+    else:
+        assert storage.read_file(path, limit=10) == b"1"
+        with pytest.raises(StorageError, match="symbolic"):
+            storage.read_file(path, limit=10, follow=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent/file", "no such file"),
+        ("file/below", "a part of the path is a file"),
+        ("a" * 300, "shorter path"),
+        ("nul\0", "NUL"),
+    ],
+)
+def test_impossible_paths_are_named(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for action in (
+        lambda: storage.write_atomic(tmp_path / name, b""),
+        lambda: storage.read_json(tmp_path / name),
+    ):
+        with pytest.raises(StorageError) as error:
+            action()
+        assert words in str(error.value)
+        assert str(error.value).isprintable()
+
+
+def test_control_characters_of_a_path_are_quoted(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as error:
+        storage.read_json(tmp_path / "\x1b[2J\u202e\n")
+    assert str(error.value).isprintable()
+    assert r"\x1b[2J\u202e\n" in str(error.value)
+
+
+def test_a_file_larger_than_its_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(11))
+    with pytest.raises(StorageError, match="longer than 10 bytes"):
+        storage.read_file(tmp_path / "big", limit=10)
+    assert len(storage.read_file(tmp_path / "big", limit=11)) == 11
+
+
+def test_free_space_is_checked_where_the_folder_will_be(tmp_path: Path) -> None:
+    storage.require_space(tmp_path / "not" / "yet", 1)
+    with pytest.raises(StorageError) as error:
+        storage.require_space(tmp_path / "not" / "yet", 10**18)
+    assert "1,000,000,000,000 MB are needed" in str(error.value)
+    assert not contents(tmp_path)
+
+
+def test_folders_that_cannot_be_synced_are_tolerated_but_files_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setattr(os, "fsync", refuse)
+    storage.sync(tmp_path)
+    with pytest.raises(StorageError):
+        storage.sync(tmp_path / "file")
