@@ -21,25 +21,34 @@ class HeadConfig(Section):
     """The output head: what is mixed, through which link function, from which context vectors."""
 
     kind: HeadKind = Field("softmax", description="softmax, sigsoftmax, moc, mos or moss")
-    components: int = Field(1, ge=1, description="K, the number of mixed contexts (moc) or softmaxes (mos, moss)")
+    components: int = Field(
+        1, ge=1, description="K, the number of mixed contexts (moc) or softmaxes (mos, moss)"
+    )
     embedding_size: int | None = Field(
         None, ge=1, description="E, the size of a context vector; the hidden size where it is left out"
     )
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     output_bias: bool = Field(True, description="a bias for every word, shared by the components")
-    latent_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the contexts, one mask for all time steps")
-    context_scale: float = Field(1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 is the papers'")
+    latent_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout of the contexts, one mask for all time steps"
+    )
+    context_scale: float = Field(
+        1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 is the papers'"
+    )
     learn_context_scale: bool = Field(False, description="learn the factor, starting from context_scale")
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["float32", "bfloat16"] = Field(
-        "float32", description="precision of the matrix products of the training loss; statistics stay float32"
+        "float32",
+        description="precision of the matrix products of the training loss; statistics stay float32",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         mixes = self.kind in ("moc", "mos", "moss")
         if not mixes and self.components != 1:
-            raise ValueError(f"components = {self.components}: a {self.kind} head has one; set head.components = 1")
+            raise ValueError(
+                f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
+            )
         if not mixes and (self.learn_context_scale or self.context_scale != 1.0):
             raise ValueError(f"context_scale belongs to mixtures; remove it from a {self.kind} head")
         if self.learn_shift and self.kind not in ("sigsoftmax", "moss"):
@@ -52,18 +61,28 @@ class OptimConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW"
+    )
     eps: float = Field(1e-8, gt=0, description="denominator term of Adam and AdamW")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="L2 for Adam and SGD, decoupled for AdamW")
     clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 does not clip")
-    schedule: Literal["constant", "cosine", "plateau"] = Field("constant", description="constant, cosine or plateau")
+    schedule: Literal["constant", "cosine", "plateau"] = Field(
+        "constant", description="constant, cosine or plateau"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up, under every schedule")
     decay_steps: int = Field(0, ge=0, description="cosine: the step at which the lowest rate is reached")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate of cosine and plateau, as a share of lr")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="lowest rate of cosine and plateau, as a share of lr"
+    )
     plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor after stale validations")
-    plateau_patience: int = Field(0, ge=0, description="plateau: stale validations that are forgiven before a drop")
-    average: Literal["none", "ema", "uniform"] = Field("none", description="weights that are evaluated and saved as best")
+    plateau_patience: int = Field(
+        0, ge=0, description="plateau: stale validations that are forgiven before a drop"
+    )
+    average: Literal["none", "ema", "uniform"] = Field(
+        "none", description="weights that are evaluated and saved as best"
+    )
     ema_decay: float = Field(0.999, gt=0, lt=1, description="decay of the exponential average")
     average_start: int = Field(0, ge=0, description="step after which averaging begins")
 
@@ -80,17 +99,27 @@ class TrainConfig(Section):
     seed: int = Field(1, ge=0, description="seeds initialisation, data order and dropout")
     max_steps: int = Field(0, ge=0, description="stop after so many updates; 0 is no limit")
     max_epochs: int = Field(0, ge=0, description="stop after so many passes over the data; 0 is no limit")
-    max_minutes: float = Field(0.0, ge=0, description="stop after so much training time, resumes included; 0 is no limit")
+    max_minutes: float = Field(
+        0.0, ge=0, description="stop after so much training time, resumes included; 0 is no limit"
+    )
     batch_size: int = Field(16, ge=1, description="dialog segments (dialog) or streams (lm) in a batch")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one update")
     validate_every: int = Field(0, ge=0, description="updates between validations; 0 is once an epoch")
-    patience: int = Field(0, ge=0, description="stop after so many validations without a better one; 0 never stops early")
+    patience: int = Field(
+        0, ge=0, description="stop after so many validations without a better one; 0 never stops early"
+    )
     min_delta: float = Field(0.0, ge=0, description="nats a token that count as better")
-    checkpoint_every: int = Field(0, ge=0, description="updates between checkpoints; 0 is at validations only")
-    checkpoint_minutes: float = Field(0.0, ge=0, description="minutes between checkpoints; 0 is by steps only")
+    checkpoint_every: int = Field(
+        0, ge=0, description="updates between checkpoints; 0 is at validations only"
+    )
+    checkpoint_minutes: float = Field(
+        0.0, ge=0, description="minutes between checkpoints; 0 is by steps only"
+    )
     keep_best: int = Field(1, ge=1, description="how many of the best checkpoints are kept")
     keep_last: int = Field(2, ge=1, description="how many of the newest checkpoints are kept")
     log_every: int = Field(50, ge=1, description="updates between lines of metrics.jsonl")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16 runs the model under autocast")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16 runs the model under autocast"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")

@@ -1,0 +1,273 @@
+"""TOML files into frozen, strict, typed configs, every value knowing where it came from.
+
+A config file sets keys of the sections of its schema and may start from one other file with
+``extends = "parent.toml"`` (relative to itself). ``--set section.key=value`` comes last. Unknown keys and
+ill-typed values are errors that name file, line, key and the nearest valid name; nothing heavy is imported.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from lm.errors import ConfigError, StorageError
+from lm.presets import find_config
+from lm.storage import read_json, write_json
+from lm.suggest import did_you_mean
+from lm.tomlfile import Lines, read_toml
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+C = TypeVar("C", bound=BaseModel)
+DEFAULT, COMMAND_LINE = "default", "--set"
+WORDING = {  # pydantic's words for what was expected, and ours
+    "Input should be": "must be",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid tuple": "a list",
+}
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[C]):
+    """A config and, for each dotted key, ``default``, ``FILE:LINE`` or ``--set``."""
+
+    config: C
+    provenance: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as a file or the command line gave it, and where."""
+
+    value: object
+    where: str
+
+
+Settings = dict[str, Setting]
+
+
+def load_config(source: str, schema: type[C], *, family: str, overrides: Sequence[str] = ()) -> Resolved[C]:
+    """Read the file or preset ``source`` of ``family``, its parents, and ``key=value`` overrides.
+
+    Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value.
+    """
+    settings = _file_settings(find_config(source, family), schema, ())
+    return _build(schema, settings | _override_settings(overrides, schema))
+
+
+def override(
+    resolved: Resolved[C], overrides: Sequence[str], schema: type[C], *, sections: Collection[str]
+) -> Resolved[C]:
+    """Change keys of a config already read, and only those of the named sections.
+
+    Raises ConfigError as ``load_config`` does, and for keys of other sections.
+    """
+    changes = _override_settings(overrides, schema)
+    for key in changes:
+        if key.split(".")[0] not in sections:
+            allowed = ", ".join(f"{section}.*" for section in sections)
+            raise ConfigError(f"--set {key}: fixed when the run was trained; only {allowed} can be set here")
+    settings = _flatten(resolved.config.model_dump(), schema, Path("config.json"), {})
+    merged = _build(schema, settings | changes)
+    return Resolved(merged.config, resolved.provenance | dict.fromkeys(changes, COMMAND_LINE))
+
+
+def save_config(resolved: Resolved[C], path: Path) -> None:
+    """Write ``config.json``: ``{"config": {...}, "provenance": {...}}``. Raises StorageError."""
+    write_json(path, {"config": resolved.config.model_dump(mode="json"), "provenance": resolved.provenance})
+
+
+def read_config(path: Path, schema: type[C]) -> Resolved[C]:
+    """Read what ``save_config`` wrote.
+
+    Raises StorageError for a file that is missing or not one of ours, ConfigError for keys or values that
+    this version does not know.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
+    saved = read_json(path)
+    match saved:
+        case {"config": dict(values), "provenance": dict(provenance)}:
+            resolved = _build(schema, _flatten(values, schema, path, {}))
+            known = {key: str(where) for key, where in provenance.items() if key in resolved.provenance}
+            return Resolved(resolved.config, resolved.provenance | known)
+    raise StorageError(f"{path}: not the config of a run; it has no config and provenance")
+
+
+@cache
+def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Every dotted key of a schema with its field, sections opened."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= {f"{name}.{key}": inner for key, inner in known_keys(field.annotation).items()}
+        else:
+            keys[name] = field
+    return keys
+
+
+@cache
+def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Every dotted table of a schema, in order."""
+    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
+
+
+def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path, ...]) -> Settings:
+    """The settings of a file on top of those of its parents; ``descendants`` are the files that led here."""
+    data, lines = read_toml(path)
+    settings = _flatten(data, schema, path, lines)
+    extends = settings.get("extends")
+    if extends is None or not isinstance(extends.value, str) or not extends.value:
+        return settings
+    parent, lineage = path.parent / extends.value, (*descendants, path.resolve())
+    if parent.resolve() in lineage:
+        raise ConfigError(
+            f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
+        )
+    if not parent.is_file():
+        raise ConfigError(f"{extends.where}: extends {extends.value!r}: no such file {parent}")
+    return _file_settings(parent, schema, lineage) | settings
+
+
+def _flatten(
+    data: Mapping[str, object], schema: type[BaseModel], path: Path, lines: Lines, table: tuple[str, ...] = ()
+) -> Settings:
+    """The tables of a document as dotted keys; unknown names and misplaced tables are errors."""
+    keys, tables, settings = known_keys(schema), known_tables(schema), Settings()
+    for name, value in data.items():
+        here = (*table, name)
+        dotted = ".".join(here) if "." not in name else json.dumps(name)
+        where = f"{path}:{lines[here]}" if here in lines else str(path)
+        if dotted in keys:
+            settings[dotted] = Setting(value, where)
+        elif dotted not in tables:
+            raise ConfigError(f"{where}: {_unknown(dotted, schema, is_table=isinstance(value, Mapping))}")
+        elif isinstance(value, Mapping):
+            settings |= _flatten(value, schema, path, lines, here)
+        else:
+            raise ConfigError(f"{where}: {dotted} is a table: write one [{dotted}] and its keys below it")
+    return settings
+
+
+def _override_settings(overrides: Sequence[str], schema: type[BaseModel]) -> Settings:
+    """``section.key=value`` texts; a value is TOML, or a string where it is not TOML or the key wants one."""
+    keys, settings = known_keys(schema), Settings()
+    for text in overrides:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ConfigError(f"--set {text}: give a key and a value, as in --set train.seed=2")
+        if key not in keys:
+            raise ConfigError(f"--set: {_unknown(key, schema, is_table=False)}")
+        if key == "extends":
+            raise ConfigError("--set extends: only a file can extend another; name that file instead")
+        settings[key] = Setting(_value(value, keys[key]), COMMAND_LINE)
+    return settings
+
+
+def _value(text: str, field: FieldInfo) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    value = parsed["value"]
+    wants_text = field.annotation is str and not isinstance(value, str)
+    return text if wants_text or len(parsed) > 1 else value
+
+
+def _build(schema: type[C], settings: Settings) -> Resolved[C]:
+    nested: dict[str, Any] = {}
+    for key, setting in settings.items():
+        *tables, name = key.split(".")
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = _frozen(setting.value)
+    try:
+        config = schema.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(_invalid(error.errors()[0], settings, schema)) from None
+    where = {key: settings[key].where if key in settings else DEFAULT for key in known_keys(schema)}
+    return Resolved(config, where)
+
+
+def _frozen(value: object) -> object:
+    """Arrays as tuples, which is what strict fields hold."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
+    """What to say about a key or table that the schema does not have."""
+    keys, tables = known_keys(schema), known_tables(schema)
+    if name in tables:
+        first = next(key for key in keys if key.startswith(f"{name}."))
+        return f"{name} is a table; set one of its keys, as in {first}"
+    if is_table:
+        return f"unknown table [{name}]" + (did_you_mean(name, tables) or f"; tables are {', '.join(tables)}")
+    hint = did_you_mean(name, keys)
+    if not hint:  # perhaps the field's longer name: learning_rate for lr
+        table, _, key = name.rpartition(".")
+        words = key.casefold().replace("_", " ").replace("-", " ")
+        told = [key for key, field in keys.items() if words and words in (field.description or "").casefold()]
+        siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == table]
+        listed = (
+            f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
+        )
+        hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
+    return f"unknown key {name}{hint}"
+
+
+def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:
+    """One line about the first error of a validation: where, which key, what was expected, what was given."""
+    keys = known_keys(schema)
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    while location and key not in keys and key not in known_tables(schema):
+        location.pop()
+        key = ".".join(location)
+    message = error["msg"].removeprefix("Value error, ")
+    if key not in keys:
+        return f"{_blame(key, message, settings)}: [{key}] {message}"
+    if key not in settings:
+        return f"missing key {key}: set it in the config, or with --set {key}=…"
+    setting = settings[key]
+    if error["type"] in ("missing", "too_long", "too_short"):
+        message = f"Input should be a list of {len(get_args(keys[key].annotation))} values"
+    for theirs, ours in WORDING.items():
+        message = message.replace(theirs, ours)
+    hint = (
+        did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
+    )
+    return f"{setting.where}: {key} {message}, got {_shown(setting.value)}{hint}"
+
+
+def _blame(table: str, message: str, settings: Settings) -> str:
+    """Where the key that a message of a whole table names first was set."""
+    for word in re.findall(r"\w+", message):
+        if (key := f"{table}.{word}".lstrip(".")) in settings:
+            return settings[key].where
+    return next((setting.where for key, setting in settings.items() if key.startswith(table)), DEFAULT)
+
+
+def _choices(annotation: object) -> list[str]:
+    """The strings that a Literal, or a union with one, allows."""
+    if get_origin(annotation) is Literal:
+        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
