@@ -1,0 +1,202 @@
+"""The vocabulary, and the codec that joins it to a tokenizer: text ↔ token ids.
+
+A codec is stored with the run that trained on it, as ``vocabulary.json`` (a list of ``[token, count]`` in
+the order of the ids), ``tokenizer.json`` and, for sentencepiece, ``tokenizer.model``.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from lm.errors import ConfigError, DataError, StorageError
+from lm.storage import write_atomic
+from lm.tokenizers import (
+    BOS,
+    DIALOG,
+    EOS,
+    PAD,
+    PLAIN,
+    SPECIALS,
+    UNK,
+    SentencePiece,
+    Tokenizer,
+    TokenizerKind,
+    train_sentencepiece,
+)
+
+__all__ = [
+    "BOS",
+    "DIALOG",
+    "EOS",
+    "PAD",
+    "SPECIALS",
+    "UNK",
+    "Codec",
+    "TokenizerKind",
+    "Vocabulary",
+    "build_codec",
+]
+
+
+class Vocabulary:
+    """Tokens with their ids: ``<pad>`` is 0, ``<unk>`` 1, the others follow by falling frequency."""
+
+    pad = 0
+    unk = 1
+
+    def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
+        self.tokens = tuple(tokens)
+        self.counts = tuple(counts)
+        self._ids = {token: index for index, token in enumerate(self.tokens)}
+        if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
+            raise ValueError("a token occurs twice, or tokens and counts differ in number")
+        if self.tokens[:2] != (PAD, UNK) or BOS not in self._ids or EOS not in self._ids:
+            raise ValueError(f"a vocabulary starts with {PAD}, {UNK} and contains {BOS} and {EOS}")
+        self.bos, self.eos = self._ids[BOS], self._ids[EOS]
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], size: int, required: Sequence[str] = (BOS, EOS)) -> Self:
+        """``<pad>``, ``<unk>`` and the ``size`` most frequent tokens of ``counts``, as Zhao et al. (2017).
+
+        Ties go to the token that comes first in ``counts``. ``required`` tokens are kept whatever their
+        count, at the cost of the least frequent others; ``<unk>`` has the count of all that is left out.
+        ConfigError where ``size`` cannot hold the required tokens.
+        """
+        if size < len(required):
+            raise ConfigError(
+                f"data.vocab_size = {size}: must be at least {len(required)}, for {' '.join(required)}"
+            )
+        candidates = dict.fromkeys(required, 0) | {t: n for t, n in counts.items() if t not in (PAD, UNK)}
+        free = size - len(required)
+        others = [token for token in candidates if token not in required]
+        others = sorted(others, key=lambda token: -candidates[token])[:free]  # stable: ties stay in order
+        kept = set(others).union(required)
+        ranked = sorted(
+            (token for token in candidates if token in kept), key=lambda token: -candidates[token]
+        )
+        unknown = sum(counts.values()) - sum(candidates[token] for token in ranked)
+        return cls((PAD, UNK, *ranked), (0, unknown, *(candidates[token] for token in ranked)))
+
+    def ids(self, tokens: Iterable[str]) -> list[int]:
+        """Ids of tokens, special ones included; ``<unk>`` for what is not in the vocabulary."""
+        return [self._ids.get(token, self.unk) for token in tokens]
+
+    def words(self, ids: Iterable[int]) -> list[str]:
+        return [self.tokens[index] for index in ids]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._ids
+
+
+class Codec:
+    """A tokenizer and a vocabulary: what turns text into ids and back."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without ``<s>`` and ``</s>``.
+
+        Text never yields a special token (a ``<s>`` that someone typed is an unknown word), but for the exact
+        text ``<d>``, the pseudo-utterance that opens a dialog.
+        """
+        if text == DIALOG:
+            return self.vocabulary.ids([DIALOG])
+        return [self._words.get(token, Vocabulary.unk) for token in self.tokenizer.split(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text for display; ``<pad>``, ``<s>`` and ``</s>`` are left out."""
+        return self.tokenizer.join([t for t in self.vocabulary.words(ids) if t not in (PAD, BOS, EOS)])
+
+    def _files(self) -> dict[str, bytes]:
+        """The stored form: file name → content."""
+        pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
+        settings: dict[str, Any] = {"kind": self.tokenizer.kind, "lowercase": self.tokenizer.lowercase}
+        files = {"vocabulary.json": json.dumps(pairs, ensure_ascii=False, indent=0).encode()}
+        if isinstance(self.tokenizer, SentencePiece):
+            files["tokenizer.model"] = self.tokenizer.model
+            settings["model_sha256"] = hashlib.sha256(self.tokenizer.model).hexdigest()
+        return {"tokenizer.json": json.dumps(settings, indent=1).encode(), **files}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of tokenizer and vocabulary: equal exactly when two codecs give the same ids."""
+        known = json.dumps(self.vocabulary.tokens).encode() + self._files()["tokenizer.json"]
+        return hashlib.sha256(known).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the codec into an existing folder. StorageError where that fails."""
+        for name, content in self._files().items():
+            write_atomic(folder / name, content)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what :meth:`save` wrote. StorageError where a file is missing, damaged or not ours."""
+        path = folder / "tokenizer.json"
+        try:
+            settings = json.loads(path.read_bytes())
+            kind, lowercase = settings["kind"], settings["lowercase"]
+            if kind in ("unigram", "bpe"):
+                path = folder / "tokenizer.model"
+                model = path.read_bytes()
+                if hashlib.sha256(model).hexdigest() != settings["model_sha256"]:
+                    raise ValueError("its SHA-256 is not the one in tokenizer.json")
+                tokenizer: Tokenizer = SentencePiece(kind, model, lowercase)
+            else:
+                tokenizer = PLAIN[kind](lowercase)
+            path = folder / "vocabulary.json"
+            tokens, counts = zip(*json.loads(path.read_bytes()), strict=True)
+            if not all(isinstance(token, str) for token in tokens):
+                raise ValueError("tokens must be strings")
+            return cls(tokenizer, Vocabulary(tokens, counts))
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}; the run is incomplete, train it again") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            detail = " ".join(str(error).split())
+            raise StorageError(f"{path}: not a stored tokenizer ({detail}); train the run again") from error
+
+
+def build_codec(
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    lowercase: bool = True,
+    extra_counts: Mapping[str, int] | None = None,
+) -> Codec:
+    """Learn tokenizer and vocabulary from the training texts and nothing else.
+
+    ``extra_counts`` gives how often special tokens occur in training (``<s>``, ``</s>`` and, for dialogs,
+    ``<d>``); they compete for, and always get, a place among the ``vocab_size`` most frequent. The vocabulary
+    has ``vocab_size`` + 2 tokens, fewer where the texts have fewer. ConfigError for an unknown kind or a size
+    that cannot hold the special tokens, DataError where the texts are empty.
+    """
+    if kind not in get_args(TokenizerKind):
+        raise ConfigError(f"data.tokenizer = {kind!r}: must be one of {', '.join(get_args(TokenizerKind))}")
+    extra = {BOS: 0, EOS: 0} | dict(extra_counts or {})
+    if kind in ("unigram", "bpe"):
+        texts = list(texts)
+        tokenizer: Tokenizer = train_sentencepiece(kind, texts, vocab_size - len(extra), lowercase)
+    else:
+        tokenizer = PLAIN[kind](lowercase)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.split(text))
+    for special in SPECIALS:
+        counts[UNK] += counts.pop(special, 0)  # in a text these are unknown words, as encode() has it
+    if counts.total() == 0:
+        raise DataError("the training texts contain no token; check data.train")
+    if isinstance(tokenizer, SentencePiece):
+        pieces = [piece for piece in tokenizer.pieces() if piece not in SPECIALS]
+        counts = Counter(
+            {UNK: counts.total() - sum(counts[p] for p in pieces)} | {p: counts[p] for p in pieces}
+        )
+    return Codec(tokenizer, Vocabulary.build({**extra, **counts}, vocab_size, tuple(extra)))
