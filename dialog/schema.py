@@ -17,10 +17,16 @@ class DataConfig(Section):
         "wordpunct", description="wordpunct, whitespace, char, or sentencepiece unigram, bpe"
     )
     lowercase: bool = Field(True, description="lower-case the text first")
-    vocab_size: int = Field(10_000, ge=1, description="most frequent training tokens kept, besides <pad> and <unk>")
-    max_tokens: int = Field(40, ge=3, description="cap of an utterance, <s> and </s> counted (Zhao et al.: 40)")
+    vocab_size: int = Field(
+        10_000, ge=1, description="most frequent training tokens kept, besides <pad> and <unk>"
+    )
+    max_tokens: int = Field(
+        40, ge=3, description="cap of an utterance, <s> and </s> counted (Zhao et al.: 40)"
+    )
     context: int = Field(9, ge=1, description="utterances before the response that the encoder sees")
-    segment: int = Field(16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs")
+    segment: int = Field(
+        16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs"
+    )
 
 
 class EncoderConfig(Section):
@@ -28,8 +34,12 @@ class EncoderConfig(Section):
 
     kind: Literal["flat", "hierarchical"] = Field("hierarchical", description="flat or hierarchical")
     cell: Literal["lstm", "gru"] = Field("gru", description="lstm or gru")
-    utterance_size: int = Field(300, ge=1, description="hierarchical: hidden size per direction of the utterance encoder")
-    context_size: int = Field(600, ge=1, description="hidden size of the context encoder, or of the flat encoder")
+    utterance_size: int = Field(
+        300, ge=1, description="hierarchical: hidden size per direction of the utterance encoder"
+    )
+    context_size: int = Field(
+        600, ge=1, description="hidden size of the context encoder, or of the flat encoder"
+    )
     layers: int = Field(1, ge=1, description="layers of the context encoder, or of the flat encoder")
 
 
@@ -39,8 +49,12 @@ class DecoderConfig(Section):
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
     hidden_size: int = Field(400, ge=1, description="H, the hidden size")
     layers: int = Field(1, ge=1, description="number of layers")
-    attention: Literal["none", "dot", "additive"] = Field("none", description="attention over the encoder's states")
-    feed_context: bool = Field(False, description="give the encoded context to every step, not only to the first")
+    attention: Literal["none", "dot", "additive"] = Field(
+        "none", description="attention over the encoder's states"
+    )
+    feed_context: bool = Field(
+        False, description="give the encoded context to every step, not only to the first"
+    )
 
 
 class ModelConfig(Section):
@@ -60,8 +74,12 @@ class DecodeConfig(Section):
     nbest: int = Field(5, ge=1, description="responses kept")
     max_length: int = Field(30, ge=1, description="longest response in tokens, </s> not counted")
     min_length: int = Field(0, ge=0, description="shortest response in tokens, </s> not counted")
-    length_penalty: float = Field(0.0, ge=0, description="scores are divided by length^this; 0 sums (the papers)")
-    no_repeat_ngram: int = Field(0, ge=0, description="block n-grams that repeat within a response; 0 blocks none")
+    length_penalty: float = Field(
+        0.0, ge=0, description="scores are divided by length^this; 0 sums (the papers)"
+    )
+    no_repeat_ngram: int = Field(
+        0, ge=0, description="block n-grams that repeat within a response; 0 blocks none"
+    )
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     temperature_on: Literal["mixture", "components"] = Field(
         "mixture", description="temper the mixed distribution or every component's logits"

@@ -1,0 +1,198 @@
+"""What a source is (its format, by content), which files it has, which splits they form, and reading them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from dialog.lines import InputLog, Line, open_regular, read_lines, visible
+from dialog.prepared import read_split
+from dialog.readers import PREFIX, read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
+from dialog.swda import read_swda
+from dialog.tables import ReadOptions, read_dataset, read_parquet
+from dialog.unpickle import read_pickle
+from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
+from lm.errors import ConfigError, DataError
+
+__all__ = ["Located", "ReadOptions", "detect_format", "locate", "read_located", "read_source"]
+
+Format = Literal[
+    "auto",
+    "zhao",
+    "pickle",
+    "swda",
+    "pipes",
+    "text",
+    "tsv",
+    "turns",
+    "dialogs",
+    "parquet",
+    "datasets",
+    "prepared",
+]
+TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]] = {
+    "zhao": read_zhao,
+    "dialogs": read_dialogs,
+    "turns": read_turns,
+    "tsv": read_tsv,
+    "text": read_text,
+    "pipes": read_pipes,
+}
+_SUFFIXES = (".jsonl", ".json", ".tsv", ".txt", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A source's format and the files of each split; the one split ``""`` where it has none."""
+
+    source: str
+    format: str
+    files: dict[str, list[Path]]
+
+
+def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
+    """Find a source's files and its format. ConfigError for an unknown format, DataError for the rest."""
+    shown = visible(source)
+    if options.format not in get_args(Format):
+        raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(get_args(Format))}")
+    if options.format == "datasets":
+        return Located(source, "datasets", {WHOLE: []})
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _locate_folder(path, options.format, log)
+        if not path.exists():
+            raise DataError(
+                f"{shown}: no such file or folder; check the path (--format datasets reads from the hub)"
+            )
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+    return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
+
+
+def _format_of(path: Path, wanted: str, log: InputLog) -> str:
+    return detect_format(path, log) if wanted == "auto" else wanted
+
+
+def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
+    """Known folders: prepared, the SwDA release, one file or folder for a split, a file for a dialog."""
+    source, entries = str(path), sorted(path.iterdir())
+    names = {entry.name for entry in entries}
+    if wanted in ("auto", "prepared"):
+        if "dataset_info.json" in names:
+            return Located(source, "prepared", {WHOLE: [path]})
+        if all((path / split / "dataset_info.json").is_file() for split in SPLITS):
+            return Located(source, "prepared", {split: [path / split] for split in SPLITS})
+    if wanted in ("auto", "swda"):
+        tables = [file for depth in ("", "*/", "*/*/") for file in path.glob(depth + "*.utt.csv")]
+        metadata = [file for depth in ("", "*/") for file in path.glob(depth + "swda-metadata.csv")]
+        if tables:
+            return Located(source, "swda", {WHOLE: sorted(metadata) + sorted(tables)})
+    splits: dict[str, list[Path]] = {}
+    for entry in entries:
+        split = SPLIT_NAMES.get(entry.stem)
+        is_file = entry.suffix in _SUFFIXES and not entry.is_dir()
+        files = [entry] if is_file else sorted(entry.glob("*.txt")) if entry.is_dir() else []
+        if split is None or not files:
+            continue
+        if split in splits:
+            raise DataError(
+                f"{visible(source)}: {visible(splits[split][0].name)} and {visible(entry.name)} both are "
+                f"the split {split}; remove one"
+            )
+        splits[split] = files
+    if splits:
+        splits = {split: splits[split] for split in SPLITS if split in splits}
+        return Located(source, _common_format(splits, wanted, log), splits)
+    files = [entry for entry in entries if entry.suffix == ".txt"]
+    if files and _format_of(files[0], wanted, log) == "pipes":
+        return Located(source, "pipes", {WHOLE: files})
+    raise DataError(
+        f"{visible(source)}: a folder without known content; expected *.utt.csv, files or folders called "
+        "train, valid and test, or .txt files of speaker|text|act; or name one file"
+    )
+
+
+def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) -> str:
+    formats = {split: _format_of(files[0], wanted, log) for split, files in splits.items()}
+    first, *others = formats.items()
+    for split, format in others:
+        if format != first[1]:
+            raise DataError(
+                f"{visible(str(splits[split][0]))}: the format is {format}, but that of {first[0]} is "
+                f"{first[1]}; give all splits one format"
+            )
+    return first[1]
+
+
+def detect_format(path: Path, log: InputLog) -> str:
+    """The format of a file, by its first bytes or its first line that is not blank; DataError if unknown."""
+    name = str(path)
+    with open_regular(path) as stream:
+        head = stream.read(4)
+        stream.seek(0)
+        if head == b"PAR1":
+            return "parquet"
+        if head == b"PK\x03\x04" or path.name.endswith(".utt.csv"):
+            return "swda"
+        if head[:1] == b"\x80" or path.suffix in (".p", ".pkl", ".pickle"):
+            return "pickle"
+        lines = read_lines(stream, name, InputLog(log.on_bad_line))
+        first = next((text for _, text in lines if text.strip()), None)
+    if first is None:
+        raise DataError(f"{visible(name)}: no line of text in it; check how it was made")
+    if first.lstrip().startswith("{"):
+        for key, format in (('"utts"', "zhao"), ('"utterances"', "dialogs"), ('"text"', "turns")):
+            if key in first:
+                return format
+    elif first.count("\t") >= 2:
+        return "tsv"
+    elif first.count("|") >= 2:
+        return "pipes"
+    elif path.suffix == ".txt" or PREFIX.match(first.strip()):
+        return "text"
+    known = ", ".join(format for format in get_args(Format) if format not in ("auto", "prepared"))
+    raise DataError(f"{visible(name)}: format not recognised; name it with --format, one of {known}")
+
+
+def read_source(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+    """Read the dialogs of every split of a source; the one key is ``""`` where it is not split.
+
+    DataError, naming file, line and remedy, for what cannot be read, and where a split has no dialog.
+    """
+    return read_located(locate(source, options, log), options, log)
+
+
+def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+    """Read what :func:`locate` found."""
+    splits = _read(located, options, log)
+    for split, dialogs in splits.items():
+        if not dialogs:
+            what = f" {split} split of" if split else ""
+            skipped = f" after {len(log.dropped)} pieces were left out" if log.dropped else ""
+            raise DataError(
+                f"{visible(located.source)}: no dialog in the{what} source{skipped}; check its format"
+            )
+    return splits
+
+
+def _read(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+    if located.format == "pickle":
+        return read_pickle(located.files[WHOLE][0], log)
+    if located.format == "datasets":
+        return read_dataset(located.source, options, log)
+    return {split: _read_files(located.format, files, options, log) for split, files in located.files.items()}
+
+
+def _read_files(format: str, files: list[Path], options: ReadOptions, log: InputLog) -> list[Dialog]:
+    if format == "swda":
+        return read_swda(files, log)
+    if format == "parquet":
+        return [dialog for file in files for dialog in read_parquet(file, options, log)]
+    if format == "prepared":
+        return [dialog for folder in files for dialog in read_split(folder)]
+    dialogs: list[Dialog] = []
+    for file in files:
+        with open_regular(file) as stream:
+            dialogs += TEXT_READERS[format](read_lines(stream, str(file), log), str(file), log)
+    return dialogs
