@@ -1,0 +1,57 @@
+"""The lines that training writes to metrics.jsonl and timing.jsonl."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from lm.errors import StorageError
+from lm.meter import perplexity
+from lm.run import Run
+from lm.state import Progress
+
+
+class Journal:
+    """Writes the logs of a run. A line that the disk refuses is kept, and written before the next commit."""
+
+    def __init__(self, run: Run) -> None:
+        self._metrics, self._timing = run.metrics, run.timing
+        self._unwritten: list[Mapping[str, object]] = []
+        self._timed = 0.0  # training seconds at the last line of timing.jsonl
+
+    def record(self, progress: Progress, split: str, values: Mapping[str, str | float]) -> None:
+        """A line of metrics.jsonl; numbers that are not finite become null."""
+        place = {"step": progress.step, "epoch": progress.pass_number, "split": split}
+        self._unwritten.append({**place, **values})
+        with suppress(StorageError):  # flush tells, when it matters
+            self._write()
+
+    def updates(self, progress: Progress, lr: float, seconds: float) -> None:
+        """The updates since the last such line, averaged over tokens; ``seconds`` of training so far."""
+        window = progress.window
+        nll, norm = window.nll / window.tokens, window.grad_norm / window.updates
+        means = {"nll": nll, "perplexity": perplexity(nll), "lr": lr, "grad_norm": norm}
+        self.record(progress, "train", means | {"tokens": window.tokens})
+        speed = window.tokens / max(1e-9, seconds - self._timed)
+        self._timed = seconds
+        with suppress(StorageError):  # not needed to go on
+            self._timing.append({"step": progress.step, "seconds": seconds, "tokens_per_second": speed})
+
+    def flush(self) -> tuple[int, int]:
+        """Brings every line to the disk and returns the sizes of both files; raises StorageError."""
+        self._write()
+        self._metrics.sync()
+        return self._metrics.offset, self._timing.offset
+
+    def cut(self, metrics: int) -> None:
+        """Takes back what was logged after a commit that knew ``metrics`` bytes."""
+        self._unwritten.clear()
+        self._metrics.truncate(metrics)
+
+    def resume(self, timing: int, seconds: float) -> None:
+        """Goes on after ``seconds`` of training; ``timing`` bytes of timing.jsonl are older than that."""
+        self._timed = seconds
+        self._timing.truncate(min(timing, self._timing.offset))
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._metrics.append(self._unwritten[0])
+            del self._unwritten[0]

@@ -1,0 +1,110 @@
+"""The numbers that a training shows of itself: smoothed loss, speed, time left, and how they are written."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One finished update, as the reporters see it."""
+
+    step: int
+    epoch: int
+    nll: float  # nats per token of this update; NaN where it was skipped
+    lr: float
+    grad_norm: float
+    tokens: int  # of this update
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """How far training may go: 0 where there is no such limit. Early stopping may end it sooner."""
+
+    steps: int
+    seconds: float
+
+
+class Meter:
+    """Smoothed loss, speed, and the share of the training that is done."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._recent: deque[tuple[float, float, int]] = deque(maxlen=50)  # (when, nll · tokens, tokens)
+        self.start(0, Goal(0, 0.0))
+
+    def start(self, step: int, goal: Goal) -> None:
+        self._goal, self._first_step, self._started = goal, step, self._clock()
+        self._last = Update(step, 0, math.nan, math.nan, math.nan, 0)
+        self._recent.clear()
+        self._recent.append((self._started, 0.0, 0))
+
+    def step(self, update: Update) -> None:
+        self._last = update
+        if math.isfinite(update.nll):
+            self._recent.append((self._clock(), update.nll * update.tokens, update.tokens))
+
+    @property
+    def nll(self) -> float:
+        """Nats per token over the last 50 updates."""
+        tokens = sum(entry[2] for entry in self._recent)
+        return sum(entry[1] for entry in self._recent) / tokens if tokens else math.nan
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed over the last 50 updates."""
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        return sum(entry[2] for entry in list(self._recent)[1:]) / seconds if seconds > 0 else 0.0
+
+    @property
+    def done(self) -> float | None:
+        """Share of the training that is done, by whichever limit comes first; None without a limit."""
+        shares = []
+        if self._goal.steps:
+            shares.append(self._last.step / self._goal.steps)
+        if self._goal.seconds:
+            shares.append((self._clock() - self._started) / self._goal.seconds)
+        return min(1.0, max(shares)) if shares else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left at the present speed; None where it cannot be known."""
+        elapsed = self._clock() - self._started
+        left = []
+        if self._goal.seconds:
+            left.append(max(0.0, self._goal.seconds - elapsed))
+        if self._goal.steps and self._last.step > self._first_step:
+            pace = elapsed / (self._last.step - self._first_step)
+            left.append(max(0.0, pace * (self._goal.steps - self._last.step)))
+        return min(left) if left else None
+
+    def line(self) -> str:
+        """One line: steps, epoch, loss, perplexity, speed, learning rate."""
+        update = self._last
+        steps = f"{update.step}/{self._goal.steps}" if self._goal.steps else f"{update.step}"
+        return (
+            f"step {steps} · epoch {update.epoch} · nll {self.nll:.4f} · ppl {perplexity(self.nll):.2f} · "
+            f"{self.tokens_per_second:,.0f} tokens/s · lr {update.lr:.3g}"
+        )
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll), infinite where that overflows."""
+    return math.exp(nll) if not nll > 700 else math.inf
+
+
+def validation_line(step: int, metrics: Mapping[str, float], best: bool) -> str:
+    """One line for a validation: every metric of the task, and whether it is the best so far."""
+    values = " · ".join(
+        f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4f}"
+        for name, value in metrics.items()
+    )
+    return f"validation at step {step} · {values}{' · best so far' if best else ''}"
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` for 3,723 seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

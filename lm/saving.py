@@ -1,0 +1,154 @@
+"""When training saves itself, what it keeps, and how it returns to what it saved."""
+
+import time
+from typing import Any
+
+import torch
+
+from lm.checkpoint import Commit
+from lm.errors import StorageError
+from lm.journal import Journal
+from lm.progress import Reporter
+from lm.run import Run
+from lm.schema import TrainConfig
+from lm.state import TrainingState, model_tensors
+
+FAILURES = 3  # commits that may fail in a row before training gives up
+
+
+class Saver:
+    """Commits the state of a training run by steps, by minutes and on demand; resumes and recovers from it.
+
+    ``dirty`` is whether anything has changed since the last commit.
+    """
+
+    def __init__(
+        self, training: TrainingState, train: TrainConfig, run: Run, journal: Journal, report: Reporter
+    ) -> None:
+        self._training = training
+        self._train = train
+        self._store = run.checkpoints
+        self._run = run
+        self._journal = journal
+        self._report = report
+        self._failures = 0
+        self._seconds_before = 0.0
+        self._started = self._saved_at = time.monotonic()
+        self.dirty = True
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, earlier sittings included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def preflight(self, copies: int) -> None:
+        """Raises StorageError unless there is room for the commits that will be kept.
+
+        ``copies`` is how many numbers a commit holds for each parameter.
+        """
+        size = sum(tensor.nbytes for tensor in model_tensors(self._training.task.model).values())
+        kept = self._train.keep_best + self._train.keep_last + 1  # and one to recover from
+        commits = kept + 1 - len(self._steps())  # a new one is written before an old one goes
+        self._run.preflight(size * copies * max(1, commits))
+
+    def resume(self) -> None:
+        """Returns to the newest intact commit, or to the very start where there is none.
+
+        Raises StorageError where commits exist but none is intact.
+        """
+        commit = self._store.latest()
+        for problem in self._store.problems:
+            self._report.note(f"warning: skipped a damaged checkpoint: {problem}")
+        if commit is None:
+            self._journal.cut(0)
+            self._journal.resume(0, 0.0)
+            return
+        self._load(commit)
+        self._settle()
+        facts: Any = commit.facts
+        self._seconds_before = facts["seconds"]
+        self._journal.resume(facts["timing_bytes"], facts["seconds"])
+        self._report.note(f"resuming after step {commit.step}")
+        for name, now in self._circumstances().items():
+            was = facts.get(name)
+            if was != now:
+                self._report.note(f"{name} was {was}, is {now}: results may differ in the last bits")
+
+    def recover(self) -> bool:
+        """Returns to the last commit that followed a good update and was due by step; False without one."""
+        try:
+            commit = self._store.open(f"step-{self._training.progress.anchor}")
+        except StorageError:
+            return False
+        self._load(commit)
+        self.dirty = True
+        return True
+
+    def due(self) -> bool:
+        """Whether the state should be committed now."""
+        minutes = self._train.checkpoint_minutes
+        by_time = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        return self.dirty and (self._due_by_step() or by_time)
+
+    def save(self, final: bool) -> None:
+        """Commits what has changed. A failure is a warning; a third in a row, or a ``final`` one, is not."""
+        if not self.dirty:
+            return
+        progress = self._training.progress
+        anchor = progress.anchor
+        if self._due_by_step() and not progress.guard.in_a_row:
+            progress.anchor = progress.step
+        try:
+            self._commit()
+        except StorageError as error:
+            self._failures += 1
+            if progress.step not in self._steps():
+                progress.anchor = anchor
+                progress.best = [entry for entry in progress.best if entry[1] != progress.step]
+            if final or self._failures >= FAILURES:
+                raise
+            self._report.note(f"warning: step {progress.step} is not saved, training goes on: {error}")
+            return
+        self._failures = 0
+        self._saved_at = time.monotonic()
+        self.dirty = False
+
+    def _commit(self) -> None:
+        progress = self._training.progress
+        metrics, timing = self._journal.flush()
+        state = self._training.values() | {"metrics_bytes": metrics}
+        facts = self._circumstances() | {"seconds": self.seconds, "timing_bytes": timing}
+        self._store.commit(progress.step, self._training.groups(), state, facts)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Points at the commit and at the best ones, and prunes; a kill may have come in between."""
+        progress = self._training.progress
+        self._store.point("last", progress.step)
+        if progress.best:
+            self._store.point("best", [step for _, step in progress.best])
+        newest = self._steps()[-self._train.keep_last :]
+        self._store.prune({*newest, progress.anchor, *(step for _, step in progress.best)})
+
+    def _steps(self) -> list[int]:
+        names = (path.name.removeprefix("step-") for path in self._store.folder.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _load(self, commit: Commit) -> None:
+        """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged."""
+        self._training.load(commit)
+        self._store.prune([step for step in self._steps() if step <= commit.step])
+        state: Any = commit.state
+        self._journal.cut(state["metrics_bytes"])
+        self.dirty = False
+
+    def _due_by_step(self) -> bool:
+        progress, every = self._training.progress, self._train.checkpoint_every
+        by_steps = every > 0 and progress.step % every == 0
+        return progress.step == 0 or progress.validated == progress.step or by_steps
+
+    def _circumstances(self) -> dict[str, str | int]:
+        """What bit-identical results depend on besides the state."""
+        device = next(self._training.task.model.parameters()).device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": name}
