@@ -1,0 +1,161 @@
+"""``dialog chat``: the loop between a terminal, or a pipe, and a conversation."""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from dialog.schema import DecodeConfig
+from lm.errors import Interrupted
+from lm.terminal import plain, sanitize
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from rich.console import Console
+
+    from dialog.conversation import Conversation
+
+LONGEST_REMEMBERED = 10_000  # characters of a line that the history keeps
+
+
+def chat(
+    run: Path,
+    *,
+    checkpoint: str = "best",
+    decode: DecodeConfig | None = None,
+    source: TextIO | None = None,
+    output: TextIO | None = None,
+) -> int:
+    """Talk with the model of a run until the input ends; returns the exit code.
+
+    On a terminal with a prompt, history and completion, where Ctrl-C stops a reply and Ctrl-D leaves;
+    otherwise each line of ``source`` is answered by a line of ``output``. They default to the standard
+    streams. ``decode`` replaces the run's own decoding settings. Raises what ``TrainedModel.load`` raises.
+    """
+    from dialog.conversation import Conversation
+    from dialog.trained import TrainedModel
+
+    conversation = Conversation(TrainedModel.load(run, checkpoint), decode)
+    converse(conversation, source or sys.stdin, output or sys.stdout)
+    return 0
+
+
+def converse(conversation: "Conversation", source: TextIO, output: TextIO) -> None:
+    """Lets the conversation run over two streams, in the way that suits them."""
+    for stream, errors in ((source, "surrogateescape"), (output, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+    try:
+        if source.isatty() and output.isatty():
+            converse_on_terminal(conversation, output)
+        else:
+            converse_by_lines(conversation, source, output)
+    except BrokenPipeError:  # nobody reads on, as in `dialog chat RUN < lines | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what is still to be flushed
+
+
+def converse_by_lines(conversation: "Conversation", source: TextIO, output: TextIO) -> None:
+    """Answers every line as it comes, without prompts; empty lines get no answer."""
+    for line in source:
+        for answer in conversation.feed(line):
+            output.write(f"{answer}\n")
+            output.flush()
+        if conversation.ended:
+            return
+
+
+def converse_on_terminal(conversation: "Conversation", output: TextIO) -> None:
+    """Prompts until Ctrl-D or /quit; Ctrl-C empties the line, or stops the reply that is being made."""
+    from rich.console import Console
+
+    console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    settings = conversation.decode
+    _print(
+        console,
+        [f"{settings.method}, seed {settings.seed} · /help lists the commands · Ctrl-D leaves"],
+        "dim",
+    )
+    session = prompt_session()
+    with interruptible() as poll:
+        while not conversation.ended:
+            try:
+                line = session.prompt("> ")
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            poll.reset()
+            answers = conversation.feed(line, poll)
+            _print(console, answers, "dim" if line.lstrip().startswith("/") else "cyan")
+
+
+def _print(console: "Console", lines: list[str], style: str) -> None:
+    for line in lines:
+        console.print(plain(line), style=style)
+
+
+class Poll:
+    """Raises Interrupted, when called, if Ctrl-C was pressed since the last reset."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self) -> None:
+        if self.pressed:
+            raise Interrupted("stopped")
+
+    def reset(self) -> None:
+        self.pressed = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Poll]:
+    """Turns Ctrl-C into a poll instead of an exception in the middle of anything."""
+    poll = Poll()
+
+    def press(number: int, frame: FrameType | None) -> None:
+        poll.pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield poll
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def history_file() -> Path:
+    """Where typed lines are kept: in $XDG_STATE_HOME, or ~/.local/state; nowhere without a home."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base, "highrank", "chat_history") if os.path.isabs(base) else Path(os.devnull)
+
+
+def prompt_session() -> "PromptSession[str]":
+    """A prompt with a history file, as far as one can be written, and completion of commands."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory
+
+    from dialog.conversation import COMMANDS
+
+    class History(FileHistory):
+        """Keeps what can be kept: a full disk or an unreadable file must not end a conversation."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            with suppress(OSError):
+                return list(super().load_history_strings())
+            return []
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(sanitize(string)[:LONGEST_REMEMBERED])
+
+    path = history_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
+    return PromptSession(history=History(path), completer=completer)
