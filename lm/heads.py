@@ -3,8 +3,8 @@
 One class covers every kind; ``HEADS`` says what each kind mixes and through which link function.
 
     softmax, sigsoftmax   g(W h + b)
-    moc                   softmax(W Σ_k π_k c_k + b)             (Yang et al. 2018, §2.5)
-    mos, moss             Σ_k π_k g(W c_k + b)                   (Yang et al. 2018, Eq. 2; Kanai et al. 2018, Eq. 19)
+    moc                   softmax(W Σ_k π_k c_k + b)    (Yang et al. 2018, §2.5)
+    mos, moss             Σ_k π_k g(W c_k + b)    (Yang et al. 2018, Eq. 2; Kanai et al. 2018, Eq. 19)
 
 with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss). Everything stays in
 the log domain: there is no log(p + ε), which would cap the loss, falsify gradients and raise measured rank.
@@ -103,7 +103,7 @@ class Head(nn.Module):
         (None: every token is its own).
 
         Returns:
-            contexts (..., K, E) with K = 1 for everything but mos and moss; log π (..., K), or None for K = 1.
+            contexts (..., K, E), where K = 1 unless mos or moss; log π (..., K), or None for K = 1.
         """
         if self.latent is None:
             states = hidden if self.projection is None else self.projection(hidden)
@@ -132,9 +132,7 @@ class Head(nn.Module):
             return mixture_loss(
                 contexts,
                 log_prior,
-                self._precise(self.weight),
-                self.bias,
-                self.shift,
+                *self._output(),
                 targets.reshape(-1),
                 None if weights is None else weights.reshape(-1).to(contexts.dtype),
                 self._options,
@@ -144,15 +142,7 @@ class Head(nn.Module):
         """−log P(target) of every token in nats, shaped like ``targets``; exact products in every setting."""
         contexts, log_prior = self._flat(hidden, streams)
         with torch.autocast(hidden.device.type, enabled=False):
-            nll = mixture_nll(
-                contexts,
-                log_prior,
-                self._precise(self.weight),
-                self.bias,
-                self.shift,
-                targets.reshape(-1),
-                self._options,
-            )
+            nll = mixture_nll(contexts, log_prior, *self._output(), targets.reshape(-1), self._options)
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor, component_temperature: float = 1.0) -> Tensor:
@@ -173,7 +163,7 @@ class Head(nn.Module):
         return torch.cat(pieces).view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """log π (..., K) and every component's own log-probabilities (..., K, V); K = 1 unless mos or moss."""
+        """log π (..., K) and the components' own log-probabilities (..., K, V); K = 1 unless mos or moss."""
         contexts, log_prior = self._flat(hidden, None)
         scores = self._component_scores(contexts, 1.0)
         if log_prior is None:
@@ -183,8 +173,13 @@ class Head(nn.Module):
 
     def _component_scores(self, contexts: Tensor, temperature: float) -> Tensor:
         with torch.autocast(contexts.device.type, enabled=False):
-            logits = F.linear(contexts, self._precise(self.weight), self.bias)
-            return self.parts.link.log_normalised(logits / temperature, self.shift)
+            weight, bias, shift = self._output()
+            return self.parts.link.log_normalised(F.linear(contexts, weight, bias) / temperature, shift)
+
+    def _output(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Output matrix (V, E), bias (V,) and shift b, at least float32."""
+        bias, shift = (None if p is None else self._precise(p) for p in (self.bias, self.shift))
+        return self._precise(self.weight), bias, shift
 
     def _flat(self, hidden: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Contexts (N, K, E) and log prior (N, K), at least float32."""

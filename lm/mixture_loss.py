@@ -142,7 +142,7 @@ class _Pass:
 
 class _MixtureLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         contexts: Tensor,
         log_prior: Tensor,

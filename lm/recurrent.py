@@ -8,7 +8,7 @@ loop, and the loop keeps only what is truly sequential.
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +41,15 @@ class LSTM(nn.LSTM):
         directions = 2 if self.bidirectional else 1
         final = _final_positions(sizes).to(data.device)
         backwards = _reversal(sizes).to(data.device) if self.bidirectional else None
-        hidden, cells = [], []
+        hidden: list[Tensor] = []
+        cells: list[Tensor] = []
         for layer in range(self.num_layers):
             outputs = []
-            for direction in range(directions):
-                weight_ih, weight_hh, *biases = self._flat_weights[
-                    (at := (layer * directions + direction) * (4 if self.bias else 2)) : at + (4 if self.bias else 2)
-                ]
-                order = backwards if direction else None
+            for suffix in ("", "_reverse")[:directions]:
+                order = backwards if suffix else None
                 start = None if state is None else (state[0][len(hidden)], state[1][len(hidden)])
-                bias = biases[0] + biases[1] if biases else None
-                gates = nn.functional.linear(data if order is None else data[order], weight_ih, bias)
-                out, cell = packed_lstm(gates, weight_hh, sizes, start)
+                gates = self._gates(data if order is None else data[order], f"_l{layer}{suffix}")
+                out, cell = packed_lstm(gates, getattr(self, f"weight_hh_l{layer}{suffix}"), sizes, start)
                 hidden.append(out[final])
                 cells.append(cell[final])
                 outputs.append(out if order is None else out[order])
@@ -60,6 +57,10 @@ class LSTM(nn.LSTM):
             if self.dropout and layer + 1 < self.num_layers:
                 data = nn.functional.dropout(data, self.dropout, self.training)
         return data, (torch.stack(hidden), torch.stack(cells))
+
+    def _gates(self, data: Tensor, name: str) -> Tensor:
+        bias = getattr(self, f"bias_ih{name}") + getattr(self, f"bias_hh{name}") if self.bias else None
+        return nn.functional.linear(data, getattr(self, f"weight_ih{name}"), bias)
 
 
 def _final_positions(sizes: list[int]) -> Tensor:
@@ -103,7 +104,7 @@ def packed_lstm(
 
 class _PackedLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         gates: Tensor,
         weight_hh: Tensor,
@@ -137,7 +138,9 @@ class _PackedLSTM(torch.autograd.Function):
         i, f, g, o = act.chunk(4, 1)
         h_before, c_before = _shifted(hidden, h0, ctx.sizes), _shifted(cells, c0, ctx.sizes)
         # everything that does not depend on later steps, for all tokens at once
-        of_cell = torch.cat((g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g)), 1)  # d gates i, f, g / d c
+        of_cell = torch.cat(
+            (g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g)), 1
+        )  # d gates i, f, g / d c
         of_hidden = squashed * o * (1 - o)  # d gate o / d h
         through = o * (1 - squashed * squashed)  # d c / d h
         grads = torch.empty_like(act)
@@ -149,7 +152,11 @@ class _PackedLSTM(torch.autograd.Function):
             into_h = dh[:alive] + grad_hidden[now]
             into_c = (dc[:alive] + grad_cells[now]).addcmul_(into_h, through[now])
             grad = grads[now]
-            torch.mul(of_cell[now].unflatten(1, (3, size)), into_c[:, None], out=grad[:, : 3 * size].unflatten(1, (3, size)))
+            torch.mul(
+                of_cell[now].unflatten(1, (3, size)),
+                into_c[:, None],
+                out=grad[:, : 3 * size].unflatten(1, (3, size)),
+            )
             torch.mul(into_h, of_hidden[now], out=grad[:, 3 * size :])
             torch.mul(into_c, f[now], out=dc[:alive])
             torch.mm(grad, weight_hh, out=dh[:alive])
@@ -159,7 +166,7 @@ class _PackedLSTM(torch.autograd.Function):
 def _shifted(states: Tensor, first: Tensor, sizes: list[int]) -> Tensor:
     """The state before every token, (N, H): the first state, then the states one step earlier."""
     pieces, start = [first], 0
-    for size, following in zip(sizes, sizes[1:], strict=False):
+    for size, following in pairwise(sizes):
         pieces.append(states[start : start + following])
         start += size
     return torch.cat(pieces)
