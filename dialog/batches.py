@@ -156,7 +156,8 @@ def segments(examples: Sequence[Example], size: int) -> list[range]:
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     """A permutation that depends on nothing but its arguments, so any position in it can be resumed."""
-    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    return order
 
 
 def grouped(runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:

@@ -51,14 +51,17 @@ class HierarchicalEncoder(nn.Module):
         self.dropout = dropout
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
-        words = F.dropout(embedding(batch.utterances), self.dropout, self.training)  # (U, L, E)
-        last = _last_states(self.utterance, words, batch.utterance_lengths)  # (2, U, size)
+        words = _embed(
+            embedding, _pack(batch.utterances, batch.utterance_lengths), self.dropout, self.training
+        )
+        last = _hidden(self.utterance(words)[1])  # (2, U, size)
         vectors = F.dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
         heard = torch.cat(
             (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
         )  # (R, S, ·)
-        packed = pack_padded_sequence(heard, batch.context_lengths, batch_first=True, enforce_sorted=False)
-        outputs, _ = pad_packed_sequence(self.context(packed)[0], batch_first=True)  # (R, S, C)
+        outputs, _ = pad_packed_sequence(
+            self.context(_pack(heard, batch.context_lengths))[0], batch_first=True
+        )
         return _memory(outputs, batch.context_lengths)
 
 
@@ -75,10 +78,10 @@ class FlatEncoder(nn.Module):
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, lengths = join_context(batch)
-        words = embedding(tokens) + self.floor(floors)
-        words = F.dropout(words, self.dropout, self.training)  # (R, M, E)
-        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
-        outputs, _ = pad_packed_sequence(self.context(packed)[0], batch_first=True)
+        words, spoken = _pack(tokens, lengths), _pack(floors, lengths)
+        marked = embedding(words.data) + self.floor(spoken.data)
+        marked = F.dropout(marked, self.dropout, self.training)  # (tokens, E)
+        outputs, _ = pad_packed_sequence(self.context(words._replace(data=marked))[0], batch_first=True)
         return _memory(outputs, lengths)
 
 
@@ -97,10 +100,19 @@ def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, floors, lengths.cpu()
 
 
-def _last_states(rnn: nn.Module, inputs: Tensor, lengths: Tensor) -> Tensor:
-    packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-    state = rnn(packed)[1]
-    return cast(Tensor, state[0] if isinstance(state, tuple) else state)
+def _pack(rows: Tensor, lengths: Tensor) -> PackedSequence:
+    """Rows of any order, time-major and without their padding."""
+    return pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+
+
+def _embed(embedding: nn.Embedding, ids: PackedSequence, dropout: float, training: bool) -> PackedSequence:
+    """Word vectors of packed ids, dropped out: padding costs neither a look-up nor a random number."""
+    return ids._replace(data=F.dropout(embedding(ids.data), dropout, training))
+
+
+def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """h of the last state of a GRU or an LSTM."""
+    return state[0] if isinstance(state, tuple) else state
 
 
 def _memory(outputs: Tensor, lengths: Tensor) -> Memory:
@@ -147,7 +159,7 @@ class DecoderState:
 class Decoder(nn.Module):
     """The recurrent decoder; its hidden states go to the head."""
 
-    def __init__(self, config: DecoderConfig, embedding_size: int, context_size: int, dropout: float) -> None:
+    def __init__(self, config: DecoderConfig, embedding_size: int, context_size: int) -> None:
         super().__init__()
         self.config = config
         inputs = embedding_size + (context_size if config.feed_context else 0)
@@ -157,7 +169,6 @@ class Decoder(nn.Module):
         self.attention: Attention | None = None
         if config.attention != "none":
             self.attention = Attention(config.attention, context_size, config.hidden_size)
-        self.dropout = dropout
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before the first token: a linear map of the encoded context (Zhao et al. 2017)."""
@@ -166,28 +177,33 @@ class Decoder(nn.Module):
             tuple(start[:, part].transpose(0, 1).contiguous() for part in range(self.parts)), memory
         )
 
-    def forward(self, words: Tensor, state: DecoderState, lengths: Tensor) -> PackedSequence:
-        """Hidden states of whole responses: words (R, T, E), longest first → packed (N, H)."""
-        packed = pack_padded_sequence(self._inputs(words, state), lengths, batch_first=True)
-        outputs, _ = self.rnn(packed, self._as_state(state.hidden))
+    def forward(self, words: PackedSequence, state: DecoderState, rows: Tensor) -> PackedSequence:
+        """Hidden states of whole responses.
+
+        Args:
+            words: embedded inputs, packed (N, E), longest response first.
+            state: where the responses start.
+            rows: which response each packed token belongs to, (N,).
+        """
+        inputs = self._inputs(words.data, state.memory.summary, rows)
+        outputs, _ = self.rnn(words._replace(data=inputs), self._as_state(state.hidden))
         if self.attention is not None:
-            padded, _ = pad_packed_sequence(outputs, batch_first=True)
+            padded, lengths = pad_packed_sequence(outputs, batch_first=True)
             outputs = pack_padded_sequence(self.attention(padded, state.memory), lengths, batch_first=True)
         return cast(PackedSequence, outputs)
 
     def step(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """One token: words (R, E) → hidden (R, H) and the next state."""
-        inputs = self._inputs(words[:, None], state)
+        inputs = self._inputs(words, state.memory.summary, None)[:, None]
         outputs, after = self.rnn(inputs, self._as_state(state.hidden))
         if self.attention is not None:
             outputs = self.attention(outputs, state.memory)
         return outputs[:, 0], DecoderState(after if isinstance(after, tuple) else (after,), state.memory)
 
-    def _inputs(self, words: Tensor, state: DecoderState) -> Tensor:
-        words = F.dropout(words, self.dropout, self.training)
+    def _inputs(self, words: Tensor, summary: Tensor, rows: Tensor | None) -> Tensor:
         if not self.config.feed_context:
             return words
-        return torch.cat((words, state.memory.summary[:, None].expand(-1, words.shape[1], -1)), -1)
+        return torch.cat((words, summary if rows is None else summary[rows]), -1)
 
     def _as_state(self, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
         return hidden if self.parts == 2 else hidden[0]
@@ -209,10 +225,12 @@ class Seq2Seq(nn.Module):
         self.embedding = nn.Embedding(vocab_size, size)
         encoder = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
         self.encoder = encoder(config.encoder, size, dropout)
-        self.decoder = Decoder(config.decoder, size, config.encoder.context_size, dropout)
+        self.decoder = Decoder(config.decoder, size, config.encoder.context_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
-        self.head = Head(config.head, config.decoder.hidden_size, vocab_size, self.embedding.weight)
+        self.head = Head(
+            config.head, config.decoder.hidden_size, vocab_size, cast(nn.Parameter, self.embedding.weight)
+        )
 
     def encode(self, batch: Batch) -> Memory:
         """The contexts of a batch; equal utterances are encoded once."""
@@ -221,16 +239,16 @@ class Seq2Seq(nn.Module):
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Teacher-forced decoding without padding: hidden (N, H), targets (N,), row of every token (N,)."""
         state = self.decoder.start(self.encode(batch))
-        inputs = batch.inputs
-        if self.training and self.config.model.word_dropout > 0:
-            lost = torch.rand(inputs.shape, device=inputs.device) < self.config.model.word_dropout
-            lost[:, 0] = False  # <s> says that a response begins
-            inputs = inputs.masked_fill(lost, self.unk)
-        packed = self.decoder(self.embedding(inputs), state, batch.lengths)
+        inputs = pack_padded_sequence(batch.inputs, batch.lengths, batch_first=True)
         targets = pack_padded_sequence(batch.targets, batch.lengths, batch_first=True).data
-        rows = torch.arange(inputs.shape[0], device=inputs.device)[:, None].expand_as(inputs)
-        rows = pack_padded_sequence(rows, batch.lengths, batch_first=True).data
-        return F.dropout(packed.data, self.config.model.dropout, self.training), targets, rows
+        rows = torch.cat([torch.arange(alive) for alive in inputs.batch_sizes.tolist()]).to(targets.device)
+        if self.training and self.config.model.word_dropout > 0:
+            lost = torch.rand(targets.shape, device=targets.device) < self.config.model.word_dropout
+            lost[: batch.inputs.shape[0]] = False  # <s> says that a response begins
+            inputs = inputs._replace(data=inputs.data.masked_fill(lost, self.unk))
+        words = _embed(self.embedding, inputs, self.config.model.dropout, self.training)
+        hidden = self.decoder(words, state, rows).data
+        return F.dropout(hidden, self.config.model.dropout, self.training), targets, rows
 
     def loss(self, batch: Batch) -> Tensor:
         """Σ −log P(response) of the batch in nats, a scalar."""
@@ -253,5 +271,5 @@ class Seq2Seq(nn.Module):
         self, tokens: Tensor, state: DecoderState, component_temperature: float = 1.0
     ) -> tuple[Tensor, DecoderState]:
         """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state."""
-        hidden, after = self.decoder.step(self.embedding(tokens), state)
+        hidden, after = self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
         return self.head.log_probs(hidden, component_temperature), after

@@ -1,7 +1,6 @@
 """Training a dialog model: the task that the engine of :mod:`lm.train` runs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor

@@ -1,10 +1,9 @@
 """Wiring of a training run: corpus, codec, model and run folder, handed to the engine."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dialog.corpus import Dialog, load_dialogs
+from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
 from lm.config import Resolved
@@ -12,7 +11,7 @@ from lm.errors import DataError
 from lm.progress import Reporter
 from lm.run import Run
 from lm.storage import read_json, write_json
-from lm.text import BOS, DIALOG, EOS, Codec, build_codec
+from lm.text import Codec
 from lm.train import FitResult, configure_device, fit, seed_everything
 
 RESUMABLE = frozenset(
@@ -37,7 +36,11 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
             :meth:`lm.run.Run.open`.
     """
     config = resolved.config
-    keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields} | {"about", "data.test"}
+    keys = (
+        RESUMABLE
+        | {f"decode.{key}" for key in type(config.decode).model_fields}
+        | {"about", "extends", "data.test"}
+    )
     with Run.open(folder, resolved, resumable_keys=keys) as run:
         device = configure_device(config.train)
         dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
@@ -54,15 +57,8 @@ def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Cod
     """The run's codec: read where the folder has one, learned and saved otherwise."""
     if (folder / "data.json").is_file():  # written after the codec, so the codec is complete
         return Codec.load(folder)
-    texts = [utterance.text for dialog in dialogs for utterance in dialog.utterances]
-    marks = len(texts) + len(dialogs)  # every utterance and every <d> is wrapped in <s> … </s>
-    codec = build_codec(
-        config.data.tokenizer,
-        texts,
-        vocab_size=config.data.vocab_size,
-        lowercase=config.data.lowercase,
-        extra_counts=Counter({BOS: marks, EOS: marks, DIALOG: len(dialogs)}),
-    )
+    data = config.data
+    codec = train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
     codec.save(folder)
     return codec
 

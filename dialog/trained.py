@@ -20,6 +20,7 @@ from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.errors import StorageError
+from lm.state import load_model_tensors
 from lm.text import BOS, DIALOG, PAD, Codec
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
@@ -76,11 +77,7 @@ class TrainedModel:
         codec = Codec.load(run)
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise StorageError(f"{run}: the checkpoint does not fit config.json: {reason}") from None
+        load_model_tensors(model, weights)
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return cls(config, codec, model.to(device).eval(), device)
 
