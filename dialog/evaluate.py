@@ -1,0 +1,277 @@
+"""What a trained model is worth on a corpus: perplexity, BLEU of its best responses, and their variety.
+
+Every evaluation is kept in the run, ``RUN/evaluation/<name>.json``: ``{"result": …, "contexts": …}`` with
+the result that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dialog.corpus import Dialog, load_dialogs
+from dialog.lines import visible
+from dialog.references import ReferenceItem, align_references, read_references
+from dialog.schema import DialogConfig
+from dialog.scores import Responses, Scorer, responses_report
+from lm.config import Resolved, override
+from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.storage import canonical_json, make_folder, write_atomic
+from lm.text import UNK
+
+if TYPE_CHECKING:
+    from dialog.batches import Example
+    from dialog.beam import Hypothesis
+    from dialog.trained import TargetScore, TrainedModel
+
+Result = dict[str, Any]
+
+FORMAT = 1
+FOLDER = "evaluation"
+ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
+_FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
+_TRUE_FIRST = "the true response first, then the other ones of the file"
+_TRUE_ONLY = "the true response"
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """The contexts that are evaluated, with their references, the true response first."""
+
+    name: str
+    source: str
+    dialogs: Sequence[Dialog]
+    examples: Sequence["Example"]
+    items: Sequence[ReferenceItem] | None  # parallel to ``examples``; None: the true response only
+    references_file: str | None
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """The references of every example."""
+        if self.items is None:
+            return [(example.response.text,) for example in self.examples]
+        return [item.responses for item in self.items]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the conversations and the references: equal where two evaluations can be compared."""
+        said = [[[u.speaker, u.text] for u in dialog.utterances] for dialog in self.dialogs]
+        return hashlib.sha256(canonical_json([said, self.texts()])).hexdigest()
+
+
+def evaluate(
+    run: Path,
+    *,
+    data: str | None = None,
+    references: Path | None = None,
+    output: Path | None = None,
+    checkpoint: str = "best",
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+    batch_size: int = 16,
+    poll: Callable[[], None] = lambda: None,
+) -> Result:
+    """Evaluate a run on a corpus and keep the result in the run.
+
+    Args:
+        run: the folder that training wrote.
+        data: what :func:`dialog.corpus.load_dialogs` reads; the run's own test split if left out.
+        references: a ``test_multi_ref.json`` with several references for every context; the true response
+            is the only one if left out.
+        output: where to write the responses, one JSON object for each context.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
+        limit: take the first so many contexts only.
+        overrides: ``decode.key=value`` texts that override the run's config.
+        batch_size: contexts decoded together; changes nothing but speed and memory.
+        poll: called often; raises to interrupt. Nothing is written then.
+
+    Raises:
+        ConfigError, DataError, StorageError: bad options; bad data or references; a bad run, a full disk.
+        DivergenceError: the model's probabilities are not finite.
+    """
+    from dialog.trained import TrainedModel
+
+    if output is not None and not output.absolute().parent.is_dir():
+        raise StorageError(f"{visible(str(output))}: its folder does not exist; make it first")
+    model = TrainedModel.load(run, checkpoint)
+    search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
+    test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context)
+    split = model.codec.tokenizer.split
+    texts = test.texts()
+    unknown = _unknown_share(model, test)
+    scores = model.nll(test.dialogs, poll)[: len(test.examples)]
+    likelihood = perplexities(scores, f"{visible(str(run))} on {visible(test.source)}")
+    answers = model.respond(test.examples, search, poll, batch_size)
+    responses = Responses(
+        hypotheses=[[model.codec.vocabulary.words(h.tokens) for h in found] for found in answers],
+        references=[[split(text) for text in group] for group in texts],
+    )
+    report, contexts = responses_report(responses, split, poll)
+    result: Result = {
+        "run": str(run),
+        "checkpoint": checkpoint,
+        "head": model.config.head.kind,
+        "parameters": sum(p.numel() for p in model.model.parameters()),
+        "device": str(model.device),
+        "seed": model.config.train.seed,
+        "data": _describe_data(test, unknown),
+        "tokenizer": model.codec.tokenizer.kind,
+        "vocabulary_sha256": model.codec.fingerprint,
+        "decode": search.model_dump(),
+        **likelihood,
+        **report,
+    }
+    contexts = {
+        "dialog": [score.dialog for score in scores],
+        "turn": [score.turn for score in scores],
+        "nll": [score.nll for score in scores],
+        "tokens": [score.tokens for score in scores],
+        **contexts,
+    }
+    if output is not None:
+        write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
+    folder = run / FOLDER
+    make_folder(folder)
+    record: dict[str, Any] = {"format": FORMAT, "result": result, "contexts": contexts}
+    write_atomic(folder / f"{test.name}.json", canonical_json(record) + b"\n")
+    return result
+
+
+def load_test_set(source: str, references: Path | None, limit: int | None, context: int) -> EvaluationData:
+    """Read a corpus and the references that belong to it.
+
+    DataError where there is no context to evaluate or the references are those of other conversations.
+    """
+    from dialog.batches import list_examples
+
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit {limit}: must be at least 1")
+    dialogs = load_dialogs(source)
+    examples = list_examples(dialogs, context)
+    if not examples:
+        raise DataError(f"{visible(source)}: no context to evaluate; a dialog needs two utterances")
+    items = align_references(read_references(references), dialogs, str(references)) if references else None
+    name = evaluation_name(source, references)
+    if limit is not None and limit < len(examples):
+        name = f"{name}.first-{limit}"
+        examples = examples[:limit]
+        items = items[:limit] if items else None
+        dialogs = dialogs[: examples[-1].dialog + 1]
+    return EvaluationData(name, source, dialogs, examples, items, str(references) if references else None)
+
+
+def evaluation_name(source: str, references: Path | None = None) -> str:
+    """What an evaluation is called in its run: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
+    stem = source if ":" in source else Path(source).stem
+    parts = (stem, references.stem) if references else (stem,)
+    return "+".join(re.sub(r"[^\w.-]+", "-", part).strip(".-") or "data" for part in parts)
+
+
+def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
+    """Corpus perplexity exp(Σ nll / Σ tokens), ``</s>`` counted, and Zhao et al.'s mean over batches.
+
+    Their batches are taken as 30 consecutive examples. DivergenceError where a number is not finite.
+    """
+    try:
+        nll, tokens = math.fsum(s.nll for s in scores), sum(s.tokens for s in scores)
+        batches = [scores[at : at + ZHAO_BATCH] for at in range(0, len(scores), ZHAO_BATCH)]
+        means = [math.exp(math.fsum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
+        result = {
+            "perplexity": math.exp(nll / tokens),
+            "nll": nll / tokens,
+            "tokens": tokens,
+            "contexts": len(scores),
+            "perplexity_batch_mean": math.fsum(means) / len(means),
+            "perplexity_batch_size": ZHAO_BATCH,
+        }
+    except (OverflowError, ValueError):  # beyond float64, or ∞ − ∞
+        result = {"nll": math.nan}
+    if not all(math.isfinite(value) for value in result.values()):
+        raise DivergenceError(
+            f"{name}: the model's probabilities are not finite; evaluate an earlier checkpoint"
+        )
+    return result
+
+
+def hypotheses_jsonl(
+    examples: Sequence["Example"], responses: Responses, answers: Sequence[Sequence["Hypothesis"]]
+) -> bytes:
+    """``HYPS.jsonl``: a line for each context; references and hypotheses are token lists, the best first."""
+    rows = zip(examples, responses.references, responses.hypotheses, answers, strict=True)
+    lines = [
+        json.dumps(
+            {
+                "dialog": example.dialog,
+                "turn": example.turn,
+                "context": [f"{u.speaker}: {u.text}" if u.speaker else u.text for u in example.context],
+                "references": references,
+                "hypotheses": hypotheses,
+                "scores": [h.score for h in found],
+            },
+            ensure_ascii=False,
+        )
+        for example, references, hypotheses, found in rows
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def score_responses(
+    hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]
+) -> Result:
+    """BLEU in all versions, sacreBLEU, variety and edge cases of given responses; needs no model.
+
+    Args:
+        hypotheses: for each context token lists, the best first.
+        references: for each context token lists, the true response first.
+
+    Raises:
+        DataError: no context, contexts that do not pair up, an empty list, or text in place of token lists.
+    """
+    return Scorer(references).score(hypotheses)[0]
+
+
+def rescore(path: Path) -> Result:
+    """Score a ``HYPS.jsonl`` again. DataError, naming the line, where it is not what ``evaluate`` writes."""
+    from dialog.lines import InputLog, open_regular, read_lines
+
+    hypotheses, references = [], []
+    with open_regular(path) as file:
+        for number, line in read_lines(file, str(path), InputLog()):
+            try:
+                row = json.loads(line)
+                hypotheses.append(row["hypotheses"])
+                references.append(row["references"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise DataError(
+                    f"{visible(str(path))}:{number}: not an object with hypotheses and references; "
+                    "write the file with `dialog evaluate --output`"
+                ) from None
+    return score_responses(hypotheses, references)
+
+
+def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:
+    """Share of the response tokens that the run does not know; DataError where that is most of them."""
+    codec = model.codec
+    words = [token for example in test.examples for token in codec.tokenizer.split(example.response.text)]
+    unknown = sum(word == UNK or word not in codec.vocabulary for word in words)
+    share = unknown / len(words) if words else 0.0
+    if share > _FOREIGN:
+        raise DataError(
+            f"{visible(test.source)}: {share:.0%} of its tokens are not in the vocabulary of the run; "
+            "evaluate on the language and the spelling that the run was trained on"
+        )
+    return share
+
+
+def _describe_data(test: EvaluationData, unknown: float) -> Result:
+    return {
+        "name": test.name,
+        "source": test.source,
+        "sha256": test.fingerprint(),
+        "dialogs": len(test.dialogs),
+        "unknown_share": unknown,
+        "references_file": test.references_file,
+        "references_layout": _TRUE_ONLY if test.items is None else _TRUE_FIRST,
+    }

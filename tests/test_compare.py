@@ -1,0 +1,169 @@
+"""Comparison: the paired bootstrap behaves as one, and only comparable runs are compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dialog.compare import compare, comparison_table
+from lm.errors import ConfigError, DataError, StorageError
+
+DIALOGS, TURNS = 20, 15
+
+
+def write_run(folder: Path, *, seed: int = 1, better: float = 0.0, name: str = "test", **facts: Any) -> Path:
+    """An evaluation with made-up scores; ``better`` nats a token and BLEU points above the common scores."""
+    common, own = np.random.default_rng(0), np.random.default_rng(seed)
+    contexts = DIALOGS * TURNS
+    tokens = common.integers(1, 20, contexts)
+    nll = tokens * (common.normal(4, 1, contexts) + own.normal(0, 0.3, contexts) - better)
+    sides = {
+        side: (common.uniform(0, 0.5, (contexts, 4)) + own.normal(0, 0.05, (contexts, 4)) + better).tolist()
+        for side in ("precision", "recall")
+    }
+    bleu = {str(n): {side: float(np.mean(sides[side], 0)[n - 1]) for side in sides} for n in (1, 2, 3, 4)}
+    scores = ("intra_distinct_1", "intra_distinct_2", "inter_distinct_1", "inter_distinct_2", "mean_length")
+    result = {
+        **dict.fromkeys((*scores, "most_common_share", "perplexity_batch_mean"), 0.5),
+        "head": "mos",
+        "parameters": 1234567,
+        "checkpoint": "best",
+        "seed": seed,
+        "decode": {"beam": 10},
+        "data": {"sha256": "d"},
+        "vocabulary_sha256": "v",
+        "contexts": contexts,
+        "tokens": int(tokens.sum()),
+        "nll": float(nll.sum() / tokens.sum()),
+        "perplexity": float(np.exp(nll.sum() / tokens.sum())),
+        "bleu": bleu,
+        "bleu_legacy": bleu,
+        "sacrebleu": {"score": 1.0, "signature": "s"},
+    } | facts
+    record = {
+        "dialog": np.repeat(np.arange(DIALOGS), TURNS).tolist(),
+        "turn": [*range(TURNS)] * DIALOGS,
+        "nll": nll.tolist(),
+        "tokens": tokens.tolist(),
+        "bleu": sides,
+        "bleu_legacy": sides,
+    }
+    (folder / "evaluation").mkdir(parents=True, exist_ok=True)
+    path = folder / "evaluation" / f"{name}.json"
+    path.write_text(json.dumps({"format": 1, "result": result, "contexts": record}), encoding="utf-8")
+    return folder
+
+
+def p_of(*runs: Path, seed: int = 1) -> dict[str, float]:
+    p: dict[str, float] = compare(runs, resamples=2000, seed=seed)["runs"][1]["p"]
+    return p
+
+
+def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
+    p = p_of(write_run(tmp_path / "a"), write_run(tmp_path / "b"))
+    assert set(p.values()) == {1.0}
+    versions, orders, sides = ("bleu", "bleu_legacy"), "1234", ("precision", "recall")
+    assert set(p) == {"perplexity", *(f"{v}/{n}/{s}" for v in versions for n in orders for s in sides)}
+
+
+def test_clear_differences_are_significant_in_both_directions(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.3)
+    assert max(p_of(a, b).values()) < 0.01
+    assert max(p_of(b, a).values()) < 0.01
+    assert min(p_of(a, b).values()) == pytest.approx(2 / 2001), "never 0"
+
+
+def test_noise_is_rarely_significant(tmp_path: Path) -> None:
+    """Two runs of the same quality: p below .1 about one time in ten, over 17 scores and 12 pairs."""
+    first = write_run(tmp_path / "a", seed=99)
+    p = [v for seed in range(12) for v in p_of(first, write_run(tmp_path / "b", seed=100 + seed)).values()]
+    assert 0.0 < np.mean(np.array(p) < 0.1) < 0.25
+    assert 0.3 < np.mean(p) < 0.7
+
+
+def test_p_values_equal_a_plain_bootstrap_over_conversations(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=3, better=0.02)
+    left, right = (json.loads((run / "evaluation/test.json").read_text())["contexts"] for run in (a, b))
+    tokens = np.array(left["tokens"]).reshape(DIALOGS, TURNS)
+    nll = (np.array(right["nll"]) - left["nll"]).reshape(DIALOGS, TURNS)
+    bleu = (np.array(right["bleu"]["recall"]) - left["bleu"]["recall"])[:, 2].reshape(DIALOGS, TURNS)
+    rng = np.random.default_rng(5)
+    worse, higher = [], []
+    for _ in range(2000):
+        drawn = rng.integers(0, DIALOGS, DIALOGS)
+        worse.append(nll[drawn].sum() / tokens[drawn].sum())
+        higher.append(bleu[drawn].mean())
+    p = p_of(a, b)
+    for differences, score in ((worse, "perplexity"), (higher, "bleu/3/recall")):
+        tail = min(np.mean(np.array(differences) <= 0), np.mean(np.array(differences) >= 0))
+        assert p[score] == pytest.approx(2 * tail, abs=0.05)
+
+
+def test_the_seed_fixes_the_p_values(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.01)
+    assert p_of(a, b) == p_of(a, b)
+    assert p_of(a, b) != p_of(a, b, seed=2)
+
+
+def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    for run in runs:
+        path = run / "evaluation/test.json"
+        record = json.loads(path.read_text())
+        record["contexts"]["dialog"] = [0] * (DIALOGS * TURNS)
+        path.write_text(json.dumps(record))
+    assert set(p_of(*runs).values()) == {None}
+    comparison_table(compare(runs))
+
+
+def test_the_table_has_a_row_a_run(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.3, head="[red]x")
+    comparison = compare([a, b])
+    assert comparison["bootstrap"] == {"resamples": 10_000, "seed": 1, "unit": "dialog", "units": DIALOGS}
+    assert comparison["runs"][0]["p"] == {}
+    console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_table(comparison))
+    console.file.close()
+    text = console.export_text()
+    assert "[red]x" in text, "names are not markup"
+    assert f"{comparison['runs'][1]['perplexity']:.2f}*" in text
+    assert "1,234,567" in text
+
+
+def test_one_run_alone_is_a_table_too(tmp_path: Path) -> None:
+    assert len(compare([write_run(tmp_path / "a")])["runs"]) == 1
+
+
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a")
+    other = write_run(tmp_path / "b", data={"sha256": "e"})
+    with pytest.raises(DataError, match=r"b and .*a: evaluated on different data"):
+        compare([a, other])
+    with pytest.raises(DataError, match="their vocabularies differ"):
+        compare([a, write_run(tmp_path / "c", vocabulary_sha256="w")])
+    with pytest.raises(DataError, match=r"no evaluation in common .*a: test; .*empty: none"):
+        compare([a, tmp_path / "empty"])
+    with pytest.raises(DataError, match="has no evaluation valid"):
+        compare([a], name="valid")
+    write_run(tmp_path / "a", name="valid")
+    with pytest.raises(ConfigError, match="choose one of test, valid"):
+        compare([a])
+    assert compare([a], name="valid")["name"] == "valid"
+    with pytest.raises(ConfigError, match="at least 1000"):
+        compare([a], name="test", resamples=10)
+    with pytest.raises(ConfigError, match="no run"):
+        compare([])
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[1]", '{"format": 2}', '{"format": 1, "result": 3, "contexts": {}}']
+)
+def test_damaged_evaluations_are_named(tmp_path: Path, content: str) -> None:
+    path = write_run(tmp_path / "a") / "evaluation/test.json"
+    path.write_text(content)
+    with pytest.raises(StorageError, match=r"test\.json: "):
+        compare([tmp_path / "a"])
