@@ -1,0 +1,5 @@
+"""``python -m dialog``."""
+
+from dialog.cli import main
+
+main()

@@ -1,0 +1,283 @@
+"""The ``dialog`` command line: every command imports what it needs, calls it, and shows the result."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dialog.schema import DialogConfig
+from lm.config import Resolved, load_config, override, read_config
+from lm.console import JsonFile, Overrides, interruptible, new_app, run_app, show, table, write_result
+from lm.errors import StorageError
+from lm.presets import preset_paths
+
+app = new_app(
+    "Train, evaluate and talk to encoder-decoder dialog models that differ only in their output head.\n\n"
+    "Start with [bold]dialog demo[/bold], or step by step: [bold]dialog train smalltalk_mos[/bold], "
+    "[bold]dialog evaluate runs/smalltalk_mos[/bold], [bold]dialog chat runs/smalltalk_mos[/bold]."
+)
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Presets and config files that begin so, for the shell."""
+    names = [path.stem for path in preset_paths("dialog") if path.stem.startswith(incomplete)]
+    folder, _, start = incomplete.rpartition("/")
+    found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
+    return names + [
+        f"{path}/" if path.is_dir() else str(path)
+        for path in found
+        if path.suffix == ".toml" or path.is_dir()
+    ]
+
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset (`dialog presets` lists them) or a .toml file.",
+        autocompletion=complete_config,
+    ),
+]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/smalltalk_mos.")
+]
+Checkpoint = Annotated[
+    str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
+]
+DecodeOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change decoding, as in --set decode.beam=5; may be repeated."
+    ),
+]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs and results.json go.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train, evaluate and compare small models with every head on the built-in corpus, in a few minutes."""
+    from dialog.demo import demo as run_demo
+
+    run_demo(out)
+
+
+@app.command()
+def presets() -> None:
+    """List the configs that come with Highrank; parameters are for the largest vocabulary that they allow."""
+    from dialog.describe import describe as describe_config
+
+    rows = []
+    for path in preset_paths("dialog"):
+        config = load_config(str(path), DialogConfig, family="dialog").config
+        parameters = describe_config(config)["parameters"]
+        rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
+    show(table("Presets", rows))
+
+
+@app.command()
+def describe(config: Config, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+    """Show a config with the origin of every value, parameters by part and estimated memory, without data.
+
+    Example: dialog describe smalltalk_mos --set head.components=8
+    """
+    resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
+    from dialog.describe import describe as describe_config
+    from dialog.report import config_table, description_tables
+
+    result = describe_config(resolved.config) | {"provenance": resolved.provenance}
+    write_result(json_file, result, config=resolved.config, seed=resolved.config.train.seed)
+    show(config_table(config, resolved), *description_tables(result))
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or name of a dataset.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    format: Annotated[str, typer.Option(help="Format of the source; auto looks at its content.")] = "auto",
+    on_bad_line: Annotated[
+        Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
+    ] = "error",
+    tokenizer: Annotated[
+        Literal["wordpunct", "whitespace", "char", "unigram", "bpe"],
+        typer.Option(help="Counts tokens in the report."),
+    ] = "wordpunct",
+    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary of the report.")] = 10_000,
+    lowercase: Annotated[bool, typer.Option(help="Lower-case the text for the report.")] = True,
+    valid_fraction: Annotated[
+        float, typer.Option(help="Share of the dialogs, if the source has no such split.")
+    ] = 0.05,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of the dialogs, if the source has no such split.")
+    ] = 0.05,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the split.")] = 1,
+    dialog_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "dialog",
+    speaker_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "speaker",
+    text_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "text",
+    act_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "act",
+) -> None:
+    """Read conversations of any supported format and write train, valid and test splits with a report.
+
+    Example: dialog prepare swda.zip --out data/swda
+    """
+    from dialog.prepare import PrepareOptions
+    from dialog.prepare import prepare as prepare_corpus
+    from dialog.report import prepared_tables
+    from dialog.sources import ReadOptions
+
+    read = ReadOptions(format, dialog_column, speaker_column, text_column, act_column)
+    options = PrepareOptions(
+        read, on_bad_line, valid_fraction, test_fraction, seed, tokenizer, lowercase, vocab_size
+    )
+    prepared = prepare_corpus(source, out, options)
+    show(*prepared_tables(prepared.report), f"{out}: {'unchanged' if prepared.unchanged else 'written'}")
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; runs/<config name> if left out.")
+    ] = None,
+) -> None:
+    """Train a model, or resume: the same command again continues where the run stopped.
+
+    Example: dialog train smalltalk_mos --set head.components=8 --run runs/mos8
+    """
+    resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
+    folder = run or Path("runs") / Path(config).stem
+    from dialog.train import train as train_model
+    from lm.progress import make_reporter
+
+    result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
+    show(
+        f"{folder}: {result.reason}, after {result.step} updates and {result.minutes:.1f} minutes; "
+        f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
+    )
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Option(metavar="F", help="Corpus; the run's test split if left out.")
+    ] = None,
+    references: Annotated[
+        Path | None,
+        typer.Option(metavar="F", help="Several references a context; the true response if left out."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="HYPS.jsonl", help="Write the responses there.")
+    ] = None,
+    json_file: JsonFile = None,
+    checkpoint: Checkpoint = "best",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Contexts decoded together; changes no result.")
+    ] = 16,
+    overrides: DecodeOverrides = None,
+) -> None:
+    """Score a run: perplexity, BLEU precision and recall of its best responses, and their variety.
+
+    Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
+    """
+    resolved = _decoding(run, overrides)
+    from dialog.evaluate import evaluate as evaluate_run
+    from dialog.report import evaluation_tables
+
+    with interruptible() as poll:
+        result = evaluate_run(
+            run, data=data, references=references, output=output, checkpoint=checkpoint, limit=limit,
+            overrides=overrides or (), batch_size=batch, poll=poll,
+        )  # fmt: skip
+    write_result(json_file, result, config=resolved.config)
+    show(*evaluation_tables(result))
+
+
+@app.command()
+def references(
+    train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
+    test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
+    out: Annotated[Path, typer.Option(metavar="F", help="File to write.")],
+    neighbours: Annotated[
+        int, typer.Option(metavar="N", min=1, help="References besides the true response.")
+    ] = 10,
+) -> None:
+    """Find several references for every test context: what was said in the most similar training contexts.
+
+    Example: dialog references --train data/train.jsonl --test data/test.jsonl --out test_multi_ref.json
+    """
+    from dialog.corpus import load_dialogs
+    from dialog.references import build_references, write_references
+
+    with interruptible() as poll:
+        items = build_references(load_dialogs(train), load_dialogs(test), neighbours, poll)
+    write_references(out, items)
+    count = sum(len(item.responses) for item in items)
+    show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
+    json_file: JsonFile = None,
+) -> None:
+    """Show evaluated runs side by side, with paired bootstrap p-values against the first.
+
+    Example: dialog compare runs/softmax runs/mos
+    """
+    from dialog.compare import compare as compare_runs
+    from dialog.compare import comparison_table
+
+    result = compare_runs(runs, name=name, resamples=resamples)
+    write_result(json_file, result)
+    show(comparison_table(result))
+
+
+@app.command()
+def chat(run: RunFolder, checkpoint: Checkpoint = "best", overrides: DecodeOverrides = None) -> None:
+    """Talk with a model; /help lists the commands. Lines from a pipe are answered one by one.
+
+    Example: dialog chat runs/mos --set decode.method=sample
+    """
+    decode = _decoding(run, overrides).config.decode
+    from dialog.chat import chat as converse
+
+    raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode))
+
+
+@app.command()
+def check(run: RunFolder, json_file: JsonFile = None) -> None:
+    """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
+
+    Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
+    """
+    from lm.check import check_run
+
+    result = check_run(run)
+    write_result(json_file, result)
+    show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
+    if result["problems"]:
+        raise StorageError(result["problems"][0])
+
+
+def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
+    """The config of a run, decoding changed as the command line asks."""
+    resolved = read_config(run / "config.json", DialogConfig)
+    return override(resolved, overrides or (), DialogConfig, sections=("decode",))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``dialog`` with the given or the process's arguments; raises SystemExit with the exit code."""
+    run_app(app, "dialog", arguments)

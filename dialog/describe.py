@@ -1,0 +1,124 @@
+"""What a config amounts to before any data is read: parameters by part, and memory."""
+
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+
+from dialog.corpus import SMALLTALK
+from dialog.schema import DataConfig, DialogConfig
+from dialog.seq2seq import Seq2Seq
+from lm.heads import Head
+from lm.mixture_loss import LossOptions
+from lm.text import BOS, DIALOG, EOS, PAD, UNK
+
+PARTS = ("embedding", "encoder", "decoder", "head")
+FLOAT = 4  # bytes
+
+
+def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, Any]:
+    """Parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
+
+    Without ``vocab_size`` the vocabulary is taken to be as large as the config, or the built-in corpus,
+    allows, which ``vocabulary_assumed`` says; fewer words give fewer parameters. A tied output matrix counts
+    as embedding. Raises ConfigError for sizes that do not fit each other.
+    """
+    vocabulary = largest_vocabulary(config.data) if vocab_size is None else vocab_size
+    with torch.device("meta"):
+        model = Seq2Seq(config, vocabulary)
+    counts = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():
+        counts[name.split(".")[0]] += parameter.numel()
+    total = sum(counts.values())
+    return {
+        "parameters": total,
+        "parameters_by_part": counts,
+        "vocabulary": vocabulary,
+        "vocabulary_assumed": vocab_size is None,
+        "memory": memory(config, model.head, total),
+    }
+
+
+def largest_vocabulary(data: DataConfig) -> int:
+    """The size that no training split of the corpus can exceed, specials included."""
+    words = data.vocab_size
+    if data.train.startswith(SMALLTALK) and data.tokenizer == "wordpunct":
+        words = min(words, len(_smalltalk_words()) + len((BOS, EOS, DIALOG)))
+    return words + len((PAD, UNK))
+
+
+@cache
+def _smalltalk_words() -> frozenset[str]:
+    """Every word that the built-in corpus can say."""
+    from dialog.smalltalk import default_process
+
+    process = default_process()
+    listed = (word for words in process.lexicon.lists.values() for phrase in words.phrases for word in phrase)
+    templates = (template for act in process.grammar.acts.values() for template in act.templates)
+    literal = (
+        element for template in templates for element in template.elements if not element.startswith("{")
+    )
+    return frozenset(chain(listed, literal))
+
+
+def memory(config: DialogConfig, head: Head, parameters: int) -> dict[str, int]:
+    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``."""
+    weights = parameters * FLOAT
+    moments = 2 if config.optim.name != "sgd" else int(config.optim.momentum > 0)
+    averages = int(config.optim.average != "none")
+    sizes = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": moments * weights,
+        "averages": averages * weights,
+        "activations": FLOAT
+        * (_encoder_floats(config) + _decoder_floats(config) + _head_floats(config, head)),
+    }
+    return {**sizes, "training": sum(sizes.values()), "checkpoint": (1 + moments + averages) * weights}
+
+
+def _responses(config: DialogConfig) -> int:
+    """Responses of a batch; a whole dialog is taken to have 100."""
+    return config.train.batch_size * (config.data.segment or 100)
+
+
+def _encoder_floats(config: DialogConfig) -> int:
+    """Numbers that backpropagation through the encoder keeps."""
+    data, encoder, size = config.data, config.encoder, config.model.embedding_size
+    responses = _responses(config)
+    per_step = _cell_floats(encoder.cell) * encoder.context_size * encoder.layers
+    if encoder.kind == "flat":
+        return responses * data.context * data.max_tokens * (2 * size + per_step)
+    utterances = (
+        responses + config.train.batch_size * data.context
+    )  # distinct ones: neighbours share contexts
+    words = 2 * size + 2 * _cell_floats(encoder.cell) * encoder.utterance_size
+    return utterances * data.max_tokens * words + responses * data.context * (
+        2 * encoder.utterance_size + 2 + per_step
+    )
+
+
+def _decoder_floats(config: DialogConfig) -> int:
+    data, encoder, decoder = config.data, config.encoder, config.decoder
+    inputs = config.model.embedding_size + (encoder.context_size if decoder.feed_context else 0)
+    per_token = 2 * inputs + (_cell_floats(decoder.cell) * decoder.layers + 1) * decoder.hidden_size
+    if decoder.attention != "none":
+        positions = data.context * (data.max_tokens if encoder.kind == "flat" else 1)
+        width = decoder.hidden_size if decoder.attention == "additive" else 1
+        per_token += positions * (2 + 2 * width) + encoder.context_size + 2 * decoder.hidden_size
+    return _responses(config) * data.max_tokens * per_token
+
+
+def _head_floats(config: DialogConfig, head: Head) -> int:
+    """Contexts and their gradients for all tokens; logits only for a chunk of them."""
+    tokens = _responses(config) * config.data.max_tokens
+    vectors = head.components * head.size * (3 if head.latent is not None else 1)
+    mixed = head.components if head.parts.mixes == "probabilities" else 1
+    chunk = LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size)
+    return tokens * vectors + 2 * chunk * mixed * head.vocab_size + 2 * head.vocab_size * head.size
+
+
+def _cell_floats(cell: str) -> int:
+    """Per unit and step: the gates and what the cell outputs."""
+    return 6 if cell == "lstm" else 5

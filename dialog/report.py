@@ -1,0 +1,83 @@
+"""What the command line shows of results: tables of configs, evaluations and prepared corpora."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dialog.schema import DialogConfig
+from lm.config import Resolved, known_keys
+from lm.console import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Result = Mapping[str, Any]
+_ORDERS = ("1", "2", "3", "4")
+
+
+def config_table(name: str, resolved: Resolved[DialogConfig]) -> "Table":
+    """Every key with its value and where that was set."""
+    rows = []
+    for key in known_keys(DialogConfig):
+        value: Any = resolved.config
+        for part in key.split("."):
+            value = getattr(value, part)
+        rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
+    return table(f"Config {name}", rows)
+
+
+def description_tables(description: Result) -> list["Table | str"]:
+    """Parameters by part, memory, and the vocabulary that they are for."""
+    words = f"{description['vocabulary']:,}"
+    if description["vocabulary_assumed"]:
+        words += ", the most that data.vocab_size and the corpus allow"
+    parameters = {**description["parameters_by_part"], "total": description["parameters"]}
+    memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
+    return [
+        table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
+        table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
+        f"for a vocabulary of {words}",
+    ]
+
+
+def prepared_tables(report: Result) -> list["Table | str"]:
+    """A row for each split, and what was left out."""
+    columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
+    rows = [
+        {"split": split, **{column: counts[column] for column in columns}}
+        for split, counts in report["splits"].items()
+    ]
+    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
+    vocabulary = f"{report['vocabulary_size']:,} words in the vocabulary; left out: {left_out or 'nothing'}"
+    return [table(f"Read as {report['format']}", rows), vocabulary]
+
+
+def evaluation_tables(result: Result) -> list["Table | str"]:
+    """Likelihood and variety, then BLEU of the model beside its yardsticks."""
+    names = ("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts")
+    more = ("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2")
+    rows = [
+        {"measure": name, "value": result[name]}
+        for name in (*names, *more, "mean_length", "most_common_share")
+    ]
+    rows.append({"measure": "sacrebleu", "value": result["sacrebleu"]["score"]})
+    yardsticks = result["yardsticks"]
+    systems = {"model": result, "true response": yardsticks["true_response"]}
+    systems |= {f"always {name!r}": scores for name, scores in yardsticks["constant_answers"].items()}
+    bleu = [
+        {"system": system} | {f"BLEU-{n} P / R": _pair(scores["bleu"][n]) for n in _ORDERS}
+        | {"legacy BLEU-1 P / R": _pair(scores["bleu_legacy"]["1"])}
+        for system, scores in systems.items()
+    ]  # fmt: skip
+    references = result["references"]
+    layout = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
+    about = f"{layout}; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
+    return [
+        table(f"{result['run']} on {result['data']['name']}", rows),
+        table("Responses against references, precision / recall", bleu),
+        about,
+    ]
+
+
+def _pair(scores: Result) -> str:
+    return f"{scores['precision']:.4f} / {scores['recall']:.4f}"

@@ -1,0 +1,5 @@
+"""``python -m lm``."""
+
+from lm.cli import main
+
+main()

@@ -1,0 +1,237 @@
+"""What the command lines share: exit codes, one-line errors, tables and the JSON they write."""
+
+import importlib.metadata
+import math
+import os
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from pydantic import BaseModel
+from typer.core import TyperGroup
+
+from lm import __version__
+from lm.errors import HighrankError, Interrupted, StorageError
+from lm.stop import StopFlag
+from lm.storage import JSON, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_command = ContextVar("command", default="")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key, as in --set train.seed=2; may be repeated."
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write the result to FILE as one JSON object."),
+]
+
+
+class Commands(TyperGroup):
+    """A group of commands in which Ctrl-C and a closed pipe end the program the documented way."""
+
+    def invoke(self, ctx: Any) -> object:
+        """Run the command; raises Interrupted for Ctrl-C, and ends quietly when nobody reads the output."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; run the same command again to start over or to resume") from None
+        except BrokenPipeError:
+            raise typer.Exit from None
+
+
+def new_app(description: str) -> typer.Typer:
+    """An empty command line with ``--version``, ``--debug`` and shell completion."""
+    app = typer.Typer(
+        cls=Commands,
+        help=description,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+    @app.callback()
+    def _(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+            ),
+        ] = False,
+        debug: Annotated[
+            bool,
+            typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line."),
+        ] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line to its exit code; ``arguments`` default to those of the process.
+
+    Errors that the user can act on are one line on stderr, and so are our own bugs unless ``--debug`` is
+    given. Raises SystemExit, with the codes of :mod:`lm.errors`.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in given
+    _command.set(shlex.join([name, *given]))
+    try:
+        app(args=[argument for argument in given if argument != "--debug"], prog_name=name)
+        code: str | int | None = 0
+    except SystemExit as ending:
+        code = ending.code
+    except KeyboardInterrupt:
+        code = Interrupted.exit_code
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        code = _report(error)
+    sys.exit(_flush() or code)
+
+
+def _flush() -> int:
+    """Write out what was printed; returns an exit code where that fails, 0 where the reader is gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
+        return 0 if isinstance(error, BrokenPipeError) else _report(error)
+    return 0
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong in one line on stderr; returns the exit code."""
+    if isinstance(error, HighrankError):
+        message, code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        message, code = f"{place}{error.strerror}", StorageError.exit_code
+    elif type(error).__name__ in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
+        message, code = "out of memory: lower train.batch_size, data.segment or the beam", 1
+    else:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        message = (
+            f"internal error: {type(error).__name__} at {place}: {error} (run with --debug for the traceback)"
+        )
+        code = 1
+    typer.echo(one_line(message), err=True)
+    return code
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between."""
+    stop = StopFlag()
+    stop.install()
+    try:
+        yield stop.check
+    finally:
+        stop.uninstall()
+
+
+def one_line(text: str) -> str:
+    """Text with every character that could move the cursor (control, escape, bidi) written as ``\\x1b``."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def table(title: str, rows: Sequence[Mapping[str, object]]) -> "Table":
+    """Rows as a table whose columns are the keys of the first; numbers are aligned, text is never markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text(title), title_justify="left")
+    for column in rows[0] if rows else ():
+        numeric = all(isinstance(row[column], int | float | None) for row in rows)
+        shown.add_column(Text(column), justify="right" if numeric else "left")
+    for row in rows:
+        shown.add_row(*(Text(_cell(value)) for value in row.values()))
+    return shown
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(str(value))
+
+
+def show(*renderables: "RenderableType") -> None:
+    """Print tables and lines; a pipe gets them unwrapped and without colours."""
+    console = _console()
+    for renderable in renderables:
+        console.print(renderable, highlight=False, markup=False)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = PipeConsole()
+    return console if console.is_terminal else PipeConsole(width=200)
+
+
+def write_result(
+    path: Path | None, result: Mapping[str, Any], *, config: BaseModel | None = None, seed: int | None = None
+) -> None:
+    """Write a measured result as JSON with the fields that all have: command, config, versions, seed, device.
+
+    ``device`` is the result's own where it has one. Does nothing without a path. Raises StorageError.
+    """
+    if path is None:
+        return
+    common: dict[str, JSON] = {
+        "command": _command.get(),
+        "config": config.model_dump(mode="json") if config else None,
+        "versions": versions(),
+        "seed": seed,
+        "device": platform.machine(),
+    }
+    write_json(path, {name: _finite(value) for name, value in (common | dict(result)).items()})
+
+
+def _finite(value: JSON) -> JSON:
+    """NaN and ±inf, which JSON lacks, as null: the perplexity of a diverged model has no number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def versions() -> dict[str, JSON]:
+    """Versions of Python, of Highrank and of the libraries that its numbers depend on."""
+    found: dict[str, JSON] = {"highrank": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "nltk", "sacrebleu", "sentencepiece", "datasets"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"highrank {__version__}")
+        raise typer.Exit

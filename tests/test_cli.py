@@ -1,0 +1,413 @@
+"""The command lines: help without torch, one-line errors with the documented exit codes, and a whole run."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dialog.cli import app, complete_config, main
+from dialog.schema import DialogConfig
+from lm import __version__
+from lm.cli import main as lm_main
+from lm.config import load_config
+from lm.console import new_app, one_line, run_app, show, table, write_result
+from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
+from lm.presets import preset_paths
+
+COMMANDS = (
+    "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references", "train",
+)  # fmt: skip
+TINY = """
+extends = "{base}"
+[model]
+embedding_size = 8
+[encoder]
+utterance_size = 8
+context_size = 8
+[decoder]
+hidden_size = 8
+[head]
+embedding_size = 8
+[data]
+train = "talk.txt"
+valid = "talk.txt"
+test = "talk.txt"
+[train]
+max_steps = 3
+checkpoint_every = 1
+[decode]
+beam = 2
+nbest = 2
+max_length = 4
+"""
+TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def dialog(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as ending:
+            main(arguments)
+        out, err = capfd.readouterr()
+        return int(ending.value.code or 0), out, err
+
+    return run
+
+
+def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | (env or {}),
+    )
+
+
+def cpu_seconds_since(before: os.times_result) -> float:
+    """Of the processes that ended since: unlike wall time, it does not depend on what else is running."""
+    now = os.times()
+    return now.children_user + now.children_system - before.children_user - before.children_system
+
+
+# Help, version, completion
+
+
+def test_help_of_every_command_loads_nothing_heavy() -> None:
+    program = f"""
+import sys
+from dialog.cli import main
+from lm.cli import main as lm_main
+for run, arguments in [(main, []), (lm_main, []), (lm_main, ["presets"])] + [(main, [c]) for c in {COMMANDS}]:
+    try:
+        run([*arguments, "--help"])
+    except SystemExit as ending:
+        assert not ending.code, arguments
+heavy = {{"torch", "numpy", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    ended = python("-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 1
+    assert ended.stdout.count("Usage: lm") == 2
+
+
+@pytest.mark.parametrize("module", ["dialog", "lm"])
+def test_help_answers_within_a_second(module: str) -> None:
+    before = os.times()
+    ended = python("-m", module, "--help")
+    assert cpu_seconds_since(before) < 1.0
+    assert f"Usage: {module} " in ended.stdout
+    assert "--install-completion" in ended.stdout
+
+
+def test_every_command_has_help_and_its_options_have_too() -> None:
+    commands = typer.main.get_command(app).commands
+    assert tuple(sorted(commands)) == COMMANDS
+    for command in commands.values():
+        assert command.help
+        for parameter in command.params:
+            assert getattr(parameter, "help", "") or parameter.name == "help", (command.name, parameter.name)
+
+
+def test_version(dialog: Callable[..., Outcome]) -> None:
+    assert dialog("--version") == (0, f"highrank {__version__}\n", "")
+
+
+def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
+    (in_tmp / "small.toml").touch()
+    (in_tmp / "sub").mkdir()
+    (in_tmp / "sub" / "x.toml").touch()
+    assert complete_config("smalltalk_mo") == ["smalltalk_moc", "smalltalk_mos", "smalltalk_moss"]
+    assert {"smalltalk_mos", "small.toml"} <= set(complete_config("small"))
+    assert complete_config("su") == ["sub/"]
+    assert complete_config("sub/") == ["sub/x.toml"]
+    words = {
+        "_DIALOG_COMPLETE": "complete_bash",
+        "COMP_WORDS": "dialog train smalltalk_sig",
+        "COMP_CWORD": "2",
+    }
+    assert python(
+        "-m", "dialog", env=words | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    ).stdout.split() == ["smalltalk_sigsoftmax"]
+
+
+# Exit codes and messages
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (HighrankError("a"), 1, "a\n"),
+        (ConfigError("x.toml:1: b"), 2, "x.toml:1: b\n"),
+        (DataError("c\nd\x1b[2J"), 3, "c\\nd\\x1b[2J\n"),
+        (StorageError("e"), 4, "e\n"),
+        (DivergenceError("f"), 5, "f\n"),
+        (Interrupted("g"), 75, "g\n"),
+        (KeyboardInterrupt(), 75, "interrupted; run the same command again to start over or to resume\n"),
+        (BrokenPipeError(), 0, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "f.txt"), 4, "f.txt: No space left on device\n"),
+        (MemoryError(), 1, "out of memory: lower train.batch_size, data.segment or the beam\n"),
+    ],
+)
+def test_every_failure_has_its_code_and_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = new_app("Fails.")
+
+    @failing.command()
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(failing, "failing", ["fail"])
+    assert int(ending.value.code or 0) == code
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("arguments", [["fail"], ["--debug", "fail"], ["fail", "--debug"]])
+def test_our_own_bugs_show_a_traceback_only_in_debug(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = new_app("Fails.")
+
+    @failing.command()
+    def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(failing, "failing", arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert ending.value.code == 1
+    assert lines[-1].startswith("internal error: KeyError at test_cli.py:")
+    assert ("Traceback (most recent call last):" in lines) == ("--debug" in arguments)
+    assert len(lines) == 1 or "--debug" in arguments
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters()))
+def test_a_message_is_one_printable_line(text: str) -> None:
+    shown = one_line(text)
+    assert shown.isprintable()
+    assert not text.isprintable() or shown == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trian"], 2, "No such command 'trian'"),
+        (["train"], 2, "Missing argument"),
+        (["train", "x", "--sett", "y"], 2, "No such option"),
+        (["train", "smaltalk_mos"], 2, "smaltalk_mos: no such preset or file; did you mean smalltalk_mos?\n"),
+        (["train", "smalltalk_mos", "--set", "train.sed=1"], 2, "train.sed; did you mean train.seed?\n"),
+        (["describe", "smalltalk_mos", "--set", "head.kind=moos"], 2, "did you mean mos?\n"),
+        (["train", "smalltalk_mos", "--set", "data.train=none.txt"], 3, "none.txt"),
+        (["evaluate", "none"], 4, "none: not the folder of a run: it has no config.json\n"),
+        (["chat", "none"], 4, "none: not the folder of a run: it has no config.json\n"),
+        (["check", "none"], 4, "none"),
+        (["compare", "none"], 3, "none"),
+        (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
+        (["prepare", "none.txt", "--out", "x"], 3, "none.txt"),
+        (["prepare", "none.txt", "--out", "x", "--on-bad-line", "maybe"], 2, "maybe"),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    dialog: Callable[..., Outcome], in_tmp: Path, arguments: list[str], code: int, message: str
+) -> None:
+    found, out, err = dialog(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1 or "Usage" in err
+    assert not (in_tmp / "x").exists()
+
+
+def test_a_mistake_in_a_config_is_told_before_torch_is_loaded() -> None:
+    program = """
+import sys
+from dialog.cli import main
+for arguments in (["train", "smalltalk_mos", "--set", "x=1"], ["describe", "nope"], ["evaluate", "nope"]):
+    try:
+        main(arguments)
+    except SystemExit as ending:
+        assert ending.code in (2, 4)
+assert "torch" not in sys.modules
+"""
+    before = os.times()
+    ended = python("-c", program)
+    assert cpu_seconds_since(before) < 1.0
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == 3
+
+
+def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
+    ended = subprocess.run(
+        f"{sys.executable} -m lm presets | true; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    if Path("/dev/full").exists():
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "lm", "presets"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (ended.returncode, ended.stderr) == (4, "No space left on device\n")
+
+
+# Output
+
+
+def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    show(table("[b]T[/b]", [{"a": "[red]x[/nope]\x1b[2J", "n": 1234567}, {"a": "y" * 90, "n": None}]), "[/x]")
+    out = capsys.readouterr().out
+    assert "[b]T[/b]" in out
+    assert "[red]x[/nope]\\x1b[2J" in out
+    assert "1,234,567" in out
+    assert "y" * 90 in out
+    assert out.endswith("[/x]\n")
+    assert "\x1b" not in out
+
+
+def test_results_have_the_common_fields_and_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_result(None, {"x": 1})
+    write_result(
+        path, {"x": float("nan"), "y": [float("inf"), {"z": 2.5}], "device": "cuda"}, config=DialogConfig()
+    )
+    result = json.loads(path.read_text())
+    assert {"command", "config", "versions", "seed", "device"} <= result.keys()
+    assert (result["x"], result["y"], result["device"]) == (None, [None, {"z": 2.5}], "cuda")
+    assert result["config"]["train"]["seed"] == 1
+    assert {"highrank", "python", "torch"} <= result["versions"].keys()
+
+
+def test_lm_presets_says_that_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        lm_main(["presets"])
+    out = capsys.readouterr().out
+    assert not ending.value.code
+    assert ("No presets" in out) == (not preset_paths("lm"))
+
+
+def test_presets_lists_every_preset(dialog: Callable[..., Outcome]) -> None:
+    code, out, _ = dialog("presets")
+    assert code == 0
+    for path in preset_paths("dialog"):
+        assert f" {path.stem} " in out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_describe_counts_the_parameters_that_a_model_has(
+    dialog: Callable[..., Outcome], in_tmp: Path, tied: bool
+) -> None:
+    from dialog.describe import describe
+    from dialog.seq2seq import Seq2Seq
+
+    overrides = ["head.embedding_size=16", "model.embedding_size=16", f"head.tied={str(tied).lower()}"]
+    setters = [word for override in overrides for word in ("--set", override)]
+    code, out, _ = dialog("describe", "smalltalk_mos", *setters, "--json", "d.json")
+    result = json.loads((in_tmp / "d.json").read_text())
+    config = load_config("smalltalk_mos", DialogConfig, family="dialog", overrides=overrides).config
+    model = Seq2Seq(config, result["vocabulary"])
+    assert code == 0
+    assert result["parameters"] == sum(p.numel() for p in model.parameters())
+    assert result["parameters"] == sum(result["parameters_by_part"].values())
+    assert result["provenance"]["head.tied"] == "--set"
+    assert result["config"] == config.model_dump(mode="json")
+    assert f"{result['parameters']:,}" in out
+    assert result["memory"]["weights"] == 4 * result["parameters"]
+    smaller = describe(config, 100)
+    assert not smaller["vocabulary_assumed"]
+    assert smaller["parameters"] < result["parameters"]
+
+
+# A whole run
+
+
+def test_train_evaluate_check_compare_chat(
+    dialog: Callable[..., Outcome], in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = next(path for path in preset_paths("dialog") if path.stem == "smalltalk_mos")
+    Path("talk.txt").write_text(TALK)
+    Path("tiny.toml").write_text(TINY.format(base=base))
+    assert dialog("train", "tiny.toml")[0] == 0
+    assert dialog("train", "tiny.toml", "--run", "other")[0] == 0
+    assert dialog("train", "tiny.toml", "--run", "seed2", "--set", "train.seed=2")[0] == 0
+    hashes = [_check(dialog, run)["state_sha256"] for run in ("runs/tiny", "other", "seed2")]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+    code, out, _ = dialog(
+        "evaluate", "other", "--json", "e.json", "--output", "h.jsonl", "--set", "decode.nbest=1"
+    )
+    result = json.loads(Path("e.json").read_text())
+    assert code == 0
+    assert result["command"] == "dialog evaluate other --json e.json --output h.jsonl --set decode.nbest=1"
+    assert {
+        "perplexity",
+        "bleu",
+        "bleu_legacy",
+        "sacrebleu",
+        "config",
+        "versions",
+        "seed",
+        "device",
+    } <= result.keys()
+    assert all(len(json.loads(line)["hypotheses"]) == 1 for line in Path("h.jsonl").read_text().splitlines())
+    assert "always 'uh-huh'" in out
+    assert dialog("evaluate", "seed2")[0] == 0
+    code, out, _ = dialog("compare", "other", "seed2")
+    assert code == 0
+    assert "seed2" in out
+
+    with Path("talk.txt").open() as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        code, out, err = dialog("chat", "other")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == len([line for line in TALK.splitlines() if line])
+
+    newest = max(Path("other/checkpoints").glob("step-*")) / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    assert _check(dialog, "other", expected=4)["state_sha256"] is None
+
+
+def _check(dialog: Callable[..., Outcome], run: str, expected: int = 0) -> dict[str, Any]:
+    code, out, err = dialog("check", run, "--json", "c.json")
+    result: dict[str, Any] = json.loads(Path("c.json").read_text())
+    assert code == expected
+    assert out.splitlines()[-1] == f"state_sha256 {result['state_sha256']}"
+    assert bool(result["problems"]) == bool(expected)
+    assert err.count("\n") == bool(expected)
+    return result
+
+
+def test_prepare_and_references(dialog: Callable[..., Outcome], in_tmp: Path) -> None:
+    Path("talk.txt").write_text(TALK)
+    code, out, _ = dialog(
+        "prepare", "talk.txt", "--out", "p", "--valid-fraction", "0", "--test-fraction", "0"
+    )
+    assert code == 0
+    assert out.endswith("p: written\n")
+    again = dialog("prepare", "talk.txt", "--out", "p", "--valid-fraction", "0", "--test-fraction", "0")
+    assert again[1].endswith("p: unchanged\n")
+    code, out, _ = dialog("references", "--train", "p/train", "--test", "talk.txt", "--out", "r.json")
+    assert code == 0
+    assert len(json.loads(Path("r.json").read_text())) == 5
