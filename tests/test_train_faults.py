@@ -12,8 +12,9 @@ from tiny_task import Faults, Notes, TinyModel, TinyTask, lines, open_run, outco
 from lm.checkpoint import CheckpointStore
 from lm.errors import DivergenceError, Interrupted, StorageError
 from lm.guard import Guard
+from lm.journal import Journal
 from lm.run import MetricsLog
-from lm.state import all_finite, load_model_tensors, model_tensors
+from lm.state import Progress, all_finite, load_model_tensors, model_tensors
 
 NAN = math.nan
 
@@ -100,9 +101,11 @@ def test_divergence_before_any_other_commit_returns_to_the_start(folder: Path) -
 
 
 def test_weights_that_overflow_are_never_committed(folder: Path) -> None:
-    optim = {"name": "sgd", "lr": 3e38, "momentum": 0.9}
-    with pytest.raises(DivergenceError, match="not finite at step"):
-        train(folder, {"max_steps": 40, "checkpoint_every": 2}, optim)
+    optim = {"name": "sgd", "lr": 1e300}
+    with pytest.raises(
+        DivergenceError, match="even with half the learning rate: weights not finite at step 1"
+    ):
+        train(folder, {"max_steps": 40, "checkpoint_every": 1}, optim)
     assert_only_finite(folder)
 
 
@@ -148,6 +151,17 @@ def test_training_stops_after_patience_validations_without_a_better_one(
     expected = epochs_by_definition(values, patience, min_delta)
     assert result.epoch == expected
     assert result.best_nll == min(values[:expected])
+
+
+def test_the_plateau_schedule_hears_of_validations(folder: Path) -> None:
+    settings, optim = {"max_steps": 6, "validate_every": 2, "log_every": 1}, {"schedule": "plateau"}
+    train(folder.with_name("falling"), settings, optim, with_values([3.0, 2.0, 1.0]))
+    train(folder, settings, optim, with_values([2.0, 2.0, 2.0]))
+    rates = [
+        [line["lr"] for line in lines(run) if line["split"] == "train"]
+        for run in (folder, folder.with_name("falling"))
+    ]
+    assert [rate / full for rate, full in zip(*rates, strict=True)] == pytest.approx([1, 1, 1, 1, 0.5, 0.5])
 
 
 def epochs_by_definition(values: list[float], patience: int, min_delta: float) -> int:
@@ -210,6 +224,25 @@ def test_two_failed_commits_are_warnings_and_change_nothing(
         )
 
 
+def test_lines_that_the_disk_refuses_are_written_later_in_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MetricsLog, "append", failing({1, 2, 3, 6, 8}, MetricsLog.append))
+    with open_run(folder) as run:
+        journal = Journal(run)
+        for step in (1, 2, 3):
+            journal.record(Progress(step=step), "train", {"nll": NAN})
+        assert not lines(folder)
+        with pytest.raises(StorageError):
+            journal.flush()
+        assert journal.flush()[0] == (folder / "metrics.jsonl").stat().st_size
+        assert [(line["step"], line["nll"]) for line in lines(folder)] == [(1, None), (2, None), (3, None)]
+        journal.record(Progress(step=4), "train", {})
+        journal.cut(0)
+        journal.flush()
+        assert not lines(folder)
+
+
 def test_three_failed_commits_in_a_row_end_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointStore, "commit", failing({3, 4, 5}, CheckpointStore.commit))
     task = TinyTask()
@@ -258,9 +291,9 @@ def test_a_damaged_commit_is_skipped_reported_and_replaced(folder: Path) -> None
     assert 7 not in steps(folder)
 
 
-def test_resuming_elsewhere_is_noted(folder: Path) -> None:
+def test_resuming_elsewhere_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(folder, {"max_steps": 1})
-    torch.set_num_threads(2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     notes = Notes()
     train(folder, {"max_steps": 2}, notes=notes)
     assert "threads was 1, is 2: results may differ in the last bits" in notes.lines

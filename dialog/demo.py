@@ -1,0 +1,54 @@
+"""The demo: every head on the built-in corpus, whose true perplexity is the floor that none can pass."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dialog.corpus import load_dialogs
+from dialog.evaluate import evaluate
+from dialog.schema import DialogConfig
+from dialog.smalltalk import true_nll
+from dialog.train import train
+from lm.config import load_config
+from lm.progress import Reporter
+from lm.storage import make_folder, write_json
+
+HEADS = ("softmax", "moc", "mos", "moss")
+
+
+def demo(
+    out: Path,
+    report: Callable[[str], Reporter],
+    poll: Callable[[], None] = lambda: None,
+    overrides: Sequence[str] = (),
+) -> dict[str, dict[str, Any]]:
+    """Train and evaluate one model a head, and write ``results.json``.
+
+    Every model is an ordinary run in ``out/<head>`` of the preset ``smalltalk_<head>``, so a demo that was
+    stopped goes on where it was.
+
+    Args:
+        out: where the runs go.
+        report: gives the reporter of a head's training.
+        poll: called often; raises to interrupt an evaluation.
+        overrides: ``section.key=value`` texts for every run.
+
+    Returns:
+        For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, the exact floor
+        of the test split, and ``minutes`` of training.
+    """
+    make_folder(out)
+    floors: dict[str, float] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for head in HEADS:
+        resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=overrides)
+        fitted = train(resolved, out / head, report(head))
+        result = evaluate(out / head, poll=poll)
+        source = resolved.config.data.test
+        if source not in floors:
+            nll, tokens = true_nll(load_dialogs(source))
+            floors[source] = math.exp(nll / tokens)
+        results[head] = result | {"true_perplexity": floors[source], "minutes": fitted.minutes}
+        write_json(out / "results.json", results)
+    return results

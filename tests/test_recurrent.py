@@ -1,0 +1,66 @@
+"""The packed LSTM against ``torch.nn.LSTM``, outputs, states and gradients, in float64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from lm.recurrent import LSTM
+
+LENGTHS = torch.tensor([3, 7, 1, 7, 4])
+
+
+def both(layers: int, bidirectional: bool, bias: bool = True) -> tuple[nn.LSTM, LSTM]:
+    theirs = nn.LSTM(
+        4, 6, num_layers=layers, batch_first=True, bidirectional=bidirectional, bias=bias
+    ).double()
+    ours = LSTM(4, 6, num_layers=layers, batch_first=True, bidirectional=bidirectional, bias=bias).double()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
+def test_equals_torch(layers: int, bidirectional: bool, bias: bool, with_state: bool) -> None:
+    inputs = torch.randn(5, 7, 4, dtype=torch.float64, requires_grad=True)
+    shape = (layers * (1 + bidirectional), 5, 6)
+    state = (torch.randn(shape).double().requires_grad_(), torch.randn(shape).double().requires_grad_())
+    mix = [
+        torch.randn(5, 7, shape[0] // layers * 6).double(),
+        *(torch.randn(shape).double() for _ in range(2)),
+    ]
+
+    def everything(module: nn.LSTM) -> list[Tensor]:
+        packed = pack_padded_sequence(inputs, LENGTHS, batch_first=True, enforce_sorted=False)
+        outputs, (h, c) = module(packed, state) if with_state else module(packed)
+        padded, _ = pad_packed_sequence(outputs, batch_first=True)
+        score = (padded * mix[0]).sum() + (h * mix[1]).sum() + (c * mix[2]).sum()
+        leaves = [inputs, *module.parameters(), *(state if with_state else ())]
+        return [padded, h, c, *torch.autograd.grad(score, leaves)]
+
+    theirs, ours = both(layers, bidirectional, bias)
+    for wanted, got in zip(everything(theirs), everything(ours), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_gradcheck() -> None:
+    _, ours = both(1, True)
+    inputs = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def outputs(inputs: Tensor) -> Tensor:
+        packed = pack_padded_sequence(inputs, torch.tensor([4, 2, 1]), batch_first=True)
+        return ours(packed)[0].data
+
+    assert torch.autograd.gradcheck(outputs, (inputs,))
+
+
+def test_without_gradients_and_padded_inputs_take_torchs_path() -> None:
+    theirs, ours = both(1, False)
+    inputs = torch.randn(5, 7, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(inputs)[0], theirs(inputs)[0])
+    packed = pack_padded_sequence(inputs, LENGTHS, batch_first=True, enforce_sorted=False)
+    with torch.no_grad():
+        assert torch.equal(ours(packed)[0].data, theirs(packed)[0].data)
+    torch.testing.assert_close(ours(packed)[0].data, theirs(packed)[0].data)

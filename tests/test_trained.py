@@ -1,0 +1,153 @@
+"""A run from training to use: learning, resuming, scoring, responding."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dialog.batches import list_examples
+from dialog.corpus import Dialog
+from dialog.schema import DecodeConfig, DialogConfig
+from dialog.train import train
+from dialog.trained import TrainedModel
+from lm.config import Resolved, load_config
+from lm.errors import ConfigError, DataError, StorageError
+from lm.progress import NullReporter
+
+HEADS = ("softmax", "sigsoftmax", "moc", "mos", "moss")
+TALKS = {
+    "rain": ("is it raining", "yes it is", "take a coat then", "i will take one", "bye"),
+    "time": ("what time is it", "half past nine", "so late already", "we must go", "fine"),
+    "food": ("are you hungry", "very hungry indeed", "let us cook", "rice and beans again", "yes"),
+    "trip": ("where were you", "at the sea", "was it cold there", "it was like ice", "oh no"),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations in which every answer follows from what was said before."""
+    path = tmp_path_factory.mktemp("corpus") / "talk.jsonl"
+    lines = []
+    for topic, texts in TALKS.items():
+        said = [{"speaker": "AB"[i % 2], "text": text} for i, text in enumerate(texts)]
+        lines.append(json.dumps({"id": topic, "utterances": said}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def settings(corpus: Path, head: str, steps: int, *more: str) -> Resolved[DialogConfig]:
+    text = [f"data.{split}={corpus}" for split in ("train", "valid", "test")]
+    mixture = head in ("moc", "mos", "moss")
+    text += [f"head.kind={head}", f"head.components={2 if mixture else 1}", "head.embedding_size=12"]
+    text += ["model.embedding_size=12", "encoder.utterance_size=12", "encoder.context_size=24"]
+    text += ["decoder.hidden_size=24", "optim.lr=0.01", "train.batch_size=4", f"train.max_steps={steps}"]
+    text += ["optim.schedule=constant", "train.validate_every=50", "train.patience=0", "head.tied=false"]
+    text += ["optim.warmup_steps=0", "model.init_range=0.3", f"head.context_scale={4.0 if mixture else 1.0}"]
+    return load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=[*text, *more])
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for head in HEADS:
+        folders[head] = tmp_path_factory.mktemp("runs") / head
+        train(settings(corpus, head, 250), folders[head], NullReporter())
+    return folders
+
+
+def dialogs_of(run: Path) -> list[Dialog]:
+    from dialog.corpus import load_dialogs
+
+    return load_dialogs(json.loads((run / "config.json").read_text())["config"]["data"]["test"])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_learns_what_only_the_context_tells(runs: dict[str, Path], head: str) -> None:
+    model = TrainedModel.load(runs[head])
+    dialogs = dialogs_of(runs[head])
+    scores = model.nll(dialogs)
+    assert [(s.dialog, s.turn) for s in scores] == [(e.dialog, e.turn) for e in list_examples(dialogs)]
+    answers = [s for s in scores if s.turn > 0]
+    assert sum(s.nll for s in answers) / sum(s.tokens for s in answers) < 0.1
+    examples = [e for e in list_examples(dialogs) if e.turn > 0]
+    found = model.respond(examples, DecodeConfig(beam=3, nbest=2))
+    assert [model.codec.decode(best[0].tokens) for best in found] == [e.response.text for e in examples]
+
+
+def test_scores_and_responses_do_not_depend_on_the_batch(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["mos"])
+    examples = list_examples(dialogs_of(runs["mos"]))
+    for decode in (
+        DecodeConfig(beam=4, nbest=4),
+        DecodeConfig(method="sample", nbest=3, temperature=1.5, seed=7),
+        DecodeConfig(method="sample", nbest=2, temperature=2.0, temperature_on="components", top_k=9),
+    ):
+        together = model.respond(examples, decode, batch_size=32)
+        alone = [found for example in examples for found in model.respond([example], decode)]
+        assert [[h.tokens for h in found] for found in together] == [[h.tokens for h in f] for f in alone]
+        for many, one in zip(together, alone, strict=True):
+            assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
+
+
+def test_reported_scores_are_those_of_scoring(runs: dict[str, Path]) -> None:
+    """Beam search reports for the true response what scoring it gives."""
+    model = TrainedModel.load(runs["softmax"])
+    dialogs = dialogs_of(runs["softmax"])
+    examples = list_examples(dialogs)
+    scores = model.nll(dialogs)
+    answers = model.respond(examples, DecodeConfig(beam=5))
+    found = 0
+    for example, score, hypotheses in zip(examples, scores, answers, strict=True):
+        for hypothesis in hypotheses:
+            if model.codec.decode(hypothesis.tokens) == example.response.text:
+                assert hypothesis.log_prob == pytest.approx(-score.nll, abs=1e-4)
+                found += 1
+    assert found >= len(examples) // 2
+
+
+def test_token_probabilities_tell_components_apart(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["mos"])
+    example = list_examples(dialogs_of(runs["mos"]))[3]
+    tokens = model.codec.encode("i will take one")
+    steps = model.token_probabilities(example, tokens, top=4)
+    assert [step.token for step in steps] == ["i", "will", "take", "one", "</s>"]
+    for step in steps:
+        assert sum(step.prior) == pytest.approx(1)
+        assert step.top[0][0] == step.token
+        for _, probability, shares in step.top:
+            assert len(shares) == 2
+            assert sum(shares) == pytest.approx(probability)
+
+
+def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path) -> None:
+    from lm.check import check_run
+
+    def state(name: str) -> object:
+        return check_run(tmp_path / name)["state_sha256"]
+
+    config = settings(corpus, "moss", 40)
+    train(config, tmp_path / "whole", NullReporter())
+    train(settings(corpus, "moss", 13), tmp_path / "halves", NullReporter())
+    train(config, tmp_path / "halves", NullReporter())
+    train(settings(corpus, "moss", 40, "train.seed=2"), tmp_path / "other", NullReporter())
+    whole, halves = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "halves"))
+    assert state("whole") != state("other")
+    assert [line for line in halves.splitlines() if b'"step": 13' not in line] == whole.splitlines()
+
+
+def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "talk.jsonl"
+    mine.write_bytes(corpus.read_bytes())
+    train(settings(mine, "softmax", 2), tmp_path / "run", NullReporter())
+    with pytest.raises(ConfigError, match=r"decoder\.hidden_size"):
+        train(settings(mine, "softmax", 4, "decoder.hidden_size=30"), tmp_path / "run", NullReporter())
+    mine.write_text(corpus.read_text().replace("rice", "corn"))
+    with pytest.raises(DataError, match="changed since this run began"):
+        train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter())
+    mine.write_bytes(corpus.read_bytes())
+    assert train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter()).step == 4
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="not a run folder"):
+        TrainedModel.load(tmp_path)
