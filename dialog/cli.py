@@ -60,10 +60,22 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Train, evaluate and compare small models with every head on the built-in corpus, in a few minutes."""
-    from dialog.demo import demo as run_demo
+    """Train, evaluate and compare small models with every head on the built-in corpus, in a few minutes.
 
-    run_demo(out)
+    The corpus has a known distribution, so the table also shows the perplexity that no model can beat.
+    """
+    from dialog.demo import RESULTS
+    from dialog.demo import demo as run_demo
+    from dialog.report import demo_table
+    from lm.progress import Reporter, make_reporter
+
+    def report(head: str) -> Reporter:
+        show(f"{out / head}: training")
+        return make_reporter(sys.stderr)
+
+    with interruptible() as poll:
+        results = run_demo(out, report, poll)
+    show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
 
 
 @app.command()

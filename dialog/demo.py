@@ -1,7 +1,7 @@
 """The demo: every head on the built-in corpus, whose true perplexity is the floor that none can pass."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lm.config import load_config
 from lm.progress import Reporter
 from lm.storage import make_folder, write_json
 
+RESULTS = "results.json"
 HEADS = ("softmax", "moc", "mos", "moss")
 
 
@@ -21,7 +22,6 @@ def demo(
     out: Path,
     report: Callable[[str], Reporter],
     poll: Callable[[], None] = lambda: None,
-    overrides: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Train and evaluate one model a head, and write ``results.json``.
 
@@ -32,23 +32,19 @@ def demo(
         out: where the runs go.
         report: gives the reporter of a head's training.
         poll: called often; raises to interrupt an evaluation.
-        overrides: ``section.key=value`` texts for every run.
 
     Returns:
-        For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, the exact floor
-        of the test split, and ``minutes`` of training.
+        For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, the exact
+        floor of the test split, and ``minutes`` of training.
     """
     make_folder(out)
-    floors: dict[str, float] = {}
     results: dict[str, dict[str, Any]] = {}
+    nll, tokens = true_nll(load_dialogs("smalltalk:test"))
+    floor = math.exp(nll / tokens)
     for head in HEADS:
-        resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=overrides)
+        resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog")
         fitted = train(resolved, out / head, report(head))
         result = evaluate(out / head, poll=poll)
-        source = resolved.config.data.test
-        if source not in floors:
-            nll, tokens = true_nll(load_dialogs(source))
-            floors[source] = math.exp(nll / tokens)
-        results[head] = result | {"true_perplexity": floors[source], "minutes": fitted.minutes}
-        write_json(out / "results.json", results)
+        results[head] = result | {"true_perplexity": floor, "minutes": fitted.minutes}
+        write_json(out / RESULTS, results)
     return results

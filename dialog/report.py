@@ -79,5 +79,23 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
     ]
 
 
+def demo_table(results: Mapping[str, Result]) -> "Table":
+    """A row for each head: its distance to the true perplexity, and its responses."""
+    rows = [
+        {
+            "head": head,
+            "parameters": result["parameters"],
+            "perplexity": round(result["perplexity"], 2),
+            "true perplexity": round(result["true_perplexity"], 2),
+            "excess nats a token": round(result["nll"] - math.log(result["true_perplexity"]), 3),
+            "BLEU-2 P / R": _pair(result["bleu"]["2"]),
+            "distinct-2": round(result["inter_distinct_2"], 3),
+            "minutes": round(result["minutes"], 1),
+        }
+        for head, result in results.items()
+    ]
+    return table("Built-in corpus, test split", rows)
+
+
 def _pair(scores: Result) -> str:
     return f"{scores['precision']:.4f} / {scores['recall']:.4f}"
