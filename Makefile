@@ -1,0 +1,53 @@
+# make demo · make test · make check: each first makes .venv, or repairs or updates it, if that is needed.
+#   PYTHON=python3.12                            which interpreter makes .venv (3.11 or newer)
+#   PIP_FLAGS='--extra-index-url URL'            options for pip, e.g. an index of CPU-only torch builds:
+#                                                the default index has CUDA builds of several GB on Linux
+#   PYTEST_FLAGS='-k beam'                       options for pytest
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3 python3.12 python3.13 python3.14,$(if $(shell \
+	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null | grep True),$(p))))
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+BIN := .venv/bin
+READY := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint check clean
+.NOTPARALLEL:
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##/\1 \t/p' Makefile
+	@sed -n '2,5s/^#  //p' Makefile
+
+install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
+
+demo: $(READY)  ## train, evaluate and compare small dialog models with every head (about 4 minutes on 2 cores)
+	@$(BIN)/dialog demo --out runs/demo
+
+test: $(READY)  ## the test suite
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(READY)  ## formatting, lint and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+check: lint test  ## everything a change has to pass: lint, then test
+
+clean:  ## remove .venv and caches; runs/ stays
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The marker is renamed to `installed` at the very end. One left over from an interrupted installation means
+# that packages may be half written, so the environment is made anew; `activate` is the last file venv writes.
+$(READY): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Python 3.11 or newer was not found: install it, or name it with 'make PYTHON=/path/to/python3'" >&2; exit 1; fi
+	@if [ -e .venv/incomplete ] || [ ! -e $(BIN)/activate ] || ! $(BIN)/python -c '' 2>/dev/null; then \
+		$(PYTHON) -m venv --clear .venv || { rm -rf .venv; \
+		echo "$(PYTHON) could not make .venv: install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; \
+		exit 1; }; fi
+	@rm -f $(READY) && touch .venv/incomplete
+	@echo "installing into .venv (once; torch is large)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@mv .venv/incomplete $(READY) && touch $(READY)

@@ -1,0 +1,77 @@
+"""What every test runs under: fixed seeds, one thread, no network, no files outside its own folders."""
+
+import atexit
+import os
+import random
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+# Read by libraries when they are imported, and inherited by the processes that tests start.
+_SCRATCH = tempfile.mkdtemp(prefix="highrank-tests-")
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "HF_HOME": f"{_SCRATCH}/huggingface",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": f"{_SCRATCH}/matplotlib",
+    "COLUMNS": "120",
+    "NO_COLOR": "1",
+}
+os.environ.pop("FORCE_COLOR", None)
+
+
+def pytest_runtest_setup() -> None:
+    """Seed the global generators that have been loaded; importing torch here would slow the light tests."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Any:
+    """Connections and look-ups fail at once; sockets between local processes stay possible."""
+    connect = socket.socket.connect
+
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        raise AssertionError("a test tried to use the network")
+
+    def connect_locally(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX:
+            refuse()
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_locally)
+        patch.setattr(socket.socket, "connect_ex", refuse)
+        patch.setattr(socket.socket, "sendto", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        yield
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is also the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of licensed corpora, named by HIGHRANK_CORPORA; tests that use it are marked `corpora`."""
+    folder = os.environ.get("HIGHRANK_CORPORA", "")
+    if not folder:
+        pytest.skip("HIGHRANK_CORPORA names no folder")
+    path = Path(folder).resolve()
+    assert path.is_dir(), f"HIGHRANK_CORPORA names {path}, which is no folder"
+    return path
