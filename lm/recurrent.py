@@ -24,7 +24,7 @@ class LSTM(nn.LSTM):
         """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
         fast = isinstance(inputs, PackedSequence) and not inputs.data.is_cuda and torch.is_grad_enabled()
         if not fast or self.proj_size or torch.is_autocast_enabled("cpu"):
-            return super().forward(inputs, state)  # type: ignore[no-any-return]
+            return super().forward(inputs, state)
         assert isinstance(inputs, PackedSequence)
         sizes = inputs.batch_sizes.tolist()
         if state is not None and inputs.sorted_indices is not None:
