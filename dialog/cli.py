@@ -9,7 +9,17 @@ import typer
 
 from dialog.schema import DialogConfig
 from lm.config import Resolved, load_config, override, read_config
-from lm.console import JsonFile, Overrides, interruptible, new_app, run_app, show, table, write_result
+from lm.console import (
+    JsonFile,
+    Overrides,
+    counting,
+    interruptible,
+    new_app,
+    run_app,
+    show,
+    table,
+    write_result,
+)
 from lm.errors import StorageError
 from lm.presets import preset_paths
 
@@ -73,8 +83,8 @@ def demo(
         show(f"{out / head}: training")
         return make_reporter(sys.stderr)
 
-    with interruptible() as poll:
-        results = run_demo(out, report, poll)
+    with interruptible() as poll, counting("responding") as progress:
+        results = run_demo(out, report, poll, progress)
     show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
 
 
@@ -202,10 +212,10 @@ def evaluate(
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.report import evaluation_tables
 
-    with interruptible() as poll:
+    with interruptible() as poll, counting("responding") as progress:
         result = evaluate_run(
             run, data=data, references=references, output=output, checkpoint=checkpoint, limit=limit,
-            overrides=overrides or (), batch_size=batch, poll=poll,
+            overrides=overrides or (), batch_size=batch, poll=poll, progress=progress,
         )  # fmt: skip
     write_result(json_file, result, config=resolved.config)
     show(*evaluation_tables(result))

@@ -22,6 +22,7 @@ def demo(
     out: Path,
     report: Callable[[str], Reporter],
     poll: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, Any]]:
     """Train and evaluate one model a head, and write ``results.json``.
 
@@ -31,7 +32,7 @@ def demo(
     Args:
         out: where the runs go.
         report: gives the reporter of a head's training.
-        poll: called often; raises to interrupt an evaluation.
+        poll, progress: see :func:`dialog.evaluate.evaluate`.
 
     Returns:
         For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, the exact
@@ -44,7 +45,7 @@ def demo(
     for head in HEADS:
         resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog")
         fitted = train(resolved, out / head, report(head))
-        result = evaluate(out / head, poll=poll)
+        result = evaluate(out / head, poll=poll, progress=progress)
         results[head] = result | {"true_perplexity": floor, "minutes": fitted.minutes}
         write_json(out / RESULTS, results)
     return results

@@ -72,6 +72,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     batch_size: int = 16,
     poll: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """Evaluate a run on a corpus and keep the result in the run.
 
@@ -86,6 +87,7 @@ def evaluate(
         overrides: ``decode.key=value`` texts that override the run's config.
         batch_size: contexts decoded together; changes nothing but speed and memory.
         poll: called often; raises to interrupt. Nothing is written then.
+        progress: told how many contexts of how many have their responses.
 
     Raises:
         ConfigError, DataError, StorageError: bad options; bad data or references; a bad run, a full disk.
@@ -103,7 +105,7 @@ def evaluate(
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
     likelihood = perplexities(scores, f"{visible(str(run))} on {visible(test.source)}")
-    answers = model.respond(test.examples, search, poll, batch_size)
+    answers = model.respond(test.examples, search, poll, batch_size, progress)
     responses = Responses(
         hypotheses=[[model.codec.vocabulary.words(h.tokens) for h in found] for found in answers],
         references=[[split(text) for text in group] for group in texts],

@@ -98,8 +98,11 @@ class TrainedModel:
         decode: DecodeConfig,
         poll: Callable[[], None] = lambda: None,
         batch_size: int = 16,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[list[Hypothesis]]:
         """The n best responses to every example's context, best first; the batch size changes nothing.
+
+        ``poll`` is called at every step and may raise to interrupt; ``progress`` after every batch.
 
         Contexts of similar length are decoded together. A sampled response depends on ``decode.seed`` and
         on the context alone, not on what else is in the batch.
@@ -112,6 +115,7 @@ class TrainedModel:
             found = self._decode([items[i] for i in chosen], decode, poll)
             for index, hypotheses in zip(chosen, found, strict=True):
                 answers[index] = hypotheses
+            progress(at + len(chosen), len(order))
         return answers
 
     @torch.no_grad()

@@ -145,6 +145,28 @@ def interruptible() -> Iterator[Callable[[], None]]:
         stop.uninstall()
 
 
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where that is a terminal, for a loop that tells (done, total)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    task = bar.add_task(what, visible=False)
+
+    def progress(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total, visible=done < total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
+
+
 def one_line(text: str) -> str:
     """Text with every character that could move the cursor (control, escape, bidi) written as ``\\x1b``."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

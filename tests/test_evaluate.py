@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from words import WORDS
 
 from dialog.corpus import Dialog, Utterance
 from dialog.distinct import diversity
@@ -25,24 +26,6 @@ from lm.config import Resolved, save_config
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.text import build_codec
 
-WORDS = [
-    "well",
-    "so",
-    "yeah",
-    "we",
-    "you",
-    "they",
-    "like",
-    "the",
-    "car",
-    "dog",
-    "rain",
-    "paint",
-    "a",
-    "lot",
-    "now",
-    "then",
-]
 Groups = list[list[list[str]]]
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from words import WORDS
 
 from dialog.batches import list_examples
 from dialog.corpus import Dialog, Utterance, load_dialogs
@@ -20,25 +21,6 @@ from dialog.references import (
     write_references,
 )
 from lm.errors import DataError
-
-WORDS = [
-    "well",
-    "so",
-    "yeah",
-    "we",
-    "you",
-    "they",
-    "like",
-    "the",
-    "car",
-    "dog",
-    "rain",
-    "paint",
-    "a",
-    "lot",
-    "now",
-    "then",
-]
 
 
 def made_up(
