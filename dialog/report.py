@@ -63,19 +63,26 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
     rows.append({"measure": "sacrebleu", "value": result["sacrebleu"]["score"]})
     yardsticks = result["yardsticks"]
     systems = {"model": result, "true response": yardsticks["true_response"]}
-    systems |= {f"always {name!r}": scores for name, scores in yardsticks["constant_answers"].items()}
-    bleu = [
-        {"system": system} | {f"BLEU-{n} P / R": _pair(scores["bleu"][n]) for n in _ORDERS}
-        | {"legacy BLEU-1 P / R": _pair(scores["bleu_legacy"]["1"])}
-        for system, scores in systems.items()
-    ]  # fmt: skip
+    systems |= {f"{answer!r}": scores for answer, scores in yardsticks["constant_answers"].items()}
     references = result["references"]
     layout = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
     about = f"{layout}; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
     return [
         table(f"{result['run']} on {result['data']['name']}", rows),
-        table("Responses against references, precision / recall", bleu),
+        table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
+        table(
+            "Precision/recall, smoothing of NLTK 3.4 and before, as published",
+            _bleu_rows(systems, "bleu_legacy"),
+        ),
         about,
+    ]
+
+
+def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[dict[str, str]]:
+    """A row for each system: the model, and the yardsticks beside it."""
+    return [
+        {"answers": name, **{f"BLEU-{n}": _pair(scores[variant][n]) for n in _ORDERS}}
+        for name, scores in systems.items()
     ]
 
 
@@ -88,7 +95,7 @@ def demo_table(results: Mapping[str, Result]) -> "Table":
             "perplexity": round(result["perplexity"], 2),
             "true perplexity": round(result["true_perplexity"], 2),
             "excess nats a token": round(result["nll"] - math.log(result["true_perplexity"]), 3),
-            "BLEU-2 P / R": _pair(result["bleu"]["2"]),
+            "BLEU-2 P/R": _pair(result["bleu"]["2"]),
             "distinct-2": round(result["inter_distinct_2"], 3),
             "minutes": round(result["minutes"], 1),
         }
@@ -98,4 +105,4 @@ def demo_table(results: Mapping[str, Result]) -> "Table":
 
 
 def _pair(scores: Result) -> str:
-    return f"{scores['precision']:.4f} / {scores['recall']:.4f}"
+    return f"{scores['precision']:.3f}/{scores['recall']:.3f}"

@@ -1,0 +1,54 @@
+"""The scripts that turn runs into tables and pictures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
+    """A run folder with what the scripts read."""
+    (folder / "evaluation").mkdir(parents=True)
+    scores = {str(n): {"precision": 0.5, "recall": 0.25, "f1": 1 / 3} for n in range(1, 5)}
+    result = {
+        "head": head, "seed": seed, "parameters": 1234, "perplexity": perplexity, "perplexity_batch_mean": 60.0,
+        "bleu": scores, "bleu_legacy": scores, "inter_distinct_2": 0.1, "mean_length": 5.0, "most_common_share": 0.2,
+    }  # fmt: skip
+    (folder / "evaluation" / "test.json").write_text(json.dumps({"result": result, "contexts": {}}))
+    (folder / "config.json").write_text(json.dumps({"config": {"head": {"kind": head}}}))
+    valid = {"split": "valid", "step": 10, "perplexity": perplexity}
+    lines = [
+        {"split": "train", "step": 5, "nll": 4.0},
+        valid,
+        {**valid, "step": 20, "perplexity": perplexity - 1},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "timing.jsonl").write_text('{"step": 10, "seconds": 60.0}\n{"step": 20, "seconds": 600.0}\n')
+    return folder
+
+
+def run_script(*arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_results_table(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(i), *run) for i, run in enumerate((("mos", 1, 50.0), ("mos", 2, 52.0)))]
+    runs.append(make_run(tmp_path / "2", "softmax", 1, 55.5))
+    header, rule, mos, softmax = run_script(
+        SCRIPTS / "results_table.py", "--name", "test", *runs
+    ).splitlines()
+    assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
+    assert "| mos | 1,234 | 1, 2 | 10 [10, 10] | 51.00 [50.00, 52.00] |" in mos
+    assert "| softmax | 1,234 | 1 | 10 | 55.50 |" in softmax
+
+
+def test_learning_curves(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
+    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "curves.svg")
+    picture = (tmp_path / "curves.svg").read_text()
+    assert picture.lstrip().startswith("<?xml")
+    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "again.svg")
+    assert len((tmp_path / "again.svg").read_text()) == len(picture)
