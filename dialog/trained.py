@@ -131,12 +131,11 @@ class TrainedModel:
         for token in said:
             words = self.model.embedding(torch.tensor([before], device=self.device))
             hidden, state = self.model.decoder.step(words, state)
-            log_prior, log_probs = (x[0].double() for x in self.model.head.component_log_probs(hidden))
-            joint = (log_prior[:, None] + log_probs).exp()  # (K, V) π_k·p_k
+            joint = self.model.head.component_log_probs(hidden)[0].double().exp()  # (K, V) π_k·p_k
             mixed = joint.sum(0)
             best = mixed.topk(min(top, len(vocabulary))).indices.tolist()
             rows = tuple((vocabulary.tokens[v], float(mixed[v]), tuple(joint[:, v].tolist())) for v in best)
-            prior = tuple(log_prior.exp().tolist())
+            prior = tuple(joint.sum(1).tolist())
             steps.append(StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior))
             before = token
         return steps

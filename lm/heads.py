@@ -162,14 +162,16 @@ class Head(nn.Module):
             )
         return torch.cat(pieces).view(*hidden.shape[:-1], self.vocab_size)
 
-    def component_log_probs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """log π (..., K) and the components' own log-probabilities (..., K, V); K = 1 unless mos or moss."""
+    def component_log_probs(self, hidden: Tensor) -> Tensor:
+        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos or moss.
+
+        Its logsumexp over K is :meth:`log_probs`, over V the log prior.
+        """
         contexts, log_prior = self._flat(hidden, None)
         scores = self._component_scores(contexts, 1.0)
-        if log_prior is None:
-            log_prior = scores.new_zeros(scores.shape[:2])
-        lead = hidden.shape[:-1]
-        return log_prior.view(*lead, -1), scores.view(*lead, *scores.shape[1:])
+        if log_prior is not None:
+            scores = scores + log_prior[..., None]
+        return scores.view(*hidden.shape[:-1], *scores.shape[1:])
 
     def _component_scores(self, contexts: Tensor, temperature: float) -> Tensor:
         with torch.autocast(contexts.device.type, enabled=False):

@@ -221,11 +221,12 @@ def test_component_log_probs_mix_to_log_probs() -> None:
     for kind in KINDS:
         head = make_head(kind)
         hidden = torch.randn(2, 3, H, dtype=torch.float64)
-        log_prior, log_probs = head.component_log_probs(hidden)
-        assert log_probs.shape == (2, 3, 3 if kind in ("mos", "moss") else 1, V)
-        torch.testing.assert_close(log_prior.exp().sum(-1), torch.ones(2, 3, dtype=torch.float64))
-        mixed = (log_prior[..., None] + log_probs).logsumexp(-2)
-        torch.testing.assert_close(mixed, head.log_probs(hidden))
+        joint = head.component_log_probs(hidden)
+        assert joint.shape == (2, 3, 3 if kind in ("mos", "moss") else 1, V)
+        torch.testing.assert_close(joint.logsumexp(-2), head.log_probs(hidden))
+        _, log_prior = head.contexts(hidden)
+        if log_prior is not None:
+            torch.testing.assert_close(joint.logsumexp(-1), log_prior)
 
 
 def test_component_temperature_tempers_the_logits_of_components() -> None:
