@@ -167,8 +167,9 @@ def grouped(runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[i
 
 
 def fingerprint(items: Iterable[Item]) -> str:
-    """SHA-256 of the responses in token ids: changes when the text, its order or the vocabulary does."""
+    """SHA-256 of items in token ids: changes when text, speakers, order, dialogs or the vocabulary do."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(np.asarray(item.response, dtype=np.int64).tobytes())
+        for row in (*item.context, item.floors, item.response):
+            digest.update(np.asarray((len(row), *row), dtype=np.int64).tobytes())
     return digest.hexdigest()

@@ -35,6 +35,17 @@ def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
             datasets.enable_progress_bars()
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder is, or was meant to be, ours; other data sets saved by ``datasets`` are not."""
+    try:
+        features = json.loads((folder / "dataset_info.json").read_bytes())["features"]
+    except OSError:
+        return False
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return True  # damaged: reading it will say so
+    return isinstance(features, dict) and features.keys() >= {"id", "topic", "utterances"}
+
+
 def read_split(folder: Path) -> list[Dialog]:
     """Dialogs of a folder that :func:`write_split` wrote; DataError where it is damaged or another's."""
     try:

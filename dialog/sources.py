@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dialog.lines import InputLog, Line, open_regular, read_lines, visible
-from dialog.prepared import read_split
+from dialog.prepared import is_prepared, read_split
 from dialog.readers import PREFIX, read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
 from dialog.swda import read_swda
 from dialog.tables import ReadOptions, read_dataset, read_parquet
@@ -79,10 +79,15 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     source, entries = str(path), sorted(path.iterdir())
     names = {entry.name for entry in entries}
     if wanted in ("auto", "prepared"):
-        if "dataset_info.json" in names:
+        if is_prepared(path):
             return Located(source, "prepared", {WHOLE: [path]})
-        if all((path / split / "dataset_info.json").is_file() for split in SPLITS):
+        if all(is_prepared(path / split) for split in SPLITS):
             return Located(source, "prepared", {split: [path / split] for split in SPLITS})
+        if "dataset_info.json" in names:
+            raise DataError(
+                f"{visible(source)}: a data set saved by `datasets`; run `dialog prepare` with "
+                "--format datasets and the names of its columns"
+            )
     if wanted in ("auto", "swda"):
         tables = [file for depth in ("", "*/", "*/*/") for file in path.glob(depth + "*.utt.csv")]
         metadata = [file for depth in ("", "*/") for file in path.glob(depth + "swda-metadata.csv")]

@@ -23,6 +23,7 @@ from dialog.seq2seq import Seq2Seq
 from lm.text import Codec
 from lm.train import StepLoss
 
+DATA, CODEC_HASH = "data.json", "codec_sha256"  # what a run is made of, as hashes
 SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
 
 
@@ -48,9 +49,9 @@ class DialogTask:
         self.valid = encode_dialogs(valid, codec, config)
 
     @property
-    def fingerprint(self) -> str:
-        """What the model is trained on, as a hash; a resumed run compares it."""
-        return fingerprint(self.train.items)
+    def fingerprints(self) -> dict[str, str]:
+        """What the model is trained and validated on, as hashes; a resumed run compares them."""
+        return {"train_sha256": fingerprint(self.train.items), "valid_sha256": fingerprint(self.valid.items)}
 
     def epoch_length(self) -> int:
         """Batches in an epoch."""

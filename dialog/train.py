@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.schema import DialogConfig
-from dialog.task import DialogTask, build_model
+from dialog.task import CODEC_HASH, DATA, DialogTask, build_model
 from lm.config import Resolved
 from lm.errors import DataError
 from lm.progress import Reporter
@@ -49,13 +49,13 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
         run.stop.check()
         seed_everything(config.train.seed)
         task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
-        _same_data(folder / "data.json", task.fingerprint, config)
+        _same_data(folder / DATA, {**task.fingerprints, CODEC_HASH: codec.fingerprint}, config)
         return fit(task, config.train, config.optim, run, report)
 
 
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
     """The run's codec: read where the folder has one, learned and saved otherwise."""
-    if (folder / "data.json").is_file():  # written after the codec, so the codec is complete
+    if (folder / DATA).is_file():  # written after the codec, so the codec is complete
         return Codec.load(folder)
     data = config.data
     codec = train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
@@ -63,13 +63,18 @@ def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Cod
     return codec
 
 
-def _same_data(path: Path, fingerprint: str, config: DialogConfig) -> None:
-    """Remember what the run is trained on; later, insist on it."""
+def _same_data(path: Path, hashes: dict[str, str], config: DialogConfig) -> None:
+    """Remember what the run is made of; later, insist on it."""
     if not path.is_file():
-        write_json(path, {"train_sha256": fingerprint})
+        write_json(path, hashes)
         return
-    if read_json(path) != {"train_sha256": fingerprint}:
+    saved = read_json(path)
+    changed = [
+        name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value
+    ]
+    if changed:
+        source = config.data.valid if changed == ["valid_sha256"] else config.data.train
         raise DataError(
-            f"{config.data.train}: the text changed since this run began ({path}); "
-            "restore it, or train into another folder with --run"
+            f"{source}: the conversations changed since this run began ({path}); "
+            "restore them, or train into another folder with --run"
         )

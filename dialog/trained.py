@@ -16,11 +16,12 @@ from dialog.corpus import Dialog
 from dialog.sampling import sample
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import DecoderState, Seq2Seq
-from dialog.task import build_model, encode_dialogs, score_items
+from dialog.task import CODEC_HASH, DATA, build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.errors import StorageError
 from lm.state import load_model_tensors
+from lm.storage import read_json
 from lm.text import BOS, DIALOG, PAD, Codec
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
@@ -75,6 +76,9 @@ class TrainedModel:
             raise StorageError(f"{run}: not a run folder (no config.json); train one with `dialog train`")
         config = read_config(run / "config.json", DialogConfig).config
         codec = Codec.load(run)
+        hashes = read_json(run / DATA) if (run / DATA).is_file() else {CODEC_HASH: codec.fingerprint}
+        if not isinstance(hashes, dict) or hashes.get(CODEC_HASH) != codec.fingerprint:
+            raise StorageError(f"{run}: vocabulary.json or tokenizer.json is not the run's own; restore it")
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
         load_model_tensors(model, weights)

@@ -42,8 +42,8 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_SIZE:
             raise DataError(f"{name}: larger than {MAX_SIZE >> 30} GiB; convert it to JSONL")
-        command = [sys.executable, "-m", "dialog.unpickle"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-P", "-m", "dialog.unpickle"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
         done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)
     if done.returncode == _REFUSED:
         raise DataError(
@@ -60,6 +60,12 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         for split, values in splits.items()
         if values
     }
+
+
+def _import_path() -> list[str]:
+    """Where the child may import from: not the working folder, where unpacked data lies."""
+    ours = str(Path(__file__).resolve().parent.parent)
+    return [ours, *(path for path in sys.path if os.path.isabs(path) and path not in (ours, os.getcwd()))]
 
 
 def _plain_dialogs(value: Any, limit: int) -> list[str]:

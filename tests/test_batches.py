@@ -106,6 +106,8 @@ def test_the_fingerprint_notices_changed_text() -> None:
     assert print_of(DIALOGS) == print_of(list(DIALOGS))
     assert print_of(DIALOGS) != print_of(DIALOGS[::-1])
     assert print_of(DIALOGS) != print_of([DIALOGS[0], talk("B it snows", "A again", "B again")])
+    assert print_of(DIALOGS) != print_of([DIALOGS[0], talk("A it rains", "A again", "B again")])
+    assert print_of(DIALOGS) != print_of([Dialog("d", "", sum((d.utterances for d in DIALOGS), ()))])
 
 
 @pytest.mark.corpora

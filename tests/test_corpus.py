@@ -470,6 +470,15 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
+def test_reading_a_pickle_imports_nothing_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("open('executed', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    assert "not a dictionary" in refusal(write(tmp_path, "corpus.p", pickle.dumps([1])))
+    assert not (tmp_path / "executed").exists()
+
+
 def test_pickles_of_another_layout_and_bombs_are_refused(tmp_path: Path) -> None:
     dialog = {"utts": [["A", "x" * 1000]] * 1000}
     laughs: list[Any] = ["ha"]

@@ -1,6 +1,7 @@
 """A run from training to use: learning, resuming, scoring, responding."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,16 @@ def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> No
         train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter())
     mine.write_bytes(corpus.read_bytes())
     assert train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter()).step == 4
+
+
+def test_a_changed_vocabulary_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["softmax"], run)
+    TrainedModel.load(run)
+    words = (run / "vocabulary.json").read_text()
+    (run / "vocabulary.json").write_text(words.replace('"bye"', '"sea!"').replace('"sea"', '"bye"'))
+    with pytest.raises(StorageError, match=r"vocabulary\.json"):
+        TrainedModel.load(run)
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
