@@ -22,7 +22,7 @@ help:  ## this list
 
 install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
 
-demo: $(READY)  ## train, evaluate and compare small dialog models with every head (about 4 minutes on 2 cores)
+demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS models (about 4 minutes on 2 cores)
 	@$(BIN)/dialog demo --out runs/demo
 
 test: $(READY)  ## the test suite

@@ -70,9 +70,10 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Train, evaluate and compare small models with every head on the built-in corpus, in a few minutes.
+    """Train, evaluate and compare softmax, MoC, MoS and MoSS models on the built-in corpus, in minutes.
 
-    The corpus has a known distribution, so the table also shows the perplexity that no model can beat.
+    The corpus has a known distribution, so the table also shows the perplexity that no model is expected
+    to beat.
     """
     from dialog.demo import RESULTS
     from dialog.demo import demo as run_demo
@@ -200,7 +201,10 @@ def evaluate(
     checkpoint: Checkpoint = "best",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
     batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Contexts decoded together; changes no result.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Contexts decoded together; results change by rounding at most."
+        ),
     ] = 16,
     overrides: DecodeOverrides = None,
 ) -> None:
@@ -219,6 +223,25 @@ def evaluate(
         )  # fmt: skip
     write_result(json_file, result, config=resolved.config)
     show(*evaluation_tables(result))
+
+
+@app.command()
+def score(
+    hypotheses: Annotated[
+        Path, typer.Argument(metavar="HYPS.jsonl", help="What `dialog evaluate --output` wrote.")
+    ],
+    json_file: JsonFile = None,
+) -> None:
+    """Score a file of responses again, without the model: BLEU and variety.
+
+    Example: dialog score hyps.jsonl --json scores.json
+    """
+    from dialog.evaluate import rescore
+    from dialog.report import score_tables
+
+    result = rescore(hypotheses)
+    write_result(json_file, result)
+    show(*score_tables(str(hypotheses), result))
 
 
 @app.command()

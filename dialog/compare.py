@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dialog.evaluate import FOLDER, FORMAT
 from dialog.lines import visible
+from dialog.records import FOLDER, FORMAT
 from lm.errors import ConfigError, DataError, StorageError
 from lm.storage import read_json
 
@@ -33,6 +33,17 @@ _KEPT = (
     *("head", "parameters", "checkpoint", "seed", "decode", "contexts", "tokens", "perplexity", "nll"),
     *("perplexity_batch_mean", *_BLEU, "sacrebleu", "intra_distinct_1", "intra_distinct_2"),
     *("inter_distinct_1", "inter_distinct_2", "mean_length", "most_common_share"),
+)
+_COLUMNS = (
+    *(("dialog",), ("turn",), ("nll",), ("tokens",)),
+    *((version, side) for version in _BLEU for side in _SIDES),
+)
+_NEEDED = (
+    *(("result", key) for key in _KEPT),
+    *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
+    *(("result", "decode", "method"), ("result", "decode", "beam")),
+    *(("result", version, order, side) for version in _BLEU for order in _ORDERS for side in _SIDES),
+    *(("contexts", *column) for column in _COLUMNS),
 )
 
 
@@ -105,6 +116,12 @@ def load_evaluation(run: Path, name: str) -> Evaluation:
     result, contexts = record.get("result"), record.get("contexts")
     if not isinstance(result, dict) or not isinstance(contexts, dict):
         raise StorageError(f"{visible(str(path))}: damaged; run `dialog evaluate` again")
+    for keys in _NEEDED:
+        if _lookup(record, keys) is None:
+            raise StorageError(f"{visible(str(path))}: has no {'.'.join(keys)}; run `dialog evaluate` again")
+    columns = [_lookup(contexts, column) for column in _COLUMNS]
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+        raise StorageError(f"{visible(str(path))}: its contexts do not match; run `dialog evaluate` again")
     return Evaluation(str(run), result, contexts)
 
 
@@ -135,7 +152,8 @@ def comparison_table(comparison: Result) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"Runs on {comparison['name']} (* p < .05 against the first)"))
+    title = f"Runs on {comparison['name']} (* p < .05 against the first)"
+    table = Table(title=Text(title), caption=Text(_caption(comparison["runs"])))
     heads = ("run", "head", "parameters", "perplexity", *(f"BLEU-{n} P/R" for n in _ORDERS), "legacy B-1 P/R")
     for head in (*heads, "inter-distinct-1/2", "length", "most common"):
         table.add_column(head, justify="left" if head in ("run", "head") else "right")
@@ -150,6 +168,19 @@ def comparison_table(comparison: Result) -> "Table":
     return table
 
 
+def _caption(rows: Sequence[Result]) -> str:
+    """Checkpoint and decoding: once if all runs have the same, else by run, with a warning."""
+    settings = [{"checkpoint": row["checkpoint"], **row["decode"]} for row in rows]
+    known = dict.fromkeys(key for setting in settings for key in setting)
+    differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]
+    shown = dict.fromkeys(("checkpoint", "method", "beam", *differ))
+    texts = [", ".join(f"{key} {visible(str(setting.get(key)))}" for key in shown) for setting in settings]
+    if not differ:
+        return f"All runs: {texts[0]}"
+    by_run = "; ".join(f"{visible(row['run'])}: {text}" for row, text in zip(rows, texts, strict=True))
+    return f"Warning: {', '.join(differ)} differ between the runs. {by_run}"
+
+
 def _bleu_cell(row: Result, version: str, order: str) -> str:
     values = row[version][order]
     return "/".join(f"{values[side]:.3f}{_mark(row, f'{version}/{order}/{side}')}" for side in _SIDES)
@@ -162,6 +193,13 @@ def _mark(row: Result, score: str) -> str:
 
 def _row(evaluation: Evaluation) -> Result:
     return {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
+
+
+def _lookup(record: Any, keys: Sequence[str]) -> Any:
+    """What nested objects hold under the keys; None where there is no such key."""
+    for key in keys:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
 
 
 def _names(run: Path) -> list[str]:
@@ -186,6 +224,12 @@ def _check_same(first: Evaluation, other: Evaluation) -> None:
         raise DataError(f"{names}: evaluated on different data; run `dialog evaluate` on the same data")
     if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
         raise DataError(f"{names}: their vocabularies differ, so they count other tokens; compare equal ones")
+    if any(first.contexts[key] != other.contexts[key] for key in ("dialog", "turn")):
+        raise DataError(f"{names}: evaluated on different contexts; run `dialog evaluate` with equal --limit")
+    if first.contexts["tokens"] != other.contexts["tokens"]:
+        raise DataError(
+            f"{names}: they count different tokens of the same text; train them with equal data.max_tokens"
+        )
 
 
 def _draws(evaluation: Evaluation, resamples: int, seed: int) -> Floats:

@@ -212,7 +212,9 @@ class Conversation:
     def _save(self, arguments: list[str]) -> list[str]:
         _expect("save", bool(arguments))
         path = Path(os.path.expanduser(arguments[0]))
-        records = [record for exchange in self.exchanges for record in _records(exchange)]
+        records = [
+            {"dialog": path.stem} | record for exchange in self.exchanges for record in _records(exchange)
+        ]
         write_atomic(
             path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         )
@@ -254,19 +256,27 @@ COMMANDS = {
         Conversation._probs,
     ),
     "show": Command("/show", "the settings, and what the model still hears", Conversation._show),
-    "save": Command("/save FILE", "write the conversation as JSON lines", Conversation._save),
+    "save": Command(
+        "/save FILE", "write the conversation as JSON lines, a corpus of turns", Conversation._save
+    ),
     "quit": Command("/quit", "leave", Conversation._quit),
 }
 
 
 def _records(exchange: Exchange) -> list[dict[str, object]]:
-    """An exchange as two utterances; the reply with its alternatives and how they were found."""
+    """An exchange as two utterances; the reply with its alternatives and how they were found.
+
+    A reply that says nothing is left out, as a corpus has no empty utterances.
+    """
+    said: dict[str, object] = {"speaker": HUMAN, "text": exchange.said.text}
+    if not exchange.reply.text:
+        return [said]
     alternatives = [
         {"text": text, "log_prob": found.log_prob, "score": found.score, "finished": found.finished}
         for found, text in zip(exchange.hypotheses, exchange.texts, strict=True)
     ]
     reply = {"speaker": MODEL, "text": exchange.reply.text, "hypotheses": alternatives}
-    return [{"speaker": HUMAN, "text": exchange.said.text}, reply | {"decode": exchange.decode.model_dump()}]
+    return [said, reply | {"decode": exchange.decode.model_dump()}]
 
 
 def _one_line(text: str, *, strip: bool = True) -> str:

@@ -1,13 +1,12 @@
 """What a trained model is worth on a corpus: perplexity, BLEU of its best responses, and their variety.
 
-Every evaluation is kept in the run, ``RUN/evaluation/<name>.json``: ``{"result": …, "contexts": …}`` with
-the result that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
+Every evaluation is kept in the run (:mod:`dialog.records`): ``{"result": …, "contexts": …}`` with the result
+that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
 """
 
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from dialog.corpus import Dialog, load_dialogs
 from dialog.lines import visible
+from dialog.records import evaluation_name, keep, setting_name
 from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
-from lm.storage import canonical_json, make_folder, write_atomic
-from lm.text import UNK
+from lm.storage import canonical_json, write_atomic
+from lm.text import UNK, Codec
+from lm.tokenizers import Tokenizer, WordPunct
 
 if TYPE_CHECKING:
     from dialog.batches import Example
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-FORMAT = 1
-FOLDER = "evaluation"
 ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
 _FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
+_PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
 
@@ -85,7 +85,8 @@ def evaluate(
         checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
         limit: take the first so many contexts only.
         overrides: ``decode.key=value`` texts that override the run's config.
-        batch_size: contexts decoded together; changes nothing but speed and memory.
+        batch_size: contexts decoded together; changes speed and memory, and results by no more than
+            the rounding of float32 products.
         poll: called often; raises to interrupt. Nothing is written then.
         progress: told how many contexts of how many have their responses.
 
@@ -100,17 +101,17 @@ def evaluate(
     model = TrainedModel.load(run, checkpoint)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
     test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context)
-    split = model.codec.tokenizer.split
+    judge = bleu_tokenizer(model.codec.tokenizer)
     texts = test.texts()
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
     likelihood = perplexities(scores, f"{visible(str(run))} on {visible(test.source)}")
     answers = model.respond(test.examples, search, poll, batch_size, progress)
     responses = Responses(
-        hypotheses=[[model.codec.vocabulary.words(h.tokens) for h in found] for found in answers],
-        references=[[split(text) for text in group] for group in texts],
+        hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
+        references=[[judge.split(text) for text in group] for group in texts],
     )
-    report, contexts = responses_report(responses, split, poll)
+    report, contexts = responses_report(responses, judge.split, poll)
     result: Result = {
         "run": str(run),
         "checkpoint": checkpoint,
@@ -120,6 +121,7 @@ def evaluate(
         "seed": model.config.train.seed,
         "data": _describe_data(test, unknown),
         "tokenizer": model.codec.tokenizer.kind,
+        "bleu_tokens": judge.kind,
         "vocabulary_sha256": model.codec.fingerprint,
         "decode": search.model_dump(),
         **likelihood,
@@ -134,11 +136,23 @@ def evaluate(
     }
     if output is not None:
         write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
-    folder = run / FOLDER
-    make_folder(folder)
-    record: dict[str, Any] = {"format": FORMAT, "result": result, "contexts": contexts}
-    write_atomic(folder / f"{test.name}.json", canonical_json(record) + b"\n")
+    keep(run, setting_name(test.name, checkpoint, search, model.config.decode), result, contexts)
     return result
+
+
+def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """What splits text for BLEU: WordPunct where a run's tokens are characters or pieces, else its own."""
+    return WordPunct(tokenizer.lowercase) if tokenizer.kind in _PIECES else tokenizer
+
+
+def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
+    """A response as the tokens that BLEU compares, ``<unk>`` being one; characters and pieces are joined."""
+    tokens = codec.vocabulary.words(ids)
+    judge = bleu_tokenizer(codec.tokenizer)
+    if judge is codec.tokenizer:
+        return tokens
+    known, *rest = (judge.split(part) for part in codec.tokenizer.join(tokens).split(UNK))
+    return known + [token for part in rest for token in (UNK, *part)]
 
 
 def load_test_set(source: str, references: Path | None, limit: int | None, context: int) -> EvaluationData:
@@ -162,13 +176,6 @@ def load_test_set(source: str, references: Path | None, limit: int | None, conte
         items = items[:limit] if items else None
         dialogs = dialogs[: examples[-1].dialog + 1]
     return EvaluationData(name, source, dialogs, examples, items, str(references) if references else None)
-
-
-def evaluation_name(source: str, references: Path | None = None) -> str:
-    """What an evaluation is called in its run: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
-    stem = source if ":" in source else Path(source).stem
-    parts = (stem, references.stem) if references else (stem,)
-    return "+".join(re.sub(r"[^\w.-]+", "-", part).strip(".-") or "data" for part in parts)
 
 
 def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
@@ -250,7 +257,10 @@ def rescore(path: Path) -> Result:
                     f"{visible(str(path))}:{number}: not an object with hypotheses and references; "
                     "write the file with `dialog evaluate --output`"
                 ) from None
-    return score_responses(hypotheses, references)
+    try:
+        return score_responses(hypotheses, references)
+    except DataError as error:
+        raise DataError(f"{visible(str(path))}: {error}") from None
 
 
 def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 Result = Mapping[str, Any]
 _ORDERS = ("1", "2", "3", "4")
+_MEASURES = (
+    *("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts"),
+    *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
+    *("mean_length", "most_common_share"),
+)
 
 
 def config_table(name: str, resolved: Resolved[DialogConfig]) -> "Table":
@@ -53,22 +58,24 @@ def prepared_tables(report: Result) -> list["Table | str"]:
 
 
 def evaluation_tables(result: Result) -> list["Table | str"]:
-    """Likelihood and variety, then BLEU of the model beside its yardsticks."""
-    names = ("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts")
-    more = ("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2")
-    rows = [
-        {"measure": name, "value": result[name]}
-        for name in (*names, *more, "mean_length", "most_common_share")
-    ]
+    """The scores of an evaluated run."""
+    tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
+    return [*tables, f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}"]
+
+
+def score_tables(title: str, result: Result) -> list["Table | str"]:
+    """Likelihood, if there is a model, and variety, then BLEU beside its yardsticks, if there are any."""
+    rows = [{"measure": name, "value": result[name]} for name in _MEASURES if name in result]
     rows.append({"measure": "sacrebleu", "value": result["sacrebleu"]["score"]})
-    yardsticks = result["yardsticks"]
-    systems = {"model": result, "true response": yardsticks["true_response"]}
-    systems |= {f"{answer!r}": scores for answer, scores in yardsticks["constant_answers"].items()}
+    systems = {"model": result}
     references = result["references"]
-    layout = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
-    about = f"{layout}; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
+    about = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
+    if yardsticks := result.get("yardsticks"):
+        systems["true response"] = yardsticks["true_response"]
+        systems |= {f"{answer!r}": scores for answer, scores in yardsticks["constant_answers"].items()}
+        about += f"; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
     return [
-        table(f"{result['run']} on {result['data']['name']}", rows),
+        table(title, rows),
         table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
         table(
             "Precision/recall, smoothing of NLTK 3.4 and before, as published",

@@ -104,8 +104,9 @@ class TrainedModel:
         batch_size: int = 16,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[list[Hypothesis]]:
-        """The n best responses to every example's context, best first; the batch size changes nothing.
+        """The n best responses to every example's context, best first.
 
+        The batch size changes scores by no more than the rounding of float32 products.
         ``poll`` is called at every step and may raise to interrupt; ``progress`` after every batch.
 
         Contexts of similar length are decoded together. A sampled response depends on ``decode.seed`` and

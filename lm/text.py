@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
+
+
 class Vocabulary:
     """Tokens with their ids: ``<pad>`` is 0, ``<unk>`` 1, the others follow by falling frequency."""
 
@@ -106,11 +109,15 @@ class Codec:
         """Ids of a text, without ``<s>`` and ``</s>``.
 
         Text never yields a special token (a ``<s>`` that someone typed is an unknown word), but for the exact
-        text ``<d>``, the pseudo-utterance that opens a dialog.
+        text ``<d>``, the pseudo-utterance that opens a dialog, and ``<unk>``, which is one unknown token with
+        every tokenizer, so that what :meth:`decode` shows of it comes back as it was.
         """
         if text == DIALOG:
             return self.vocabulary.ids([DIALOG])
-        return [self._words.get(token, Vocabulary.unk) for token in self.tokenizer.split(text)]
+        return [
+            self._words.get(token, Vocabulary.unk)
+            for token in self.tokenizer.split(text.replace(UNK, _UNKNOWN))
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text for display; ``<pad>``, ``<s>`` and ``</s>`` are left out."""

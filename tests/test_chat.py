@@ -24,7 +24,7 @@ from toy_responder import ToyResponder
 from dialog.batches import START, list_examples
 from dialog.chat import converse, history_file, interruptible, prompt_session
 from dialog.conversation import COMMANDS, Conversation
-from dialog.corpus import Dialog, Utterance
+from dialog.corpus import Dialog, Utterance, load_dialogs
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.task import build_model
 from dialog.trained import TrainedModel
@@ -209,6 +209,9 @@ def test_a_saved_conversation_is_json_lines(in_tmp: Path) -> None:
     lines = (in_tmp / "talk it over.jsonl").read_text(encoding="utf-8").split("\n")
     records = [json.loads(line) for line in lines[:-1]]
     assert lines[-1] == ""
+    (dialog,) = load_dialogs("talk it over.jsonl")
+    assert dialog.id == "talk it over"
+    assert [(u.speaker, u.text) for u in dialog.utterances] == [(r["speaker"], r["text"]) for r in records]
     assert [record["speaker"] for record in records] == ["A", "B", "A", "B"]
     assert records[0]["text"] == "caf\u00e9  \u201cquoted\u201d\u2028here"
     assert records[3]["text"] == records[3]["hypotheses"][0]["text"]

@@ -24,7 +24,8 @@ from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, In
 from lm.presets import preset_paths
 
 COMMANDS = (
-    "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references", "train",
+    "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
+    "score", "train",
 )  # fmt: skip
 TINY = """
 extends = "{base}"
@@ -219,6 +220,7 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["chat", "none"], 4, "none: not the folder of a run: it has no config.json\n"),
         (["check", "none"], 4, "none"),
         (["compare", "none"], 3, "none"),
+        (["score", "none.jsonl"], 3, "none.jsonl"),
         (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
         (["prepare", "none.txt", "--out", "x"], 3, "none.txt"),
         (["prepare", "none.txt", "--out", "x", "--on-bad-line", "maybe"], 2, "maybe"),
@@ -371,7 +373,11 @@ def test_train_evaluate_check_compare_chat(
     } <= result.keys()
     assert all(len(json.loads(line)["hypotheses"]) == 1 for line in Path("h.jsonl").read_text().splitlines())
     assert "'uh-huh'" in out
-    assert dialog("evaluate", "seed2")[0] == 0
+    code, out, _ = dialog("score", "h.jsonl", "--json", "s.json")
+    assert code == 0
+    assert "BLEU-4" in out
+    assert json.loads(Path("s.json").read_text())["bleu"] == result["bleu"]
+    assert dialog("evaluate", "seed2", "--set", "decode.nbest=1")[0] == 0
     code, out, _ = dialog("compare", "other", "seed2")
     assert code == 0
     assert "seed2" in out

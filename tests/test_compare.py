@@ -31,7 +31,7 @@ def write_run(folder: Path, *, seed: int = 1, better: float = 0.0, name: str = "
         "parameters": 1234567,
         "checkpoint": "best",
         "seed": seed,
-        "decode": {"beam": 10},
+        "decode": {"method": "beam", "beam": 10, "nbest": 5},
         "data": {"sha256": "d"},
         "vocabulary_sha256": "v",
         "contexts": contexts,
@@ -157,6 +157,60 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare([a], name="test", resamples=10)
     with pytest.raises(ConfigError, match="no run"):
         compare([])
+
+
+def damage(run: Path, *keys: str, value: Any = None) -> None:
+    """Change what the evaluation has under the keys, or delete it."""
+    path = run / "evaluation/test.json"
+    record = json.loads(path.read_text())
+    inner = record
+    for key in keys[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = value
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [("tokens", "equal data.max_tokens"), ("turn", "--limit"), ("dialog", "--limit")]
+)
+def test_runs_that_count_other_tokens_are_refused(tmp_path: Path, column: str, message: str) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    damage(b, "contexts", column, value=[99] * (DIALOGS * TURNS))
+    with pytest.raises(DataError, match=message):
+        compare([a, b])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("result", "head"), ("result", "data", "sha256"), ("result", "decode", "beam"),
+        ("contexts", "tokens"),
+        ("result", "bleu", "4", "recall"), ("contexts", "bleu_legacy"), ("result", "vocabulary_sha256"),
+    ],
+)  # fmt: skip
+def test_missing_keys_are_named(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    damage(write_run(tmp_path / "a"), *keys)
+    with pytest.raises(StorageError, match=rf"test\.json: has no {'.'.join(keys)}.*dialog evaluate"):
+        compare([tmp_path / "a"])
+
+
+@pytest.mark.parametrize("value", [[1.0], 3])
+def test_columns_that_do_not_match_are_damage(tmp_path: Path, value: object) -> None:
+    damage(write_run(tmp_path / "a"), "contexts", "nll", value=value)
+    with pytest.raises(StorageError, match=r"test\.json: its contexts do not match"):
+        compare([tmp_path / "a"])
+
+
+def test_the_caption_warns_of_different_decoding(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    assert str(comparison_table(compare([a, b])).caption) == "All runs: checkpoint best, method beam, beam 10"
+    write_run(b, checkpoint="last", decode={"method": "beam", "beam": 10, "nbest": 1})
+    caption = str(comparison_table(compare([a, b])).caption)
+    assert caption.startswith("Warning: checkpoint, nbest differ between the runs. ")
+    assert "b: checkpoint last, method beam, beam 10, nbest 1" in caption
 
 
 @pytest.mark.parametrize(

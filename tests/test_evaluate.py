@@ -15,7 +15,8 @@ from words import WORDS
 
 from dialog.corpus import Dialog, Utterance
 from dialog.distinct import diversity
-from dialog.evaluate import evaluate, evaluation_name, perplexities, rescore, score_responses
+from dialog.evaluate import bleu_tokens, evaluate, perplexities, rescore, score_responses
+from dialog.records import evaluation_name
 from dialog.references import build_references, write_references
 from dialog.schema import DialogConfig
 from dialog.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
@@ -208,6 +209,16 @@ def conversations(seed: int, count: int = 3) -> list[Dialog]:
     ]
 
 
+@pytest.mark.parametrize("kind", ["wordpunct", "whitespace", "char", "unigram", "bpe"])
+def test_bleu_compares_words_whatever_the_tokens_of_the_run(kind: str) -> None:
+    texts = [u.text for d in conversations(1, 20) for u in d.utterances]
+    codec = build_codec(kind, texts, vocab_size=80)  # type: ignore[arg-type]
+    for text in texts[:20]:
+        assert bleu_tokens(codec, codec.encode(text)) == text.split()
+    unknown = codec.vocabulary.unk
+    assert bleu_tokens(codec, [*codec.encode(texts[0]), unknown]) == [*texts[0].split(), "<unk>"]
+
+
 def write_dialogs(path: Path, dialogs: list[Dialog]) -> None:
     rows = [
         {"topic": d.topic, "utts": [[u.speaker, u.text, ["sd", None]] for u in d.utterances]} for d in dialogs
@@ -288,8 +299,28 @@ def test_references_and_limit_and_overrides(run: Path) -> None:
     assert result["decode"]["nbest"] == 1
     assert result["data"]["references_file"] == "refs.json"
     assert "true response first" in result["data"]["references_layout"]
-    assert [path.name for path in (run / "evaluation").iterdir()] == ["test+refs.first-7.json"]
+    assert [path.name for path in (run / "evaluation").iterdir()] == ["test+refs.first-7.nbest-1.json"]
     assert evaluate(run, references=Path("refs.json"))["data"]["sha256"] != result["data"]["sha256"]
+
+
+def test_evaluations_do_not_replace_each_other(run: Path) -> None:
+    CheckpointStore(run / "checkpoints").point("last", 1)
+    for folder, seed in (("a", 2), ("b", 3)):
+        Path(folder).mkdir()
+        write_dialogs(Path(folder) / "test.jsonl", conversations(seed))
+    assert evaluate(run)["name"] == evaluate(run, data="a/test.jsonl")["name"] == "test"
+    changed = evaluate(run, checkpoint="last", overrides=["decode.beam=2", "decode.nbest=2"], limit=4)
+    assert changed["name"] == "test.first-4.last.beam-2"
+    other = evaluate(run, data="b/test.jsonl")
+    assert other["name"] == evaluate(run, data="b/test.jsonl")["name"]
+    assert other["name"] == f"test.{other['data']['sha256'][:6]}"
+    names = {path.stem for path in (run / "evaluation").iterdir()}
+    assert names == {"test", changed["name"], other["name"]}
+    for name in names:
+        record = json.loads((run / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+        assert record["result"]["name"] == name
+    (run / "evaluation" / "test.json").write_text("damaged", encoding="utf-8")
+    assert evaluate(run)["name"] == "test"
 
 
 def refuse(run: Path, kind: type[Exception], message: str, **options: Any) -> None:
@@ -345,4 +376,11 @@ def test_files_that_are_not_hypotheses_are_named_with_the_line(tmp_path: Path, l
     path = tmp_path / "hyps.jsonl"
     path.write_text('{"hypotheses": [["a"]], "references": [["a"]]}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"hyps\.jsonl:2: "):
+        rescore(path)
+
+
+def test_hypotheses_that_are_text_are_refused_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "hyps.jsonl"
+    path.write_text('{"hypotheses": ["a b"], "references": [["a"]]}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"hyps\.jsonl: context 0: .* is not a list of tokens"):
         rescore(path)

@@ -148,6 +148,28 @@ def test_fingerprints_differ_where_ids_do() -> None:
     assert len(fingerprints) == len(KINDS) + 3
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["<unk>"],
+        ["well", "<unk>"],
+        ["<unk>", "'", "s", "<unk>", "<unk>", ",", "the", "<unk>"],
+        ["sun", "-", "<unk>"],
+    ],
+)
+def test_an_unknown_word_that_was_decoded_is_one_unknown_word(tokens: list[str]) -> None:
+    codec = codec_of("wordpunct")
+    ids = codec.vocabulary.ids(tokens)
+    assert codec.encode(codec.decode(ids)) == ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_word_is_one_token_of_every_tokenizer(kind: str) -> None:
+    codec = codec_of(kind)
+    ids = [*codec.encode("the garden"), codec.vocabulary.unk, *codec.encode("water")]
+    assert codec.encode(codec.decode(ids)) == ids
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_never_becomes_a_special_token(kind: str) -> None:
     codec = codec_of(kind, [*TEXTS, "<s> </s> <pad> <unk> <d>"] * 3, vocab_size=80)
