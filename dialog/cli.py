@@ -1,5 +1,6 @@
 """The ``dialog`` command line: every command imports what it needs, calls it, and shows the result."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,13 @@ from lm.console import (
     run_app,
     show,
     table,
+    writable,
     write_result,
 )
 from lm.errors import StorageError
 from lm.presets import preset_paths
+from lm.stop import RESUME
+from lm.tokenizers import TokenizerKind
 
 app = new_app(
     "Train, evaluate and talk to encoder-decoder dialog models that differ only in their output head.\n\n"
@@ -84,7 +88,7 @@ def demo(
         show(f"{out / head}: training")
         return make_reporter(sys.stderr)
 
-    with interruptible() as poll, counting("responding") as progress:
+    with interruptible(RESUME) as poll, counting("responding") as progress:
         results = run_demo(out, report, poll, progress)
     show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
 
@@ -126,7 +130,7 @@ def prepare(
         Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
     ] = "error",
     tokenizer: Annotated[
-        Literal["wordpunct", "whitespace", "char", "unigram", "bpe"],
+        TokenizerKind,
         typer.Option(help="Counts tokens in the report."),
     ] = "wordpunct",
     vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary of the report.")] = 10_000,
@@ -178,9 +182,10 @@ def train(
     from lm.progress import make_reporter
 
     result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
+    best = f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
     show(
         f"{folder}: {result.reason}, after {result.step} updates and {result.minutes:.1f} minutes; "
-        f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
+        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}"
     )
 
 
@@ -248,7 +253,7 @@ def score(
 def references(
     train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
     test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
-    out: Annotated[Path, typer.Option(metavar="F", help="File to write.")],
+    out: Annotated[Path, typer.Option(metavar="F", help="File to write.", callback=writable)],
     neighbours: Annotated[
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,

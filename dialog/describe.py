@@ -36,7 +36,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
         "parameters_by_part": counts,
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
-        "memory": memory(config, model.head, total),
+        "memory": memory(config, model, total),
     }
 
 
@@ -62,9 +62,13 @@ def _smalltalk_words() -> frozenset[str]:
     return frozenset(chain(listed, literal))
 
 
-def memory(config: DialogConfig, head: Head, parameters: int) -> dict[str, int]:
-    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``."""
+def memory(config: DialogConfig, model: Seq2Seq, parameters: int) -> dict[str, int]:
+    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``.
+
+    A checkpoint holds a tied matrix under both of its names, and so do its averages.
+    """
     weights = parameters * FLOAT
+    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
     moments = 2 if config.optim.name != "sgd" else int(config.optim.momentum > 0)
     averages = int(config.optim.average != "none")
     sizes = {
@@ -73,9 +77,10 @@ def memory(config: DialogConfig, head: Head, parameters: int) -> dict[str, int]:
         "optimizer": moments * weights,
         "averages": averages * weights,
         "activations": FLOAT
-        * (_encoder_floats(config) + _decoder_floats(config) + _head_floats(config, head)),
+        * (_encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)),
     }
-    return {**sizes, "training": sum(sizes.values()), "checkpoint": (1 + moments + averages) * weights}
+    checkpoint = (1 + averages) * stored + moments * weights
+    return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
 
 
 def _responses(config: DialogConfig) -> int:
@@ -115,8 +120,9 @@ def _head_floats(config: DialogConfig, head: Head) -> int:
     tokens = _responses(config) * config.data.max_tokens
     vectors = head.components * head.size * (3 if head.latent is not None else 1)
     mixed = head.components if head.parts.mixes == "probabilities" else 1
-    chunk = LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size)
-    return tokens * vectors + 2 * chunk * mixed * head.vocab_size + 2 * head.vocab_size * head.size
+    chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
+    logits = chunk * mixed * head.vocab_size * (3 if head.parts.link.sigmoid else 1)
+    return tokens * vectors + logits + 2 * head.vocab_size * head.size
 
 
 def _cell_floats(cell: str) -> int:

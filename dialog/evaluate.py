@@ -19,8 +19,8 @@ from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
-from lm.errors import ConfigError, DataError, DivergenceError, StorageError
-from lm.storage import canonical_json, write_atomic
+from lm.errors import ConfigError, DataError, DivergenceError
+from lm.storage import canonical_json, require_writable, write_atomic
 from lm.text import UNK, Codec
 from lm.tokenizers import Tokenizer, WordPunct
 
@@ -96,8 +96,8 @@ def evaluate(
     """
     from dialog.trained import TrainedModel
 
-    if output is not None and not output.absolute().parent.is_dir():
-        raise StorageError(f"{visible(str(output))}: its folder does not exist; make it first")
+    if output is not None:
+        require_writable(output)
     model = TrainedModel.load(run, checkpoint)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
     test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context)

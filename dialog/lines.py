@@ -14,6 +14,7 @@ Line = tuple[int, str]  # number from 1, text without its line end
 
 MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
 _EXCERPT = 80
+_SKIP = "or leave it out with `dialog prepare … --on-bad-line skip`"
 _SIGNATURES = {
     b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
@@ -55,7 +56,7 @@ class InputLog:
         if self.on_bad_line == "error":
             place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
             quoted = f" ({visible(excerpt[:_EXCERPT])})" if excerpt else ""
-            raise DataError(f"{place}: {reason}{quoted}; {remedy}, or leave it out with --on-bad-line skip")
+            raise DataError(f"{place}: {reason}{quoted}; {remedy}, {_SKIP}")
         self.drop(file, line, reason, excerpt)
 
     def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:

@@ -1,10 +1,11 @@
 """The typed configuration of a dialog run; free of torch like :mod:`lm.schema`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from lm.schema import HeadConfig, OptimConfig, Section, TrainConfig
+from lm.schema import MAX_SEED, HeadConfig, OptimConfig, Section, TrainConfig
+from lm.tokenizers import TokenizerKind
 
 
 class DataConfig(Section):
@@ -13,7 +14,7 @@ class DataConfig(Section):
     train: str = Field("smalltalk:train", description="file, prepared folder, or smalltalk:train")
     valid: str = Field("smalltalk:valid", description="the split that decides early stopping")
     test: str = Field("smalltalk:test", description="the split that evaluate uses without --data")
-    tokenizer: Literal["wordpunct", "whitespace", "char", "unigram", "bpe"] = Field(
+    tokenizer: TokenizerKind = Field(
         "wordpunct", description="wordpunct, whitespace, char, or sentencepiece unigram, bpe"
     )
     lowercase: bool = Field(True, description="lower-case the text first")
@@ -63,7 +64,9 @@ class ModelConfig(Section):
     embedding_size: int = Field(200, ge=1, description="size of the shared word embedding")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of embeddings, encoder and decoder outputs")
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
-    init_range: float = Field(0.08, gt=0, description="parameters start uniform in ± this")
+    init_range: float = Field(
+        0.08, gt=0, description="embedding, encoder and decoder start uniform in ± this; the head has its own"
+    )
 
 
 class DecodeConfig(Section):
@@ -75,7 +78,7 @@ class DecodeConfig(Section):
     max_length: int = Field(30, ge=1, description="longest response in tokens, </s> not counted")
     min_length: int = Field(0, ge=0, description="shortest response in tokens, </s> not counted")
     length_penalty: float = Field(
-        0.0, ge=0, description="scores are divided by length^this; 0 sums (the papers)"
+        0.0, ge=0, le=10, description="scores are divided by length^this; 0 sums (the papers)"
     )
     no_repeat_ngram: int = Field(
         0, ge=0, description="block n-grams that repeat within a response; 0 blocks none"
@@ -86,7 +89,16 @@ class DecodeConfig(Section):
     )
     top_k: int = Field(0, ge=0, description="sample among the k most probable tokens; 0 is all")
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
-    seed: int = Field(1, ge=0, description="seeds sampling")
+    seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds sampling")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_length > self.max_length:
+            raise ValueError(
+                f"min_length = {self.min_length}: must be at most max_length = {self.max_length}; "
+                "lower decode.min_length or raise decode.max_length"
+            )
+        return self
 
 
 class DialogConfig(Section):

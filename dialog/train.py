@@ -12,7 +12,7 @@ from lm.progress import Reporter
 from lm.run import Run
 from lm.storage import read_json, write_json
 from lm.text import Codec
-from lm.train import FitResult, configure_device, fit, seed_everything
+from lm.train import FitResult, configure_device, fit, require_end, seed_everything
 
 RESUMABLE = frozenset(
     f"train.{key}"
@@ -36,6 +36,7 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
             :meth:`lm.run.Run.open`.
     """
     config = resolved.config
+    require_end(config.train)
     keys = (
         RESUMABLE
         | {f"decode.{key}" for key in type(config.decode).model_fields}

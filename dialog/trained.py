@@ -20,9 +20,11 @@ from dialog.task import CODEC_HASH, DATA, build_model, encode_dialogs, score_ite
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.errors import StorageError
+from lm.schema import TrainConfig
 from lm.state import load_model_tensors
 from lm.storage import read_json
 from lm.text import BOS, DIALOG, PAD, Codec
+from lm.train import configure_device
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
 
@@ -67,7 +69,8 @@ class TrainedModel:
         Args:
             run: the folder that training wrote.
             checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
-            device: where to put the model; CUDA where there is one, if left out.
+            device: where to put the model. If left out, the run's own ``train.device`` and ``train.threads``
+                hold, and the CPU stands in for CUDA where there is none.
 
         Raises:
             StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
@@ -82,7 +85,7 @@ class TrainedModel:
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
         load_model_tensors(model, weights)
-        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = device or _device(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
     def nll(self, dialogs: Sequence[Dialog], poll: Callable[[], None] = lambda: None) -> list[TargetScore]:
@@ -168,6 +171,13 @@ class TrainedModel:
             bos=vocabulary.bos, eos=vocabulary.eos, forbidden=forbidden, poll=poll,
             seeds=[_seed(item, decode.seed) for item in items],
         )  # fmt: skip
+
+
+def _device(train: TrainConfig) -> torch.device:
+    """The device of a run, or the CPU where it is away: a model trained elsewhere is used here."""
+    if not torch.cuda.is_available():
+        train = train.model_copy(update={"device": "cpu"})
+    return configure_device(train)
 
 
 def _seed(item: Item, seed: int) -> int:

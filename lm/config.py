@@ -1,8 +1,9 @@
 """TOML files into frozen, strict, typed configs, every value knowing where it came from.
 
 A config file sets keys of the sections of its schema and may start from one other file with
-``extends = "parent.toml"`` (relative to itself). ``--set section.key=value`` comes last. Unknown keys and
-ill-typed values are errors that name file, line, key and the nearest valid name; nothing heavy is imported.
+``extends = "parent.toml"`` (relative to itself). ``--set section.key=value`` comes last. TOML has no null:
+the string ``none`` leaves an optional key empty. Unknown keys and ill-typed values are errors that name file,
+line, key and the nearest valid name; nothing heavy is imported.
 """
 
 import json
@@ -186,18 +187,19 @@ def _value(text: str, field: FieldInfo) -> object:
 
 
 def _build(schema: type[C], settings: Settings) -> Resolved[C]:
-    nested: dict[str, Any] = {}
+    keys, nested = known_keys(schema), dict[str, Any]()
     for key, setting in settings.items():
         *tables, name = key.split(".")
         place = nested
         for table in tables:
             place = place.setdefault(table, {})
-        place[name] = _frozen(setting.value)
+        empty = setting.value == "none" and type(None) in get_args(keys[key].annotation)
+        place[name] = None if empty else _frozen(setting.value)
     try:
         config = schema.model_validate(nested)
     except ValidationError as error:
         raise ConfigError(_invalid(error.errors()[0], settings, schema)) from None
-    where = {key: settings[key].where if key in settings else DEFAULT for key in known_keys(schema)}
+    where = {key: settings[key].where if key in settings else DEFAULT for key in keys}
     return Resolved(config, where)
 
 

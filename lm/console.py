@@ -19,8 +19,8 @@ from typer.core import TyperGroup
 
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
-from lm.stop import StopFlag
-from lm.storage import JSON, write_json
+from lm.stop import RESTART, StopFlag
+from lm.storage import JSON, require_writable, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -34,9 +34,23 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a key, as in --set train.seed=2; may be repeated."
     ),
 ]
+
+
+def writable(path: Path | None) -> Path | None:
+    """The callback of options that name a file to write: refuses one before the work that it would lose."""
+    if path is not None:
+        require_writable(path)
+    return path
+
+
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Also write the result to FILE as one JSON object."),
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Also write the result to FILE as one JSON object.",
+        callback=writable,
+    ),
 ]
 
 
@@ -135,9 +149,12 @@ def _report(error: Exception) -> int:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between."""
-    stop = StopFlag()
+def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
+    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
+
+    ``remedy`` ends its message: how to go on.
+    """
+    stop = StopFlag(remedy)
     stop.install()
     try:
         yield stop.check

@@ -36,6 +36,6 @@ class DivergenceError(HighrankError):
 
 
 class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everything is saved)
-    """A signal ended the run after its state was saved; the same command resumes it."""
+    """A signal ended the command: a training after saving, which the same command resumes, others at once."""
 
     exit_code = 75

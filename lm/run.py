@@ -133,8 +133,9 @@ class Run:
         """Take the folder for training, making it where it does not exist.
 
         A folder trained in before must have the same config but for ``resumable_keys`` (dotted), whose new
-        values are saved. Raises ConfigError naming every other difference, and StorageError where another
-        process trains there, or the folder is not that of a run.
+        values are saved; a key that it lacks, being older, counts as having its default. Raises ConfigError
+        naming every other difference, and StorageError where another process trains there, or the folder is
+        not that of a run.
         """
         _refuse_foreign(folder)
         make_folder(folder)
@@ -241,7 +242,8 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
     saved = read_json(path, limit=16 << 20, follow=False)
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
         raise StorageError(f"{shown(path)}: not the config of a run; choose a new or empty folder with --run")
-    before, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))
+    was, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))
+    before = dict(_flat(_dump(type(resolved.config)()))) | was  # keys that came since then had no other value
     changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     if fixed := sorted(set(changed) - resumable_keys):
         listed = ", ".join(f"{key} = {_value(now, key)} (was {_value(before, key)})" for key in fixed[:8])
@@ -250,7 +252,7 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
             f"{shown(path)}: this run was trained with another config: {listed}{more}; "
             "give the old values, or train into another folder with --run"
         )
-    if changed:
+    if was != now:
         save_config(resolved, path)
 
 

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from lm.checkpoint import Commit
@@ -70,9 +71,9 @@ class Saver:
         self._journal.resume(facts["timing_bytes"], facts["seconds"])
         self._report.note(f"resuming after step {commit.step}")
         for name, now in self._circumstances().items():
-            was = facts.get(name)
+            was = facts.get(name, now)  # an older version may not have recorded it
             if was != now:
-                self._report.note(f"{name} was {was}, is {now}: results may differ in the last bits")
+                self._report.note(f"{name} was {was}, is {now}: results may differ")
 
     def recover(self) -> bool:
         """Returns to the last commit that followed a good update and was due by step; False without one."""
@@ -95,15 +96,15 @@ class Saver:
         if not self.dirty:
             return
         progress = self._training.progress
-        anchor = progress.anchor
+        anchor = progress.anchor, progress.anchor_best
         if self._due_by_step() and not progress.guard.in_a_row:
-            progress.anchor = progress.step
+            progress.anchor, progress.anchor_best = progress.step, [step for _, step in progress.best]
         try:
             self._commit()
         except StorageError as error:
             self._failures += 1
             if progress.step not in self._steps():
-                progress.anchor = anchor
+                progress.anchor, progress.anchor_best = anchor
                 progress.best = [entry for entry in progress.best if entry[1] != progress.step]
             if final or self._failures >= FAILURES:
                 raise
@@ -124,11 +125,15 @@ class Saver:
     def _settle(self) -> None:
         """Points at the commit and at the best ones, and prunes; a kill may have come in between."""
         progress = self._training.progress
+        self._point()
+        kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
+        self._store.prune(kept.union(self._steps()[-self._train.keep_last :]))
+
+    def _point(self) -> None:
+        """Points at this step and at the best ones: before any commit goes, so that no pointer dangles."""
+        progress = self._training.progress
         self._store.point("last", progress.step)
-        if progress.best:
-            self._store.point("best", [step for _, step in progress.best])
-        newest = self._steps()[-self._train.keep_last :]
-        self._store.prune({*newest, progress.anchor, *(step for _, step in progress.best)})
+        self._store.point("best", [step for _, step in progress.best])
 
     def _steps(self) -> list[int]:
         names = (path.name.removeprefix("step-") for path in self._store.folder.glob("step-*"))
@@ -137,7 +142,10 @@ class Saver:
     def _load(self, commit: Commit) -> None:
         """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged."""
         self._training.load(commit)
-        self._store.prune([step for step in self._steps() if step <= commit.step])
+        progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
+        progress.best = [entry for entry in progress.best if entry[1] in kept]  # a damaged one outdid others
+        self._point()
+        self._store.prune(kept)
         state: Any = commit.state
         self._journal.cut(state["metrics_bytes"])
         self.dirty = False
@@ -151,4 +159,5 @@ class Saver:
         """What bit-identical results depend on besides the state."""
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": name}
+        versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
+        return {**versions, "threads": torch.get_num_threads(), "device": name}

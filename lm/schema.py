@@ -4,11 +4,13 @@ Kept free of torch, so that a misspelt key is reported before anything heavy is 
 is frozen and strict: unknown keys and ill-typed values are errors. ``lm.config`` reads TOML into them.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 HeadKind = Literal["softmax", "sigsoftmax", "moc", "mos", "moss"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
 
 
 class Section(BaseModel):
@@ -25,7 +27,7 @@ class HeadConfig(Section):
         1, ge=1, description="K, the number of mixed contexts (moc) or softmaxes (mos, moss)"
     )
     embedding_size: int | None = Field(
-        None, ge=1, description="E, the size of a context vector; the hidden size where it is left out"
+        None, ge=1, description="E, the size of a context vector; none is the hidden size"
     )
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     output_bias: bool = Field(True, description="a bias for every word, shared by the components")
@@ -61,7 +63,7 @@ class OptimConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field(
+    betas: tuple[Decay, Decay] = Field(
         (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW"
     )
     eps: float = Field(1e-8, gt=0, description="denominator term of Adam and AdamW")
@@ -96,7 +98,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """The engine: how long, how often to validate and to save, and on what."""
 
-    seed: int = Field(1, ge=0, description="seeds initialisation, data order and dropout")
+    seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds initialisation, data order and dropout")
     max_steps: int = Field(0, ge=0, description="stop after so many updates; 0 is no limit")
     max_epochs: int = Field(0, ge=0, description="stop after so many passes over the data; 0 is no limit")
     max_minutes: float = Field(

@@ -61,6 +61,7 @@ class Progress:
     best: list[tuple[float, int]] = field(default_factory=list)  # (nll, step), best first
     lr_factor: float = 1.0  # halved by a recovery
     anchor: int = -1  # step of the last commit due by step and after a good update: to recover from
+    anchor_best: list[int] = field(default_factory=list)  # the steps in ``best`` then: kept for a recovery
     window: Window = field(default_factory=Window)
     guard: Guard = field(default_factory=Guard)
 

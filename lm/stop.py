@@ -11,16 +11,19 @@ from lm.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
+RESUME = "the same command resumes it"
+RESTART = "nothing was written; the same command starts over"
 
 
 class StopFlag:
     """Set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; the second one ends the process at once, with 75.
 
-    Long loops poll it. Signals reach the main thread only: installing it in another one does nothing. Under
-    nohup, SIGHUP stays ignored.
+    Long loops poll it; ``remedy`` ends the message of what it raises. Signals reach the main thread only:
+    installing it in another one does nothing. Under nohup, SIGHUP stays ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = RESUME) -> None:
+        self._remedy = remedy
         self._received: signal.Signals | None = None
         self._at = 0.0
         self._previous: dict[signal.Signals, Any] = {}
@@ -31,7 +34,7 @@ class StopFlag:
     def check(self) -> None:
         """Raises Interrupted once a signal has come."""
         if self._received is not None:
-            raise Interrupted(f"interrupted by {self._received.name}; the same command resumes it")
+            raise Interrupted(f"interrupted by {self._received.name}; {self._remedy}")
 
     def install(self) -> None:
         """Take over the signals; they are given back by :meth:`uninstall`."""

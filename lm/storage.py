@@ -81,25 +81,33 @@ def write_all(fd: int, data: bytes) -> None:
 def write_new(path: Path, data: bytes) -> None:
     """Create ``path``, which must not exist, with its bytes on the disk before this returns."""
     with storage_errors(path, len(data)):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _write_new(path, data)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync(path: Path) -> None:
     """Wait until a file's bytes, or the names in a folder, are on the disk."""
     with storage_errors(path):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if not (error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(fd).st_mode)):
-                raise  # some network file systems cannot sync a folder, and none of them reorders its names
-        finally:
-            os.close(fd)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if not (error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(fd).st_mode)):
+            raise  # some network file systems cannot sync a folder, and none of them reorders its names
+    finally:
+        os.close(fd)
 
 
 def make_folder(path: Path) -> None:
@@ -125,20 +133,19 @@ def move(source: Path, target: Path) -> None:
 def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
     """Replace ``path`` as a whole by ``data``, or by what ``data(temporary_path)`` writes.
 
-    Whatever happens, the path holds its old content or the new one. Raises StorageError where the path is
-    a folder, a device or a symbolic link.
+    Whatever happens, the path holds its old content or the new one. Raises StorageError, which names the
+    path and never the temporary one, also where the path is a folder, a device or a symbolic link.
     """
     tmp = Path(os.path.dirname(path)) / f".{os.path.basename(path)}.{os.getpid()}.tmp"
     needed = 0 if callable(data) else len(data)
     try:
         with storage_errors(path, needed):
-            if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-                raise StorageError(f"{shown(path)}: not a regular file; remove it or choose another path")
+            _require_replaceable(path)
             if callable(data):
                 data(tmp)
-                sync(tmp)
+                _sync(tmp)
             else:
-                write_new(tmp, data)
+                _write_new(tmp, data)
             move(tmp, path)
             sync(tmp.parent)
     except Exception:
@@ -231,6 +238,22 @@ def write_json(path: Path, value: JSON) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     data = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
     write_atomic(path, data)
+
+
+def require_writable(path: Path) -> None:
+    """Raise StorageError where :func:`write_atomic` could not write a file: for a check before long work."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise StorageError(f"{shown(path)}: its folder does not exist; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{shown(path)}: its folder may not be written to; choose another path")
+    with storage_errors(path):
+        _require_replaceable(path)
+
+
+def _require_replaceable(path: Path) -> None:
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise StorageError(f"{shown(path)}: not a regular file; remove it or choose another path")
 
 
 def require_space(folder: Path, needed: int) -> None:

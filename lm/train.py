@@ -26,7 +26,7 @@ from lm.schema import OptimConfig, TrainConfig
 from lm.state import Bookmark, Progress, Stateful, TrainingState, Window
 from lm.update import Batches, StepLoss, Sums, Updater
 
-__all__ = ["FitResult", "StepLoss", "Task", "configure_device", "fit", "seed_everything"]
+__all__ = ["FitResult", "StepLoss", "Task", "configure_device", "fit", "require_end", "seed_everything"]
 
 BatchT = TypeVar("BatchT")
 
@@ -77,15 +77,27 @@ def configure_device(train: TrainConfig) -> torch.device:
     return torch.device("cuda")
 
 
+def require_end(train: TrainConfig) -> None:
+    """Raises ConfigError where training could never end."""
+    if not (train.max_steps or train.max_epochs or train.max_minutes or train.patience):
+        limits = "train.max_steps, train.max_epochs, train.max_minutes or train.patience"
+        raise ConfigError(f"training would never end; set {limits}")
+
+
 def fit(task: Task[BatchT], train: TrainConfig, optim: OptimConfig, run: Run, report: Reporter) -> FitResult:
     """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
+
+    The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
+    that validation, and a run of that length from the start has not; where the end was due for validation
+    anyway, by ``train.validate_every`` or as the end of a pass, the two are bit-identical. Otherwise the one
+    has an additional record in the log and an additional candidate for the best, early stopping counts one
+    validation more, and the plateau schedule hears of it; with any other schedule the weights of equal steps
+    are the same.
 
     Raises Interrupted after saving on a signal, DivergenceError where numbers stay non-finite, StorageError
     where three commits in a row fail, ConfigError where training could never end.
     """
-    if not (train.max_steps or train.max_epochs or train.max_minutes or train.patience):
-        limits = "train.max_steps, train.max_epochs, train.max_minutes or train.patience"
-        raise ConfigError(f"training would never end; set {limits}")
+    require_end(train)
     engine = _Engine(task, train, optim, run, report)
     try:
         return engine.fit()

@@ -4,6 +4,7 @@ import atexit
 import os
 import random
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +27,13 @@ os.environ |= {
     "NO_COLOR": "1",
 }
 os.environ.pop("FORCE_COLOR", None)
+
+
+# Under nohup, and in the background of a shell, some signals are ignored, and what tests start would inherit
+# that. With a handler that does nothing pytest goes on ignoring them; a new program gets the default back.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
 
 
 def pytest_runtest_setup() -> None:

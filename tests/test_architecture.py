@@ -188,6 +188,18 @@ def test_the_map_for_contributors_is_complete() -> None:
         assert listed == {path.name for path in (ROOT / package).glob("[!_]*.py")}, f"the map of {package}/"
 
 
+def test_every_path_that_contributors_and_packagers_are_told_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    map_of_folders = re.findall(r"^([\w.]+(?:/\w+)*)/  +\S", text, flags=re.MULTILINE)
+    assert {"lm", "dialog", "configs/dialog", "scripts", "tests"} <= set(map_of_folders)
+    said = re.findall(r"(?<![\w/.])((?:\.ci|configs|dialog|lm|scripts|tests)/[\w./]+\w)(?![\w<])", text)
+    assert "tests/test_architecture.py" in said
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, wheel = metadata["project"], metadata["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packed = [project["readme"], *project["license-files"], *wheel["packages"], *wheel["force-include"]]
+    assert not [path for path in (*map_of_folders, *said, *packed) if not (ROOT / path).exists()]
+
+
 def test_a_wheel_carries_the_presets() -> None:
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     included = metadata["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +21,10 @@ from dialog.schema import DialogConfig
 from lm import __version__
 from lm.cli import main as lm_main
 from lm.config import load_config
-from lm.console import new_app, one_line, run_app, show, table, write_result
+from lm.console import interruptible, new_app, one_line, run_app, show, table, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
 from lm.presets import preset_paths
+from lm.stop import RESUME
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
@@ -207,6 +210,22 @@ def test_a_message_is_one_printable_line(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("remedy", "message"),
+    [
+        ([], "interrupted by SIGTERM; nothing was written; the same command starts over"),
+        ([RESUME], "interrupted by SIGTERM; the same command resumes it"),
+    ],
+)
+def test_an_interrupted_loop_says_how_to_go_on(remedy: list[str], message: str) -> None:
+    with interruptible(*remedy) as poll:
+        poll()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted) as caught:
+            poll()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["trian"], 2, "No such command 'trian'"),
@@ -222,6 +241,10 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["compare", "none"], 3, "none"),
         (["score", "none.jsonl"], 3, "none.jsonl"),
         (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
+        (["evaluate", "none", "--json", "x/e.json"], 4, "x/e.json: its folder does not exist; make it"),
+        (["describe", "smalltalk_mos", "--json", "."], 4, ".: not a regular file; remove it or choose anoth"),
+        (["compare", "none", "--json", "x/c.json"], 4, "x/c.json: its folder does not exist; make it"),
+        (["references", "--train", "y", "--test", "y", "--out", "x/y"], 4, "x/y: its folder does not exist"),
         (["prepare", "none.txt", "--out", "x"], 3, "none.txt"),
         (["prepare", "none.txt", "--out", "x", "--on-bad-line", "maybe"], 2, "maybe"),
     ],
@@ -338,6 +361,74 @@ def test_describe_counts_the_parameters_that_a_model_has(
     smaller = describe(config, 100)
     assert not smaller["vocabulary_assumed"]
     assert smaller["parameters"] < result["parameters"]
+
+
+@pytest.mark.parametrize("link", ["mos", "moss"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_describe_knows_how_large_a_checkpoint_is(tied: bool, link: str) -> None:
+    from dialog.describe import describe
+    from dialog.seq2seq import Seq2Seq
+    from lm.optim import Averager, build_optimizer, optimizer_tensors
+    from lm.state import model_tensors
+
+    overrides = [
+        *("head.embedding_size=16", "model.embedding_size=16", f"head.tied={str(tied).lower()}"),
+        *(f"head.kind={link}", "optim.name=adam", "optim.average=ema"),
+    ]
+    config = load_config("smalltalk_mos", DialogConfig, family="dialog", overrides=overrides).config
+    model = Seq2Seq(config, 50)
+    optimizer, averager = build_optimizer(config.optim, model), Averager(config.optim, model)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    averager.update(config.optim.average_start + 1)
+    groups = (model_tensors(model), averager.tensors(), optimizer_tensors(optimizer, model))
+    stored = sum(tensor.nbytes for group in groups for tensor in group.values())
+    assert describe(config, 50)["memory"]["checkpoint"] == pytest.approx(stored, rel=1e-3)
+
+
+def test_describe_counts_the_buffers_of_a_chunk_of_logits() -> None:
+    from dialog.describe import describe
+    from lm.links import Link
+    from lm.mixture_loss import LossOptions
+
+    sizes = {}
+    for kind in ("mos", "moss"):
+        config = load_config(
+            "smalltalk_mos", DialogConfig, family="dialog", overrides=[f"head.kind={kind}"]
+        ).config
+        sizes[kind] = describe(config, 5000)["memory"]["activations"]
+    rows = LossOptions(Link(False)).tokens_per_chunk(config.head.components, 5000) * config.head.components
+    assert sizes["moss"] - sizes["mos"] == 2 * 4 * rows * 5000
+
+
+def test_a_training_without_an_end_is_refused_before_anything_is_written(
+    dialog: Callable[..., Outcome], in_tmp: Path
+) -> None:
+    limits = ("max_steps", "max_epochs", "max_minutes", "patience")
+    zeros = [word for limit in limits for word in ("--set", f"train.{limit}=0")]
+    absent = ["--set", "data.train=absent.txt", "--set", "data.valid=absent.txt"]
+    code, out, err = dialog("train", "smalltalk_mos", *zeros, *absent)
+    assert (code, out) == (ConfigError.exit_code, "")
+    assert "training would never end; set train.max_steps" in err
+    assert not list(in_tmp.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("nll", "told"),
+    [(1.5, "best validation 1.5000 nats a token, at update 2"), (math.nan, "no validation was finite")],
+)
+def test_train_tells_of_the_best_validation(
+    dialog: Callable[..., Outcome], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, nll: float, told: str
+) -> None:
+    from lm.train import FitResult
+
+    result = FitResult(4, 1, nll, 2 if math.isfinite(nll) else -1, "done", 0.5)
+    monkeypatch.setattr("dialog.train.train", lambda *arguments: result)
+    code, out, _ = dialog("train", "smalltalk_mos", "--run", "r")
+    assert code == 0
+    assert f"0.5 minutes; {told}" in out.replace("\n", " ")
+    assert "nan" not in out
 
 
 # A whole run

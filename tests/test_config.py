@@ -88,6 +88,8 @@ def test_a_chain_of_parents_is_relative_to_each_file(tmp_path: Path) -> None:
         ("data.train=a=b", "a=b"),
         ("optim.betas=[0.5, 0.6]", (0.5, 0.6)),
         (" train.seed = 3 ", 3),
+        ("train.seed=9223372036854775807", 2**63 - 1),
+        ("optim.betas=[0, 0.999]", (0.0, 0.999)),
     ],
 )
 def test_overrides_are_toml_or_bare_words(tmp_path: Path, text: str, value: object) -> None:
@@ -95,6 +97,20 @@ def test_overrides_are_toml_or_bare_words(tmp_path: Path, text: str, value: obje
     found = getattr(getattr(load(write(tmp_path, ""), text), section), key)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_none_empties_an_optional_key_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path, "[head]\nembedding_size = 8\n", "base.toml")
+    path = write(tmp_path, 'extends = "base.toml"\n[head]\nembedding_size = "none"\n')
+    assert load(path).head.embedding_size is None
+    assert load(str(tmp_path / "base.toml"), "head.embedding_size=none").head.embedding_size is None
+    assert load(path, "data.train=none", "optim.average=none").data.train == "none"
+    assert "--set: train.seed must be an integer, got 'none'" in rejection(path, "train.seed=none")
+    assert "embedding_size must be an integer, got 'nil'" in rejection(path, "head.embedding_size=nil")
+
+
+def test_a_mixture_of_one_is_a_mixture(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), "head.kind=mos", "head.components=1").head.kind == "mos"
 
 
 def test_the_last_override_wins(tmp_path: Path) -> None:
@@ -266,6 +282,12 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[data]\ntrain = 1", ":2: data.train must be a string, got 1"),
         ("[optim]\nbetas = [0.9]", ":2: optim.betas must be a list of 2 values, got [0.9]"),
         ("[optim]\nbetas = [1, 2, 3]", ":2: optim.betas must be a list of 2 values, got [1, 2, 3]"),
+        ("[optim]\nbetas = [0.9, 1.0]", ":2: optim.betas must be less than 1, got [0.9, 1.0]"),
+        ("[optim]\nbetas = [-0.1, 0.9]", ":2: optim.betas must be greater than or equal to 0, "),
+        ("[train]\nseed = 9223372036854775808", ":2: train.seed must be less than or equal to 9223"),
+        ("[decode]\nseed = 9223372036854775808", ":2: decode.seed must be less than or equal to 9223"),
+        ("[decode]\nlength_penalty = 1e3", ":2: decode.length_penalty must be less than or equal to 10"),
+        ("[decode]\n\nmin_length = 31", ":3: [decode] min_length = 31: must be at most max_length = 30"),
         ("[optim]\nlr = inf", ":2: optim.lr must be a finite number, got inf"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),
         ("lr = 1", ":1: unknown key lr; did you mean optim.lr?"),

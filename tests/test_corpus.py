@@ -261,6 +261,11 @@ def test_files_without_permission_are_named(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(source)
 
 
+def test_bad_lines_name_the_command_that_can_skip_them(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, "x.jsonl", GOOD + "{\n"))
+    assert message.endswith(", or leave it out with `dialog prepare … --on-bad-line skip`")
+
+
 def test_bad_options_are_usage_errors(tmp_path: Path) -> None:
     source = write(tmp_path, "x.jsonl", GOOD)
     with pytest.raises(ConfigError, match="--format xml"):

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -80,15 +82,28 @@ def test_resumable_keys_may_change_and_are_saved(tmp_path: Path) -> None:
     assert saved(tmp_path).train.max_steps == 99
 
 
-def test_keys_that_came_or_went_are_named(tmp_path: Path) -> None:
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    edit(document["config"])
+    (folder / "config.json").write_text(json.dumps(document))
+
+
+def test_a_key_that_came_counts_as_having_had_its_default(tmp_path: Path) -> None:
     open_run(tmp_path).close()
-    document = json.loads((tmp_path / "config.json").read_text())
-    del document["config"]["name"]
-    document["config"]["train"]["gone"] = 3
-    (tmp_path / "config.json").write_text(json.dumps(document))
+    edit_config(tmp_path, lambda config: (config.pop("name"), config["train"].pop("lr")))
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, resolved(name="softmax"))
+    assert 'name = "softmax" (was "mos")' in str(error.value)
+    assert "train.lr" not in str(error.value)
+    open_run(tmp_path).close()
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == Config().model_dump(mode="json")
+
+
+def test_a_key_that_went_is_named(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    edit_config(tmp_path, lambda config: config["train"].update(gone=3))
     with pytest.raises(ConfigError) as error:
         open_run(tmp_path)
-    assert 'name = "mos" (was absent)' in str(error.value)
     assert "train.gone = absent (was 3)" in str(error.value)
 
 

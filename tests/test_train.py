@@ -170,6 +170,25 @@ def test_a_finished_run_is_left_as_it_is_and_can_be_extended(folder: Path) -> No
     assert outcome(folder) == reference(folder, settings | {"max_steps": 12})
 
 
+@pytest.mark.parametrize(("first", "extra"), [(4, []), (3, [3])])
+def test_an_extended_run_equals_a_long_one_but_for_the_validation_where_it_ended(
+    folder: Path, first: int, extra: list[int]
+) -> None:
+    settings = {"validate_every": 2, "log_every": 1}
+    whole = folder.with_name("whole")
+    train(whole, settings | {"max_steps": 6})
+    for end in (first, 6):
+        train(folder, settings | {"max_steps": end})
+    assert [line for line in lines(folder) if line["step"] not in extra or line["split"] == "train"] == [
+        *lines(whole)
+    ]
+    assert [line["step"] for line in lines(folder) if line["split"] == "valid"] == sorted([2, 4, 6, *extra])
+    with open_run(folder) as one, open_run(whole) as two:
+        files = [run.checkpoints.open("last").files["model.safetensors"] for run in (one, two)]
+    assert files[0] == files[1]
+    assert (outcome(folder) == outcome(whole)) == (not extra)
+
+
 def test_logging_and_validating_more_often_leaves_the_weights_alone(folder: Path) -> None:
     hashes = set()
     for number, changed in enumerate([{}, {"log_every": 1}, {"validate_every": 2}, {"checkpoint_every": 1}]):

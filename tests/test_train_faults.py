@@ -1,10 +1,11 @@
 """The engine: non-finite numbers, failing disks, damaged checkpoints, early stopping, what is kept."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_task import Faults, Notes, TinyModel, TinyTask, lines, open_run, outcome, run_folder, steps, train
@@ -98,6 +99,36 @@ def test_divergence_before_any_other_commit_returns_to_the_start(folder: Path) -
     assert "step 10 (epoch 2, batch 4)" in str(error.value)
     assert steps(folder) == [0, 5]
     assert_only_finite(folder)
+
+
+@pytest.mark.parametrize(
+    ("every", "values", "best"), [(5, [3.0, 2.0, 1.0, NAN, NAN], [5]), (10, [2.0, NAN], [])]
+)
+def test_a_recovery_also_returns_to_the_best_of_then(
+    folder: Path, every: int, values: list[float], best: list[int]
+) -> None:
+    """Validations among the bad updates were better than that at the step that training returns to."""
+    settings = {"max_steps": 99, "validate_every": every, "checkpoint_every": 8}
+    task = TinyTask(Faults(nan_loss=lambda call: call > 8, nll=lambda call: values[call - 1]))
+    with pytest.raises(DivergenceError, match="even with half"):
+        train(folder, settings, task=task)
+    assert task.validations == len(values)
+    with open_run(folder) as run:
+        assert run.checkpoints.pointed("best") == best
+        assert [run.checkpoints.open("best").step for _ in best] == best
+    assert set(steps(folder)) >= {8, *best}
+
+
+def test_pointers_never_dangle_while_a_recovery_prunes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prune(store: CheckpointStore, keep: Collection[int]) -> None:
+        real(store, keep)
+        assert {*store.pointed("best"), *store.pointed("last")} <= set(steps(folder))
+
+    real = CheckpointStore.prune
+    monkeypatch.setattr(CheckpointStore, "prune", prune)
+    settings = {"max_steps": 40, "validate_every": 5, "checkpoint_every": 8}
+    task = TinyTask(Faults(nan_loss=lambda call: 8 < call < 19, nll=lambda call: 1 / call))
+    assert train(folder, settings, task=task).best_step == 40
 
 
 def test_weights_that_overflow_are_never_committed(folder: Path) -> None:
@@ -260,6 +291,15 @@ def test_the_best_commit_that_could_not_be_saved_is_not_pointed_at(
     assert (result.best_nll, result.best_step) == (2.0, 15)
 
 
+def test_no_pointer_stays_at_a_best_commit_that_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointStore, "commit", failing({3}, CheckpointStore.commit))
+    train(folder, {"max_epochs": 4}, task=with_values([3.0, 1.0, NAN, NAN]))
+    with open_run(folder) as run:
+        assert set(run.checkpoints.pointed("best")) <= set(steps(folder))
+
+
 def test_a_last_commit_that_fails_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointStore, "commit", failing({2}, CheckpointStore.commit))
     with pytest.raises(StorageError):
@@ -291,12 +331,24 @@ def test_a_damaged_commit_is_skipped_reported_and_replaced(folder: Path) -> None
     assert 7 not in steps(folder)
 
 
+def test_a_best_commit_that_a_damaged_one_outdid_is_forgotten(folder: Path) -> None:
+    values = [3.0, 2.0, 4.0]
+    train(folder, {"max_epochs": 2, "checkpoint_every": 2, "keep_last": 2}, task=with_values(values))
+    assert steps(folder) == [8, 10]
+    (folder / "checkpoints" / "step-00000010" / "model.safetensors").write_bytes(b"")
+    result = train(folder, {"max_epochs": 2}, task=with_values(values[2:]))
+    assert (result.best_nll, result.best_step) == (4.0, 10)
+
+
 def test_resuming_elsewhere_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(folder, {"max_steps": 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    numpy = np.__version__
+    monkeypatch.setattr(np, "__version__", "9.9.9")
     notes = Notes()
     train(folder, {"max_steps": 2}, notes=notes)
-    assert "threads was 1, is 2: results may differ in the last bits" in notes.lines
+    assert "threads was 1, is 2: results may differ" in notes.lines
+    assert f"numpy was {numpy}, is 9.9.9: results may differ" in notes.lines
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from dialog.batches import list_examples
 from dialog.corpus import Dialog
@@ -147,6 +148,35 @@ def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> No
         train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter())
     mine.write_bytes(corpus.read_bytes())
     assert train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter()).step == 4
+
+
+def test_a_model_is_used_on_the_device_and_threads_of_its_run(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, threads = tmp_path / "run", torch.get_num_threads()
+    shutil.copytree(runs["softmax"], run)
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["train"] |= {"device": "cuda", "threads": threads + 1}
+    (run / "config.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    try:
+        assert TrainedModel.load(run).device == torch.device("cpu")
+        assert torch.get_num_threads() == threads + 1
+        assert TrainedModel.load(run, device=torch.device("meta")).device == torch.device("meta")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_model_trained_on_the_cpu_stays_there(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["softmax"], run)
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["train"]["device"] = "cpu"
+    (run / "config.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert TrainedModel.load(run).device == torch.device("cpu")
 
 
 def test_a_changed_vocabulary_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
