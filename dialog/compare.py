@@ -203,6 +203,8 @@ def _lookup(record: Any, keys: Sequence[str]) -> Any:
 
 
 def _names(run: Path) -> list[str]:
+    if not run.is_dir():
+        raise StorageError(f"{visible(str(run))}: no such run; check the path")
     return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
 
 

@@ -42,10 +42,9 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
         | {f"decode.{key}" for key in type(config.decode).model_fields}
         | {"about", "extends", "data.test"}
     )
-    with Run.open(folder, resolved, resumable_keys=keys) as run:
-        device = configure_device(config.train)
-        dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
-        run.stop.check()
+    device = configure_device(config.train)
+    dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
+    with Run.open(folder, resolved, resumable_keys=keys) as run:  # only now, so bad data leaves no folder
         codec = _codec(folder, config, dialogs)
         run.stop.check()
         seed_everything(config.train.seed)

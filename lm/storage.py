@@ -33,7 +33,7 @@ _REMEDIES = {
     errno.EPERM: "check the owner and the mode of the file and its folder",
     errno.EIO: _DEVICE,
     errno.ESTALE: _DEVICE,
-    errno.ENOENT: "check the spelling of the path",
+    errno.ENOENT: "check that the path is right and its folder complete",
     errno.ENOTDIR: "a part of the path is a file: choose another path",
     errno.EISDIR: "name a file inside it",
     errno.ENOTEMPTY: "remove it or choose another path",

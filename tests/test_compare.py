@@ -145,6 +145,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare([a, other])
     with pytest.raises(DataError, match="their vocabularies differ"):
         compare([a, write_run(tmp_path / "c", vocabulary_sha256="w")])
+    with pytest.raises(StorageError, match="no such run"):
+        compare([a, tmp_path / "empty"])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no evaluation in common .*a: test; .*empty: none"):
         compare([a, tmp_path / "empty"])
     with pytest.raises(DataError, match="has no evaluation valid"):
