@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.links import EXP, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, mixture_loss, mixture_nll
+from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
 from lm.schema import HeadConfig
 
 __all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
@@ -132,7 +132,7 @@ class Head(nn.Module):
             return mixture_loss(
                 contexts,
                 log_prior,
-                *self._output(),
+                self._output(),
                 targets.reshape(-1),
                 None if weights is None else weights.reshape(-1).to(contexts.dtype),
                 self._options,
@@ -142,7 +142,7 @@ class Head(nn.Module):
         """−log P(target) of every token in nats, shaped like ``targets``; exact products in every setting."""
         contexts, log_prior = self._flat(hidden, streams)
         with torch.autocast(hidden.device.type, enabled=False):
-            nll = mixture_nll(contexts, log_prior, *self._output(), targets.reshape(-1), self._options)
+            nll = mixture_nll(contexts, log_prior, self._output(), targets.reshape(-1), self._options)
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor, component_temperature: float = 1.0) -> Tensor:
@@ -153,8 +153,7 @@ class Head(nn.Module):
         """
         contexts, log_prior = self._flat(hidden, None)
         size = self._options.tokens_per_chunk(contexts.shape[1], self.vocab_size)
-        mixed = contexts.new_empty(contexts.shape[0], self.vocab_size)
-        pieces = [mixed] if contexts.shape[0] == 0 else []
+        pieces = []
         for part in _slices(contexts.shape[0], size):
             scores = self._component_scores(contexts[part], component_temperature)  # (n, K, V)
             pieces.append(
@@ -178,10 +177,10 @@ class Head(nn.Module):
             weight, bias, shift = self._output()
             return self.parts.link.log_normalised(F.linear(contexts, weight, bias) / temperature, shift)
 
-    def _output(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Output matrix (V, E), bias (V,) and shift b, at least float32."""
+    def _output(self) -> Output:
+        """Output matrix, bias and shift, at least float32."""
         bias, shift = (None if p is None else self._precise(p) for p in (self.bias, self.shift))
-        return self._precise(self.weight), bias, shift
+        return Output(self._precise(self.weight), bias, shift)
 
     def _flat(self, hidden: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Contexts (N, K, E) and log prior (N, K), at least float32."""
@@ -205,4 +204,4 @@ class Head(nn.Module):
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, total, size))
+    return (slice(start, start + size) for start in range(0, max(total, 1), size))

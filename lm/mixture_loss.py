@@ -14,6 +14,7 @@ N tokens · K components · E context size · V words · R = n·K rows of a chun
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,12 +41,18 @@ class LossOptions:
         return max(1, rows // components)
 
 
+class Output(NamedTuple):
+    """What turns a context into log g: logits W c + b, and the scalar shift of sigsoftmax."""
+
+    weight: Tensor  # (V, E)
+    bias: Tensor | None  # (V,)
+    shift: Tensor | None  # ()
+
+
 def mixture_loss(
     contexts: Tensor,
     log_prior: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    shift: Tensor | None,
+    output: Output,
     targets: Tensor,
     token_weights: Tensor | None,
     options: LossOptions,
@@ -55,7 +62,7 @@ def mixture_loss(
     Args:
         contexts: (N, K, E).
         log_prior: log π, (N, K), normalised; None where K = 1.
-        weight: (V, E).  bias: (V,) or None.  shift: the scalar b of sigsoftmax or None.
+        output: output matrix, bias and shift.
         targets: (N,) word ids.  token_weights: (N,) or None for ones.
     """
     if log_prior is None:
@@ -63,27 +70,21 @@ def mixture_loss(
     if token_weights is None:
         token_weights = contexts.new_ones(contexts.shape[0])
     loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
-        contexts, log_prior, weight, bias, shift, targets, token_weights, options
+        contexts, log_prior, *output, targets, token_weights, options
     )
     return loss
 
 
 def mixture_nll(
-    contexts: Tensor,
-    log_prior: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    shift: Tensor | None,
-    targets: Tensor,
-    options: LossOptions,
+    contexts: Tensor, log_prior: Tensor | None, output: Output, targets: Tensor, options: LossOptions
 ) -> Tensor:
     """−log P(y_n) of every token, (N,) nats. Memory is bounded unless autograd records the products."""
-    size = options.tokens_per_chunk(contexts.shape[1], weight.shape[0])
+    size = options.tokens_per_chunk(contexts.shape[1], output.weight.shape[0])
     pieces = []
     for start in range(0, max(1, contexts.shape[0]), size):
         chunk, wanted = contexts[start : start + size], targets[start : start + size]
-        logits = torch.nn.functional.linear(chunk, weight, bias)  # (n, K, V)
-        scores = options.link.log(logits, shift)
+        logits = torch.nn.functional.linear(chunk, output.weight, output.bias)  # (n, K, V)
+        scores = options.link.log(logits, output.shift)
         picked = scores.gather(-1, wanted[:, None, None].expand(-1, scores.shape[1], 1)).squeeze(-1)
         joint = picked - scores.logsumexp(-1)  # (n, K)
         if log_prior is not None:
