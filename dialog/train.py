@@ -10,6 +10,7 @@ from lm.config import Resolved
 from lm.errors import DataError
 from lm.progress import Reporter
 from lm.run import Run
+from lm.stop import StopFlag
 from lm.storage import read_json, write_json
 from lm.text import Codec
 from lm.train import FitResult, configure_device, fit, require_end, seed_everything
@@ -43,14 +44,26 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
         | {"about", "extends", "data.test"}
     )
     device = configure_device(config.train)
-    dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
-    with Run.open(folder, resolved, resumable_keys=keys) as run:  # only now, so bad data leaves no folder
+    dialogs, valid = _load(config)  # before the folder is made, so that bad data leaves none
+    with Run.open(folder, resolved, resumable_keys=keys) as run:
         codec = _codec(folder, config, dialogs)
         run.stop.check()
         seed_everything(config.train.seed)
         task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
         _same_data(folder / DATA, {**task.fingerprints, CODEC_HASH: codec.fingerprint}, config)
         return fit(task, config.train, config.optim, run, report)
+
+
+def _load(config: DialogConfig) -> tuple[list[Dialog], list[Dialog]]:
+    """Both splits that training needs; a signal ends it as it ends training."""
+    stop = StopFlag()
+    stop.install()
+    try:
+        dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
+        stop.check()
+    finally:
+        stop.uninstall()
+    return dialogs, valid
 
 
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:

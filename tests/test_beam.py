@@ -58,8 +58,8 @@ def test_everything_is_returned_when_more_is_asked_for_than_exists() -> None:
     model = Recurrent(0, vocab=3, sources=1)
     (found,) = model.search(decode(beam=9, nbest=50, max_length=2), [0])
     assert sorted(h.tokens for h in found) == [(), (2,), (2, 2)]
-    (found,) = model.search(decode(beam=9, nbest=50, max_length=2, min_length=3), [0])
-    assert [(h.tokens, h.finished) for h in found] == [((2, 2), False)]
+    (found,) = model.search(decode(beam=9, nbest=50, max_length=2, min_length=2), [0])
+    assert [(h.tokens, h.finished) for h in found] == [((2, 2), True)]
 
 
 def test_beam_one_is_greedy() -> None:

@@ -238,7 +238,7 @@ def test_an_interrupted_loop_says_how_to_go_on(remedy: list[str], message: str) 
         (["evaluate", "none"], 4, "none: not the folder of a run: it has no config.json\n"),
         (["chat", "none"], 4, "none: not the folder of a run: it has no config.json\n"),
         (["check", "none"], 4, "none"),
-        (["compare", "none"], 3, "none"),
+        (["compare", "none"], 4, "none: no such run"),
         (["score", "none.jsonl"], 3, "none.jsonl"),
         (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
         (["evaluate", "none", "--json", "x/e.json"], 4, "x/e.json: its folder does not exist; make it"),
