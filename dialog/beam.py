@@ -7,7 +7,7 @@ model, and each source's result depends on its own rows alone: batch size and or
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ class StepState(Protocol):
 
 StateT = TypeVar("StateT", bound=StepState)
 StepFunction = Callable[[Tensor, StateT], tuple[Tensor, StateT]]
+
+
+class Marks(NamedTuple):
+    """Ids with a meaning: what every response starts and ends with, and what none may contain."""
+
+    bos: int
+    eos: int
+    forbidden: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,8 @@ def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class Constraints:
     """What a response may not contain: forbidden ids, </s> before the minimum length, repeated n-grams."""
 
-    def __init__(self, config: DecodeConfig, *, eos: int, forbidden: Sequence[int]) -> None:
-        self._eos, self._forbidden = eos, list(forbidden)
+    def __init__(self, config: DecodeConfig, marks: Marks) -> None:
+        self._eos, self._forbidden = marks.eos, list(marks.forbidden)
         self._min_length, self._ngram = config.min_length, config.no_repeat_ngram
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
@@ -214,10 +222,7 @@ def beam_search(
     state: StateT,
     sources: int,
     config: DecodeConfig,
-    *,
-    bos: int,
-    eos: int,
-    forbidden: Sequence[int] = (),
+    marks: Marks,
     poll: Callable[[], None] = never,
 ) -> list[list[Hypothesis]]:
     """At most ``config.nbest`` responses for each source, best first, from a ``state`` of ``sources`` rows.
@@ -227,17 +232,17 @@ def beam_search(
     best beam others live on. A source is done, and its rows leave the work, when no live hypothesis can
     reach the nbest finished ones. At ``max_length`` tokens, </s> not counted, a hypothesis may only end;
     those that do not follow the finished ones. There are fewer than nbest, or none, only where the search
-    found so few. ``forbidden`` ids are never produced. Equal scores are ordered by parent and then by token
-    id. ``poll`` is called at every step and may raise. The first tokens that the step function gets are on
+    found so few. ``marks.forbidden`` ids are never produced. Equal scores are ordered by parent and then by
+    token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets are on
     the CPU, all others where its log-probabilities are.
     """
     if not sources:
         return []
     found: list[list[Hypothesis]] = [[] for _ in range(sources)]
-    constraints = Constraints(config, eos=eos, forbidden=forbidden)
+    constraints = Constraints(config, marks)
     poll()
-    log_probs, state = step(torch.full((sources,), bos), state)
-    search = _Search(sources, config, eos=eos, device=log_probs.device)
+    log_probs, state = step(torch.full((sources,), marks.bos), state)
+    search = _Search(sources, config, eos=marks.eos, device=log_probs.device)
     while True:
         search.extend(constraints.apply(log_probs, search.history.flatten(0, 1)))
         done = search.settled()

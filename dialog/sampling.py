@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dialog.beam import INFINITY, Constraints, Hypothesis, StateT, StepFunction, never, ranked
+from dialog.beam import INFINITY, Constraints, Hypothesis, Marks, StateT, StepFunction, never, ranked
 from dialog.schema import DecodeConfig
 
 
@@ -51,10 +51,7 @@ def sample(
     state: StateT,
     sources: int,
     config: DecodeConfig,
-    *,
-    bos: int,
-    eos: int,
-    forbidden: Sequence[int] = (),
+    marks: Marks,
     seeds: Sequence[int],
     poll: Callable[[], None] = never,
 ) -> list[list[Hypothesis]]:
@@ -71,15 +68,15 @@ def sample(
     """
     if not sources:
         return []
-    constraints = Constraints(config, eos=eos, forbidden=forbidden)
+    constraints = Constraints(config, marks)
     samples, length = config.nbest, config.max_length
     poll()
-    log_probs, state = step(torch.full((sources,), bos), state)
+    log_probs, state = step(torch.full((sources,), marks.bos), state)
     device = log_probs.device
     going = torch.arange(sources * samples, device=device)  # the samples at work; a row of the state for each
     log_probs, state = log_probs[going // samples], state.select(going // samples)
     uniform = uniforms(seeds, samples, length + 1).view(-1, length + 1).to(device)  # (S·samples, T)
-    tokens = torch.full((sources * samples, length + 1), eos, device=device)
+    tokens = torch.full((sources * samples, length + 1), marks.eos, device=device)
     totals = torch.zeros(sources * samples, dtype=torch.float64, device=device)
     lengths = torch.zeros_like(going)
     finished = torch.zeros_like(going, dtype=torch.bool)
@@ -88,7 +85,7 @@ def sample(
         possible = (allowed.max(1).values > -INFINITY).nonzero().flatten()
         going, log_probs = going[possible], log_probs[possible]
         last = draw(allowed[possible], uniform[going, time], config)
-        ends = last == eos
+        ends = last == marks.eos
         gained = log_probs.gather(1, last.unsqueeze(1)).squeeze(1).double()
         on = (~ends).nonzero().flatten()
         finished[going] = ends

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dialog.batches import Encoder, Example, Item, collate
-from dialog.beam import Hypothesis, beam_search
+from dialog.beam import Hypothesis, Marks, beam_search
 from dialog.corpus import Dialog
 from dialog.sampling import sample
 from dialog.schema import DecodeConfig, DialogConfig
@@ -159,18 +159,14 @@ class TrainedModel:
     ) -> list[list[Hypothesis]]:
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
+        marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
         state = self._start(items)
         if decode.method == "beam":
-            return beam_search(
-                self.model.step, state, len(items), decode,
-                bos=vocabulary.bos, eos=vocabulary.eos, forbidden=forbidden, poll=poll,
-            )  # fmt: skip
-        on_components = decode.temperature if decode.temperature_on == "components" else 1.0
-        return sample(
-            partial(self.model.step, component_temperature=on_components), state, len(items), decode,
-            bos=vocabulary.bos, eos=vocabulary.eos, forbidden=forbidden, poll=poll,
-            seeds=[_seed(item, decode.seed) for item in items],
-        )  # fmt: skip
+            return beam_search(self.model.step, state, len(items), decode, marks, poll)
+        temperature = decode.temperature if decode.temperature_on == "components" else 1.0
+        step = partial(self.model.step, component_temperature=temperature)
+        seeds = [_seed(item, decode.seed) for item in items]
+        return sample(step, state, len(items), decode, marks, seeds, poll)
 
 
 def _device(train: TrainConfig) -> torch.device:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
-from dialog.beam import Hypothesis, beam_search, ranked
+from dialog.beam import Hypothesis, Marks, beam_search, ranked
 from dialog.schema import DecodeConfig
 from lm.errors import DivergenceError, Interrupted
 
@@ -181,7 +181,7 @@ def test_stops_early_and_settled_sources_leave_the_work() -> None:
         calls.append(len(tokens))
         return sure.expand(len(tokens), -1), state
 
-    (found,) = beam_search(step, Hidden(torch.zeros(1, 1)), 1, decode(beam=2, nbest=2), bos=BOS, eos=EOS)
+    (found,) = beam_search(step, Hidden(torch.zeros(1, 1)), 1, decode(beam=2, nbest=2), Marks(BOS, EOS))
     assert [h.tokens for h in found] == [(), (2,)]  # 0.6 and 0.24, then 0.16 is left
     assert len(calls) == 2
 
@@ -191,7 +191,7 @@ def test_equal_scores_are_ordered_by_token() -> None:
     table[BOS] = -math.inf
     constant = lambda tokens, state: (table.expand(len(tokens), -1), state)  # noqa: E731
     (found,) = beam_search(
-        constant, Hidden(torch.zeros(1, 1)), 1, decode(max_length=1, beam=3), bos=BOS, eos=EOS
+        constant, Hidden(torch.zeros(1, 1)), 1, decode(max_length=1, beam=3), Marks(BOS, EOS)
     )
     assert [h.tokens for h in found] == [(), (2,), (3,)]
     values = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 2.0], [0.0, 1.0, 1.0, 3.0, 1.0, 1.0]])
@@ -222,14 +222,14 @@ def test_the_model_is_left_alone() -> None:
     before = table.clone()
     step = lambda tokens, state: (table[: len(tokens)], state)  # noqa: E731
     config = decode(beam=2, min_length=2, no_repeat_ngram=1)
-    beam_search(step, Hidden(torch.zeros(2, 1)), 2, config, bos=BOS, eos=EOS, forbidden=(BOS,))
+    beam_search(step, Hidden(torch.zeros(2, 1)), 2, config, Marks(BOS, EOS, (BOS,)))
     assert torch.equal(table, before)
 
 
 def test_a_broken_model_is_named() -> None:
     broken = lambda tokens, state: (torch.full((len(tokens), 5), math.nan), state)  # noqa: E731
     with pytest.raises(DivergenceError, match="checkpoint"):
-        beam_search(broken, Hidden(torch.zeros(1, 1)), 1, decode(), bos=BOS, eos=EOS)
+        beam_search(broken, Hidden(torch.zeros(1, 1)), 1, decode(), Marks(BOS, EOS))
 
 
 def test_poll_interrupts_between_steps() -> None:
@@ -240,5 +240,5 @@ def test_poll_interrupts_between_steps() -> None:
             raise Interrupted("stop")
 
     with pytest.raises(Interrupted):
-        beam_search(model.step, model.state(), 1, decode(), bos=BOS, eos=EOS, poll=poll)
+        beam_search(model.step, model.state(), 1, decode(), Marks(BOS, EOS), poll=poll)
     assert len(model.calls) == 2

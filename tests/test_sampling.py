@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
-from dialog.beam import beam_search
+from dialog.beam import Marks, beam_search
 from dialog.sampling import draw, sample, uniforms
 from dialog.schema import DecodeConfig
 from lm.errors import Interrupted
@@ -18,7 +18,7 @@ from lm.errors import Interrupted
 def run(model: Recurrent, config: DecodeConfig, sources: list[int], base: int = 0) -> list:
     seeds = [base + source for source in sources]
     state = model.state(sources)
-    return sample(model.step, state, len(sources), config, bos=BOS, eos=EOS, forbidden=(BOS, 5), seeds=seeds)
+    return sample(model.step, state, len(sources), config, Marks(BOS, EOS, (BOS, 5)), seeds=seeds)
 
 
 def grid(count: int) -> Tensor:
@@ -115,9 +115,7 @@ def test_every_sample_obeys_the_rules(
 
 def test_one_candidate_or_no_warmth_is_greedy() -> None:
     model = Recurrent(4, vocab=9, sources=5)
-    greedy = beam_search(
-        model.step, model.state(), 5, decode(beam=1, nbest=1), bos=BOS, eos=EOS, forbidden=(BOS, 5)
-    )
+    greedy = beam_search(model.step, model.state(), 5, decode(beam=1, nbest=1), Marks(BOS, EOS, (BOS, 5)))
     for config in (decode(top_k=1), decode(temperature=1e-4), decode(temperature=1e-310), decode(top_p=1e-9)):
         for found, (best,) in zip(run(model, config, list(range(5))), greedy, strict=True):
             assert {h.tokens for h in found} == {best.tokens}
@@ -128,7 +126,7 @@ def test_shares_follow_the_probabilities() -> None:
     table = torch.tensor([0.0, 0.4, 0.5, 0.1]).log()
     step = lambda tokens, state: (table.expand(len(tokens), -1), state)  # noqa: E731
     config = decode(nbest=500, max_length=1)
-    (found,) = sample(step, Hidden(torch.zeros(1, 1)), 1, config, bos=BOS, eos=EOS, seeds=[3])
+    (found,) = sample(step, Hidden(torch.zeros(1, 1)), 1, config, Marks(BOS, EOS), seeds=[3])
     empty = sum(h.tokens == () for h in found) / 500
     ended = sum(h.finished for h in found) / 500
     assert abs(empty - 0.4) < 0.07  # more than three standard deviations
@@ -155,4 +153,4 @@ def test_poll_interrupts() -> None:
 
     model = Recurrent(0, vocab=4, sources=1)
     with pytest.raises(Interrupted):
-        sample(model.step, model.state(), 1, decode(), bos=BOS, eos=EOS, seeds=[0], poll=poll)
+        sample(model.step, model.state(), 1, decode(), Marks(BOS, EOS), seeds=[0], poll=poll)

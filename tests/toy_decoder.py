@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dialog.beam import beam_search
+from dialog.beam import Marks, beam_search
 from dialog.schema import DecodeConfig
 
 BOS, EOS = 0, 1
@@ -40,9 +40,7 @@ class Recurrent:
         return torch.log_softmax(values @ self.output, -1), Hidden(values)
 
     def search(self, config: DecodeConfig, sources: Sequence[int], forbidden: Sequence[int] = (BOS,)) -> list:
-        return beam_search(
-            self.step, self.state(sources), len(sources), config, bos=BOS, eos=EOS, forbidden=forbidden
-        )
+        return beam_search(self.step, self.state(sources), len(sources), config, Marks(BOS, EOS, forbidden))
 
     def log_prob(self, source: int, tokens: Sequence[int], *, finished: bool = True) -> float:
         state, total, last = self.state([source]), 0.0, BOS
