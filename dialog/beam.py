@@ -233,8 +233,8 @@ def beam_search(
     reach the nbest finished ones. At ``max_length`` tokens, </s> not counted, a hypothesis may only end;
     those that do not follow the finished ones. There are fewer than nbest, or none, only where the search
     found so few. ``marks.forbidden`` ids are never produced. Equal scores are ordered by parent and then by
-    token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets are on
-    the CPU, all others where its log-probabilities are.
+    token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets
+    are on the CPU, all others where its log-probabilities are.
     """
     if not sources:
         return []
