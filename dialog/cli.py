@@ -14,7 +14,6 @@ from lm.console import (
     JsonFile,
     Overrides,
     counting,
-    interruptible,
     new_app,
     run_app,
     show,
@@ -24,7 +23,7 @@ from lm.console import (
 )
 from lm.errors import StorageError
 from lm.presets import preset_paths
-from lm.stop import RESUME
+from lm.stop import RESUME, interruptible
 from lm.tokenizers import TokenizerKind
 
 app = new_app(

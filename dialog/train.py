@@ -10,7 +10,7 @@ from lm.config import Resolved
 from lm.errors import DataError
 from lm.progress import Reporter
 from lm.run import Run
-from lm.stop import StopFlag
+from lm.stop import RESUME, interruptible
 from lm.storage import read_json, write_json
 from lm.text import Codec
 from lm.train import FitResult, configure_device, fit, require_end, seed_everything
@@ -56,13 +56,9 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
 
 def _load(config: DialogConfig) -> tuple[list[Dialog], list[Dialog]]:
     """Both splits that training needs; a signal ends it as it ends training."""
-    stop = StopFlag()
-    stop.install()
-    try:
+    with interruptible(RESUME) as poll:
         dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
-        stop.check()
-    finally:
-        stop.uninstall()
+        poll()
     return dialogs, valid
 
 

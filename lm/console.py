@@ -1,7 +1,6 @@
 """What the command lines share: exit codes, one-line errors, tables and the JSON they write."""
 
 import importlib.metadata
-import math
 import os
 import platform
 import shlex
@@ -19,8 +18,7 @@ from typer.core import TyperGroup
 
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
-from lm.stop import RESTART, StopFlag
-from lm.storage import JSON, require_writable, write_json
+from lm.storage import JSON, finite, require_writable, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -149,20 +147,6 @@ def _report(error: Exception) -> int:
 
 
 @contextmanager
-def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
-    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
-
-    ``remedy`` ends its message: how to go on.
-    """
-    stop = StopFlag(remedy)
-    stop.install()
-    try:
-        yield stop.check
-    finally:
-        stop.uninstall()
-
-
-@contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, where that is a terminal, for a loop that tells (done, total)."""
     from rich.console import Console
@@ -245,18 +229,7 @@ def write_result(
         "seed": seed,
         "device": platform.machine(),
     }
-    write_json(path, {name: _finite(value) for name, value in (common | dict(result)).items()})
-
-
-def _finite(value: JSON) -> JSON:
-    """NaN and ±inf, which JSON lacks, as null: the perplexity of a diverged model has no number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(inner) for inner in value]
-    return value
+    write_json(path, {name: finite(value) for name, value in (common | dict(result)).items()})
 
 
 def versions() -> dict[str, JSON]:

@@ -11,7 +11,6 @@
 
 import fcntl
 import json
-import math
 import os
 import socket
 import stat
@@ -28,6 +27,7 @@ from lm.errors import ConfigError, StorageError
 from lm.stop import StopFlag
 from lm.storage import (
     JSON,
+    finite,
     make_folder,
     parse_json,
     read_json,
@@ -71,7 +71,7 @@ class MetricsLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line; raises StorageError, with nothing of it left, where the disk refuses."""
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False)
         line = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
         with storage_errors(self.path, len(line)):
             start = os.fstat(self._fd).st_size
@@ -171,15 +171,6 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for every NaN and infinity in it."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_leftover(name: str) -> bool:

@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -57,3 +59,17 @@ class StopFlag:
             self._received, self._at = signal.Signals(number), now
         elif now - self._at >= ECHO_SECONDS:
             os._exit(Interrupted.exit_code)
+
+
+@contextmanager
+def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
+    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
+
+    ``remedy`` ends its message: how to go on.
+    """
+    stop = StopFlag(remedy)
+    stop.install()
+    try:
+        yield stop.check
+    finally:
+        stop.uninstall()

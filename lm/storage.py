@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lm.errors import StorageError
 
@@ -231,6 +231,15 @@ def _refuse_constant(name: str) -> None:
 def read_json(path: Path, *, limit: int = 1 << 30, follow: bool = True) -> JSON:
     """Read a JSON file of at most ``limit`` bytes; raises StorageError."""
     return parse_json(read_file(path, limit=limit, follow=follow), path)
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every NaN and ±inf in it, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: JSON) -> None:

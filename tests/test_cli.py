@@ -21,10 +21,10 @@ from dialog.schema import DialogConfig
 from lm import __version__
 from lm.cli import main as lm_main
 from lm.config import load_config
-from lm.console import interruptible, new_app, one_line, run_app, show, table, write_result
+from lm.console import new_app, one_line, run_app, show, table, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
 from lm.presets import preset_paths
-from lm.stop import RESUME
+from lm.stop import RESUME, interruptible
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
