@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dialog.schema import DecodeConfig
 from lm.errors import DivergenceError
-
-INFINITY = float("inf")
+from lm.sampling import INFINITY, ranked
 
 
 class StepState(Protocol):
@@ -53,26 +52,6 @@ class Hypothesis:
 
 def never() -> None:
     """The poll that interrupts nothing."""
-
-
-def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row of ``values`` (R, V), in order, equal ones by index: values, indices.
-
-    ``topk`` leaves the order of equal values open, and which of them it returns at the edge. -inf ranks
-    last and is not told apart.
-    """
-    if count == values.shape[1]:
-        order = values.sort(dim=1, descending=True, stable=True)
-        return order.values, order.indices
-    best, index = values.topk(count + 1, dim=1)
-    ambiguous = (best[:, -2] == best[:, -1]) & (best[:, -1] > -INFINITY)
-    best, index = best[:, :count], index[:, :count]
-    if bool(ambiguous.any()):
-        order = values[ambiguous].sort(dim=1, descending=True, stable=True)
-        best[ambiguous], index[ambiguous] = order.values[:, :count], order.indices[:, :count]
-    index, order_by_index = index.sort(dim=1)
-    best, order_by_value = best.gather(1, order_by_index).sort(dim=1, descending=True, stable=True)
-    return best, index.gather(1, order_by_value)
 
 
 class Constraints:

@@ -1,6 +1,5 @@
 """The ``dialog`` command line: every command imports what it needs, calls it, and shows the result."""
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +10,21 @@ import typer
 from dialog.schema import DialogConfig
 from lm.config import Resolved, load_config, override, read_config
 from lm.console import (
+    Checkpoint,
     JsonFile,
     Overrides,
+    RunFolder,
+    add_check,
+    config_completion,
     counting,
     new_app,
     run_app,
     show,
+    show_training,
     table,
     writable,
     write_result,
 )
-from lm.errors import StorageError
 from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible
 from lm.tokenizers import TokenizerKind
@@ -33,31 +36,13 @@ app = new_app(
 )
 
 
-def complete_config(incomplete: str) -> list[str]:
-    """Presets and config files that begin so, for the shell."""
-    names = [path.stem for path in preset_paths("dialog") if path.stem.startswith(incomplete)]
-    folder, _, start = incomplete.rpartition("/")
-    found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
-    return names + [
-        f"{path}/" if path.is_dir() else str(path)
-        for path in found
-        if path.suffix == ".toml" or path.is_dir()
-    ]
-
-
 Config = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
         help="A preset (`dialog presets` lists them) or a .toml file.",
-        autocompletion=complete_config,
+        autocompletion=config_completion("dialog"),
     ),
-]
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/smalltalk_mos.")
-]
-Checkpoint = Annotated[
-    str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
 ]
 DecodeOverrides = Annotated[
     list[str] | None,
@@ -113,7 +98,7 @@ def describe(config: Config, overrides: Overrides = None, json_file: JsonFile = 
     """
     resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
     from dialog.describe import describe as describe_config
-    from dialog.report import config_table, description_tables
+    from lm.tables import config_table, description_tables
 
     result = describe_config(resolved.config) | {"provenance": resolved.provenance}
     write_result(json_file, result, config=resolved.config, seed=resolved.config.train.seed)
@@ -181,11 +166,7 @@ def train(
     from lm.progress import make_reporter
 
     result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
-    best = f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
-    show(
-        f"{folder}: {result.reason}, after {result.step} updates and {result.minutes:.1f} minutes; "
-        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}"
-    )
+    show_training(folder, result)
 
 
 @app.command()
@@ -306,19 +287,7 @@ def chat(run: RunFolder, checkpoint: Checkpoint = "best", overrides: DecodeOverr
     raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode))
 
 
-@app.command()
-def check(run: RunFolder, json_file: JsonFile = None) -> None:
-    """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
-
-    Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
-    """
-    from lm.check import check_run
-
-    result = check_run(run)
-    write_result(json_file, result)
-    show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
-    if result["problems"]:
-        raise StorageError(result["problems"][0])
+add_check(app)
 
 
 def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:

@@ -6,26 +6,22 @@ certain than they are. Resampled are the sums that a score is made of (nats and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dialog.lines import visible
-from dialog.records import FOLDER, FORMAT
-from lm.errors import ConfigError, DataError, StorageError
-from lm.storage import read_json
+from lm import bootstrap
+from lm.bootstrap import RESAMPLES, Floats, by_unit, mark
+from lm.errors import ConfigError, DataError
+from lm.lines import visible
+from lm.records import Evaluation, common_name, load_evaluation
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Result = dict[str, Any]
-Floats = NDArray[np.float64]
 
-RESAMPLES = 10_000
-_FEWEST = 5  # conversations below which a p-value would mean nothing
 _ORDERS = ("1", "2", "3", "4")
 _SIDES = ("precision", "recall")
 _BLEU = ("bleu", "bleu_legacy")
@@ -43,17 +39,7 @@ _NEEDED = (
     *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
     *(("result", "decode", "method"), ("result", "decode", "beam")),
     *(("result", version, order, side) for version in _BLEU for order in _ORDERS for side in _SIDES),
-    *(("contexts", *column) for column in _COLUMNS),
 )
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation that a run has kept."""
-
-    run: str
-    result: Result
-    contexts: Result
 
 
 def compare(
@@ -80,14 +66,12 @@ def compare(
     """
     if not runs:
         raise ConfigError("no run to compare; name at least one run folder")
-    if resamples < 1000:
-        raise ConfigError(f"--resamples {resamples}: must be at least 1000")
-    name = name or _common_name(runs)
-    evaluations = [load_evaluation(run, name) for run in runs]
+    name = name or common_name(runs, "dialog")
+    evaluations = [load_evaluation(run, name, _NEEDED, _COLUMNS, "dialog") for run in runs]
     first = evaluations[0]
     for other in evaluations[1:]:
         _check_same(first, other)
-    counts = _draws(first, resamples, seed)
+    counts = bootstrap.draws(len(set(first.contexts["dialog"])), resamples, seed)
     rows = [
         _row(evaluation) | {"p": {} if evaluation is first else p_values(first, evaluation, counts)}
         for evaluation in evaluations
@@ -100,51 +84,20 @@ def compare(
     }
 
 
-def load_evaluation(run: Path, name: str) -> Evaluation:
-    """Read ``RUN/evaluation/<name>.json``; DataError if it is missing, StorageError if it is damaged."""
-    path = run / FOLDER / f"{name}.json"
-    known = _names(run)
-    if name not in known:
-        others = ", ".join(known) or "none"
-        raise DataError(
-            f"{visible(str(run))}: has no evaluation {visible(name)} (it has: {visible(others)}); "
-            "run `dialog evaluate` on it first"
-        )
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise StorageError(f"{visible(str(path))}: not an evaluation of ours; run `dialog evaluate` again")
-    result, contexts = record.get("result"), record.get("contexts")
-    if not isinstance(result, dict) or not isinstance(contexts, dict):
-        raise StorageError(f"{visible(str(path))}: damaged; run `dialog evaluate` again")
-    for keys in _NEEDED:
-        if _lookup(record, keys) is None:
-            raise StorageError(f"{visible(str(path))}: has no {'.'.join(keys)}; run `dialog evaluate` again")
-    columns = [_lookup(contexts, column) for column in _COLUMNS]
-    if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
-        raise StorageError(f"{visible(str(path))}: its contexts do not match; run `dialog evaluate` again")
-    return Evaluation(str(run), result, contexts)
-
-
 def p_values(first: Evaluation, other: Evaluation, counts: Floats) -> dict[str, float | None]:
-    """Two-sided p-values of ``other`` against ``first`` for each score; ``counts`` (R, D) are resamples.
-
-    The share of resamples in which the difference is not on its side of 0, doubled; the estimate adds one to
-    both counts so that it is never 0. Runs with equal scores get 1.
-    """
-    dialogs = np.asarray(first.contexts["dialog"])
-    tokens = _by_dialog(dialogs, first.contexts["tokens"])
-    ones = _by_dialog(dialogs, np.ones(len(dialogs)))
+    """Two-sided p-values of ``other`` against ``first`` for each score; ``counts`` (R, D) are resamples."""
+    dialogs = first.contexts["dialog"]
+    tokens = by_unit(dialogs, first.contexts["tokens"])
+    ones = by_unit(dialogs, np.ones(len(dialogs)))
     worse = np.asarray(other.contexts["nll"]) - np.asarray(first.contexts["nll"])
-    pairs = {"perplexity": (_by_dialog(dialogs, worse), tokens)}
+    pairs = {"perplexity": (by_unit(dialogs, worse), tokens)}
     for version in _BLEU:
         for side in _SIDES:
             better = _bleu(other, version, side) - _bleu(first, version, side)
             for order in _ORDERS:
-                sums = _by_dialog(dialogs, better[:, int(order) - 1])
+                sums = by_unit(dialogs, better[:, int(order) - 1])
                 pairs[f"{version}/{order}/{side}"] = (sums, ones)
-    if counts.shape[1] < _FEWEST:
-        return dict.fromkeys(pairs)
-    return {score: _two_sided(counts @ sums / (counts @ sizes)) for score, (sums, sizes) in pairs.items()}
+    return bootstrap.p_values(pairs, counts)
 
 
 def comparison_table(comparison: Result) -> "Table":
@@ -159,7 +112,7 @@ def comparison_table(comparison: Result) -> "Table":
         table.add_column(head, justify="left" if head in ("run", "head") else "right")
     for row in comparison["runs"]:
         cells = [visible(row["run"]), visible(row["head"]), f"{row['parameters']:,}"]
-        cells.append(f"{row['perplexity']:.2f}{_mark(row, 'perplexity')}")
+        cells.append(f"{row['perplexity']:.2f}{mark(row['p'].get('perplexity'))}")
         cells += [_bleu_cell(row, "bleu", order) for order in _ORDERS]
         cells.append(_bleu_cell(row, "bleu_legacy", "1"))
         cells.append(f"{row['inter_distinct_1']:.3f}/{row['inter_distinct_2']:.3f}")
@@ -183,40 +136,12 @@ def _caption(rows: Sequence[Result]) -> str:
 
 def _bleu_cell(row: Result, version: str, order: str) -> str:
     values = row[version][order]
-    return "/".join(f"{values[side]:.3f}{_mark(row, f'{version}/{order}/{side}')}" for side in _SIDES)
-
-
-def _mark(row: Result, score: str) -> str:
-    p = row["p"].get(score)
-    return "*" if p is not None and p < 0.05 else ""
+    marks = {side: mark(row["p"].get(f"{version}/{order}/{side}")) for side in _SIDES}
+    return "/".join(f"{values[side]:.3f}{marks[side]}" for side in _SIDES)
 
 
 def _row(evaluation: Evaluation) -> Result:
     return {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
-
-
-def _lookup(record: Any, keys: Sequence[str]) -> Any:
-    """What nested objects hold under the keys; None where there is no such key."""
-    for key in keys:
-        record = record.get(key) if isinstance(record, dict) else None
-    return record
-
-
-def _names(run: Path) -> list[str]:
-    if not run.is_dir():
-        raise StorageError(f"{visible(str(run))}: no such run; check the path")
-    return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
-
-
-def _common_name(runs: Sequence[Path]) -> str:
-    common = set(_names(runs[0])).intersection(*map(_names, runs[1:]))
-    if not common:
-        names = "; ".join(f"{run}: {', '.join(_names(run)) or 'none'}" for run in runs)
-        raise DataError(f"no evaluation in common ({visible(names)}); run `dialog evaluate` on each run")
-    if len(common) > 1:
-        names = ", ".join(sorted(common))
-        raise ConfigError(f"the runs have several evaluations in common; choose one of {visible(names)}")
-    return common.pop()
 
 
 def _check_same(first: Evaluation, other: Evaluation) -> None:
@@ -234,25 +159,6 @@ def _check_same(first: Evaluation, other: Evaluation) -> None:
         )
 
 
-def _draws(evaluation: Evaluation, resamples: int, seed: int) -> Floats:
-    """How often each of the D conversations is drawn in each of R resamples, (R, D)."""
-    units = len(set(evaluation.contexts["dialog"]))
-    draws = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
-    return draws.astype(np.float64)
-
-
 def _bleu(evaluation: Evaluation, version: str, side: str) -> Floats:
     """BLEU-1 … BLEU-4 of every context, (C, 4)."""
     return np.asarray(evaluation.contexts[version][side], dtype=np.float64)
-
-
-def _by_dialog(dialogs: NDArray[np.int64], values: Sequence[float] | Floats) -> Floats:
-    """Sums over the contexts of each conversation, (D,)."""
-    _, unit = np.unique(dialogs, return_inverse=True)
-    return np.bincount(unit, weights=values).astype(np.float64)
-
-
-def _two_sided(differences: Floats) -> float:
-    total = len(differences)
-    tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
-    return min(1.0, 2 * (tail + 1) / (total + 1))

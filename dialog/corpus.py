@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from dialog.lines import InputLog, OnBadLine, visible
 from dialog.sources import ReadOptions, read_source
 from dialog.utterance import SPLITS, Dialog, Utterance
 from lm.errors import DataError
+from lm.lines import InputLog, OnBadLine, visible
 from lm.text import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
 
 __all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]

@@ -10,11 +10,10 @@ from dialog.corpus import SMALLTALK
 from dialog.schema import DataConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.heads import Head
-from lm.mixture_loss import LossOptions
+from lm.memory import head_scratch, training_memory
 from lm.text import BOS, DIALOG, EOS, PAD, UNK
 
 PARTS = ("embedding", "encoder", "decoder", "head")
-FLOAT = 4  # bytes
 
 
 def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
         "parameters_by_part": counts,
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
-        "memory": memory(config, model, total),
+        "memory": memory(config, model),
     }
 
 
@@ -62,25 +61,10 @@ def _smalltalk_words() -> frozenset[str]:
     return frozenset(chain(listed, literal))
 
 
-def memory(config: DialogConfig, model: Seq2Seq, parameters: int) -> dict[str, int]:
-    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``.
-
-    A checkpoint holds a tied matrix under both of its names, and so do its averages.
-    """
-    weights = parameters * FLOAT
-    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-    moments = 2 if config.optim.name != "sgd" else int(config.optim.momentum > 0)
-    averages = int(config.optim.average != "none")
-    sizes = {
-        "weights": weights,
-        "gradients": weights,
-        "optimizer": moments * weights,
-        "averages": averages * weights,
-        "activations": FLOAT
-        * (_encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)),
-    }
-    checkpoint = (1 + averages) * stored + moments * weights
-    return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
+def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
+    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``."""
+    activations = _encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)
+    return training_memory(model, config.optim, activations)
 
 
 def _responses(config: DialogConfig) -> int:
@@ -119,10 +103,7 @@ def _head_floats(config: DialogConfig, head: Head) -> int:
     """Contexts and their gradients for all tokens; logits only for a chunk of them."""
     tokens = _responses(config) * config.data.max_tokens
     vectors = head.components * head.size * (3 if head.latent is not None else 1)
-    mixed = head.components if head.parts.mixes == "probabilities" else 1
-    chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
-    logits = chunk * mixed * head.vocab_size * (3 if head.parts.link.sigmoid else 1)
-    return tokens * vectors + logits + 2 * head.vocab_size * head.size
+    return tokens * vectors + head_scratch(head, tokens)
 
 
 def _cell_floats(cell: str) -> int:

@@ -1,6 +1,6 @@
 """What a trained model is worth on a corpus: perplexity, BLEU of its best responses, and their variety.
 
-Every evaluation is kept in the run (:mod:`dialog.records`): ``{"result": …, "contexts": …}`` with the result
+Every evaluation is kept in the run (:mod:`lm.records`): ``{"result": …, "contexts": …}`` with the result
 that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
 """
 
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dialog.corpus import Dialog, load_dialogs
-from dialog.lines import visible
-from dialog.records import evaluation_name, keep, setting_name
+from dialog.records import evaluation_name, setting_name
 from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError, DivergenceError
+from lm.lines import visible
+from lm.records import keep
 from lm.storage import canonical_json, require_writable, write_atomic
 from lm.text import UNK, Codec
 from lm.tokenizers import Tokenizer, WordPunct
@@ -243,7 +244,7 @@ def score_responses(
 
 def rescore(path: Path) -> Result:
     """Score a ``HYPS.jsonl`` again. DataError, naming the line, where it is not what ``evaluate`` writes."""
-    from dialog.lines import InputLog, open_regular, read_lines
+    from lm.lines import InputLog, open_regular, read_lines
 
     hypotheses, references = [], []
     with open_regular(path) as file:

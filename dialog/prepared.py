@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dialog.lines import visible
 from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
+from lm.lines import visible
 
 _FIELDS = ("speaker", "text", "act")
 

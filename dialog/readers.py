@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from dialog.lines import InputLog, Line
 from dialog.utterance import Dialog, Utterance
+from lm.lines import InputLog, Line
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dialog.corpus import Dialog, Utterance
-from dialog.lines import open_regular, visible
 from dialog.nearest import Documents, Index
 from lm.errors import DataError
+from lm.lines import open_regular, visible
 from lm.storage import write_atomic
 from lm.text import BOS, DIALOG, EOS
 from lm.tokenizers import WordPunct

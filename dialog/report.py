@@ -1,11 +1,9 @@
-"""What the command line shows of results: tables of configs, evaluations and prepared corpora."""
+"""What the command line shows of results: tables of evaluations and prepared corpora."""
 
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dialog.schema import DialogConfig
-from lm.config import Resolved, known_keys
 from lm.console import table
 
 if TYPE_CHECKING:
@@ -18,31 +16,6 @@ _MEASURES = (
     *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
     *("mean_length", "most_common_share"),
 )
-
-
-def config_table(name: str, resolved: Resolved[DialogConfig]) -> "Table":
-    """Every key with its value and where that was set."""
-    rows = []
-    for key in known_keys(DialogConfig):
-        value: Any = resolved.config
-        for part in key.split("."):
-            value = getattr(value, part)
-        rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
-    return table(f"Config {name}", rows)
-
-
-def description_tables(description: Result) -> list["Table | str"]:
-    """Parameters by part, memory, and the vocabulary that they are for."""
-    words = f"{description['vocabulary']:,}"
-    if description["vocabulary_assumed"]:
-        words += ", the most that data.vocab_size and the corpus allow"
-    parameters = {**description["parameters_by_part"], "total": description["parameters"]}
-    memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
-    return [
-        table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
-        table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
-        f"for a vocabulary of {words}",
-    ]
 
 
 def prepared_tables(report: Result) -> list["Table | str"]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dialog.beam import INFINITY, Constraints, Hypothesis, Marks, StateT, StepFunction, never, ranked
+from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction, never
 from dialog.schema import DecodeConfig
+from lm.sampling import INFINITY, draw
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
@@ -18,31 +19,6 @@ def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
             samples, steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
         )
     return drawn
-
-
-def draw(log_probs: Tensor, uniform: Tensor, config: DecodeConfig) -> Tensor:
-    """The tokens (R,) that ``uniform`` (R,) picks from ``log_probs`` (R, V), by inverting the tempered CDF.
-
-    First the temperature, unless the components were tempered; then the ``top_k`` most probable tokens; of
-    these the fewest that hold ``top_p`` of their probability (Holtzman et al. 2020). Every row needs a
-    possible token.
-    """
-    vocab = log_probs.shape[1]
-    tokens: Tensor | None = None
-    if 0 < config.top_k < vocab or config.top_p < 1:
-        log_probs, tokens = ranked(log_probs, min(config.top_k or vocab, vocab))
-    temperature = config.temperature if config.temperature_on == "mixture" else 1.0
-    log_probs = log_probs.double()
-    # Relative to the best, so that the coldest temperature leaves it possible.
-    probs = torch.softmax((log_probs - log_probs.max(1, keepdim=True).values) / temperature, 1)
-    if config.top_p < 1:
-        before = probs.cumsum(1) - probs  # the probability of the better tokens
-        probs = probs.masked_fill(before >= config.top_p, 0)
-    cumulative = probs.cumsum(1)
-    threshold = uniform.unsqueeze(1) * cumulative[:, -1:]
-    # The first place beyond the threshold: never one without probability of its own.
-    place = torch.searchsorted(cumulative, threshold, right=True)
-    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
 
 
 @torch.no_grad()

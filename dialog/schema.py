@@ -1,6 +1,6 @@
 """The typed configuration of a dialog run; free of torch like :mod:`lm.schema`."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -104,6 +104,7 @@ class DecodeConfig(Section):
 class DialogConfig(Section):
     """A whole dialog run, as ``dialog train`` reads it."""
 
+    family: ClassVar[str] = "dialog"
     extends: str = Field("", description="config that this one starts from, relative to its file")
     about: str = Field("", description="one line for `dialog presets`")
     data: DataConfig = DataConfig()

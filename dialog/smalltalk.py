@@ -15,12 +15,12 @@ from random import Random
 from tomllib import loads
 from typing import TypeVar
 
-from dialog.lines import visible
 from dialog.smalltalk_grammar import Act, Grammar, State, Template
 from dialog.smalltalk_slots import Said, Slots
 from dialog.smalltalk_words import Lexicon, Phrase, Tables
 from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
+from lm.lines import visible
 from lm.tokenizers import EOS, WordPunct
 
 LONG_ENOUGH = 9  # utterances before anybody wants to hang up

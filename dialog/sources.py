@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from dialog.lines import InputLog, Line, open_regular, read_lines, visible
 from dialog.prepared import is_prepared, read_split
 from dialog.readers import PREFIX, read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
 from dialog.swda import read_swda
@@ -13,6 +12,7 @@ from dialog.tables import ReadOptions, read_dataset, read_parquet
 from dialog.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
 from lm.errors import ConfigError, DataError
+from lm.lines import InputLog, Line, open_regular, read_lines, visible
 
 __all__ = ["Located", "ReadOptions", "detect_format", "locate", "read_located", "read_source"]
 

@@ -18,10 +18,10 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from dialog.lines import InputLog, Line, open_regular, read_lines, visible
 from dialog.readers import Turn, make_dialog
 from dialog.utterance import Dialog
 from lm.errors import DataError
+from lm.lines import InputLog, Line, open_regular, read_lines, visible
 
 METADATA = "swda-metadata.csv"
 _SUFFIX = ".utt.csv"

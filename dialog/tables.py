@@ -6,10 +6,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dialog.lines import InputLog, open_regular, visible
 from dialog.readers import Turn, group_turns, make_dialog
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.errors import DataError
+from lm.lines import InputLog, open_regular, visible
 
 Row = dict[str, Any]
 

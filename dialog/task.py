@@ -20,10 +20,9 @@ from dialog.batches import (
 from dialog.corpus import Dialog
 from dialog.schema import DialogConfig
 from dialog.seq2seq import Seq2Seq
-from lm.text import Codec
+from lm.text import UNK, Codec
 from lm.train import StepLoss
 
-DATA, CODEC_HASH = "data.json", "codec_sha256"  # what a run is made of, as hashes
 SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
 
 
@@ -112,16 +111,17 @@ def score_items(
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            for indices in grouped(data.runs, SCORED_TOGETHER):
-                poll()
-                batch = data.batch(indices, codec.vocabulary.pad).to(device)
-                lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
-                yield model.nll(batch).cpu(), lengths
+        for indices in grouped(data.runs, SCORED_TOGETHER):
+            poll()
+            batch = data.batch(indices, codec.vocabulary.pad).to(device)
+            lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
+            with torch.no_grad():
+                nll = model.nll(batch).cpu()
+            yield nll, lengths
     finally:
         model.train(training)
 
 
 def build_model(config: DialogConfig, codec: Codec) -> Seq2Seq:
     """A freshly initialised model for a vocabulary."""
-    return Seq2Seq(config, len(codec.vocabulary), codec.vocabulary.unk)
+    return Seq2Seq(config, len(codec.vocabulary), codec.vocabulary.ids([UNK])[0])

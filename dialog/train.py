@@ -5,24 +5,15 @@ from pathlib import Path
 
 from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.schema import DialogConfig
-from dialog.task import CODEC_HASH, DATA, DialogTask, build_model
+from dialog.task import DialogTask, build_model
 from lm.config import Resolved
 from lm.errors import DataError
+from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs
 from lm.progress import Reporter
 from lm.run import Run
 from lm.stop import RESUME, interruptible
-from lm.storage import read_json, write_json
 from lm.text import Codec
 from lm.train import FitResult, configure_device, fit, require_end, seed_everything
-
-RESUMABLE = frozenset(
-    f"train.{key}"
-    for key in (
-        "max_steps", "max_epochs", "max_minutes", "patience", "checkpoint_every", "checkpoint_minutes",
-        "keep_best", "keep_last",
-    )
-)  # fmt: skip
-"""Keys that may change when a run is resumed. ``decode`` may as well: training never reads it."""
 
 
 def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> FitResult:
@@ -38,11 +29,7 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
     """
     config = resolved.config
     require_end(config.train)
-    keys = (
-        RESUMABLE
-        | {f"decode.{key}" for key in type(config.decode).model_fields}
-        | {"about", "extends", "data.test"}
-    )
+    keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields}  # never read in training
     device = configure_device(config.train)
     dialogs, valid = _load(config)  # before the folder is made, so that bad data leaves none
     with Run.open(folder, resolved, resumable_keys=keys) as run:
@@ -50,7 +37,12 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
         run.stop.check()
         seed_everything(config.train.seed)
         task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
-        _same_data(folder / DATA, {**task.fingerprints, CODEC_HASH: codec.fingerprint}, config)
+        if changed := changed_inputs(folder, {**task.fingerprints, CODEC_HASH: codec.fingerprint}):
+            source = config.data.valid if changed == ["valid_sha256"] else config.data.train
+            raise DataError(
+                f"{source}: the conversations changed since this run began ({folder / DATA}); "
+                "restore them, or train into another folder with --run"
+            )
         return fit(task, config.train, config.optim, run, report)
 
 
@@ -70,20 +62,3 @@ def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Cod
     codec = train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
     codec.save(folder)
     return codec
-
-
-def _same_data(path: Path, hashes: dict[str, str], config: DialogConfig) -> None:
-    """Remember what the run is made of; later, insist on it."""
-    if not path.is_file():
-        write_json(path, hashes)
-        return
-    saved = read_json(path)
-    changed = [
-        name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value
-    ]
-    if changed:
-        source = config.data.valid if changed == ["valid_sha256"] else config.data.train
-        raise DataError(
-            f"{source}: the conversations changed since this run began ({path}); "
-            "restore them, or train into another folder with --run"
-        )

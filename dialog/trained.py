@@ -16,15 +16,13 @@ from dialog.corpus import Dialog
 from dialog.sampling import sample
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import DecoderState, Seq2Seq
-from dialog.task import CODEC_HASH, DATA, build_model, encode_dialogs, score_items
+from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.errors import StorageError
-from lm.schema import TrainConfig
+from lm.inputs import codec_of, device_here
 from lm.state import load_model_tensors
-from lm.storage import read_json
 from lm.text import BOS, DIALOG, PAD, Codec
-from lm.train import configure_device
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
 
@@ -78,14 +76,11 @@ class TrainedModel:
         if not (run / "config.json").is_file():
             raise StorageError(f"{run}: not a run folder (no config.json); train one with `dialog train`")
         config = read_config(run / "config.json", DialogConfig).config
-        codec = Codec.load(run)
-        hashes = read_json(run / DATA) if (run / DATA).is_file() else {CODEC_HASH: codec.fingerprint}
-        if not isinstance(hashes, dict) or hashes.get(CODEC_HASH) != codec.fingerprint:
-            raise StorageError(f"{run}: vocabulary.json or tokenizer.json is not the run's own; restore it")
+        codec = codec_of(run)
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
         load_model_tensors(model, weights)
-        device = device or _device(config.train)
+        device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
     def nll(self, dialogs: Sequence[Dialog], poll: Callable[[], None] = lambda: None) -> list[TargetScore]:
@@ -167,13 +162,6 @@ class TrainedModel:
         step = partial(self.model.step, component_temperature=temperature)
         seeds = [_seed(item, decode.seed) for item in items]
         return sample(step, state, len(items), decode, marks, seeds, poll)
-
-
-def _device(train: TrainConfig) -> torch.device:
-    """The device of a run, or the CPU where it is away: a model trained elsewhere is used here."""
-    if not torch.cuda.is_available():
-        train = train.model_copy(update={"device": "cpu"})
-    return configure_device(train)
 
 
 def _seed(item: Item, seed: int) -> int:

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dialog.lines import InputLog, open_regular, visible
 from dialog.readers import read_zhao_objects
 from dialog.utterance import SPLITS, Dialog
 from lm.errors import DataError
+from lm.lines import InputLog, open_regular, visible
 
 MAX_SIZE = 1 << 30  # bytes
 _MEMORY_PER_BYTE = 40  # of the file; Python's objects are larger than what they are pickled as

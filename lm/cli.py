@@ -1,21 +1,350 @@
-"""The ``lm`` command line."""
+"""The ``lm`` command line: every command imports what it needs, calls it, and shows the result."""
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from lm.console import new_app, run_app, show, table
+import typer
+
+from lm.analysis.cli import analyze, bottleneck
+from lm.config import load_config, read_config
+from lm.console import (
+    Checkpoint,
+    JsonFile,
+    Overrides,
+    RunFolder,
+    add_check,
+    config_completion,
+    counting,
+    new_app,
+    run_app,
+    show,
+    show_training,
+    table,
+    writable,
+    write_result,
+)
+from lm.errors import ConfigError
+from lm.language.config import LmConfig
 from lm.presets import preset_paths
+from lm.stop import RESUME, interruptible
+from lm.suggest import did_you_mean
 
-app = new_app("Language models with high-rank output heads.")
+app = new_app(
+    "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
+    "Start with [bold]lm bottleneck[/bold], or with a corpus: [bold]lm prepare ptb/ --out data/ptb[/bold], "
+    "[bold]lm train ptb_small_mos[/bold], [bold]lm evaluate runs/ptb_small_mos[/bold]."
+)
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset (`lm presets` lists them) or a .toml file.",
+        autocompletion=config_completion("lm"),
+    ),
+]
+Data = Annotated[str | None, typer.Option(metavar="F", help="Text; the run's test split if left out.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")]
+Compat = Annotated[
+    Literal["none", "paper"] | None,
+    typer.Option(help="paper: count tokens as the authors' code does; the run's train.compat if left out."),
+]
 
 
 @app.command()
 def presets() -> None:
     """List the configs that come with Highrank."""
-    paths = preset_paths("lm")
-    if paths:
-        show(table("Presets", [{"preset": path.stem} for path in paths]))
-    else:
-        show("No presets for language models yet; `dialog presets` lists those for dialog models.")
+    from lm.language.describe import describe as describe_config
+
+    rows = []
+    for path in preset_paths("lm"):
+        config = load_config(str(path), LmConfig, family="lm").config
+        parameters = describe_config(config)["parameters"]
+        rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
+    show(table("Presets", rows))
+
+
+@app.command()
+def describe(config: Config, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+    """Show a config with the origin of every value, parameters by part and estimated memory, without data.
+
+    Example: lm describe ptb_mos --set head.components=10
+    """
+    resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
+    from lm.language.describe import describe as describe_config
+    from lm.tables import config_table, description_tables
+
+    result = describe_config(resolved.config) | {"provenance": resolved.provenance}
+    write_result(json_file, result, config=resolved.config, seed=resolved.config.train.seed)
+    show(config_table(config, resolved), *description_tables(result))
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, folder, or hf:NAME[:CONFIG] for a dataset.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    format: Annotated[
+        str, typer.Option(help="Format of the source; auto looks at names and content.")
+    ] = "auto",
+    language: Annotated[str, typer.Option(help="Which of several corpora in one folder.")] = "",
+    tokenizer: Annotated[
+        Literal["auto", "wordpunct", "whitespace", "char", "unigram", "bpe"],
+        typer.Option(help="auto: as the corpus is published, whitespace for any other text."),
+    ] = "auto",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the text.")] = False,
+    vocab_size: Annotated[
+        int, typer.Option(min=0, help="Most frequent tokens kept, <eos> and <unk> included; 0 is all.")
+    ] = 0,
+    vocabulary: Annotated[
+        Literal["train", "train+valid+test"], typer.Option(help="The splits that words are taken from.")
+    ] = "train",
+    blank_lines: Annotated[
+        Literal["keep", "drop"], typer.Option(help="Whether a blank line is an <eos>.")
+    ] = "keep",
+    valid_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
+    test_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
+    text_column: Annotated[str, typer.Option(help="Column of a dataset.")] = "text",
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a stored piece.")] = 10_000_000,
+    on_bad_line: Annotated[
+        Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
+    ] = "error",
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the sample that sentencepiece learns from.")] = 1,
+) -> None:
+    """Read a text of any size and write train, valid and test splits as token ids, with a report.
+
+    Knows the layouts of PTB (words and characters), WikiText, enwik8, text8, MWC and One Billion Word.
+
+    Example: lm prepare path/to/ptb --out data/ptb
+    """
+    from lm.language.prepare import PrepareOptions, prepared_tables
+    from lm.language.prepare import prepare as prepare_corpus
+    from lm.language.sources import ReadOptions
+
+    read = ReadOptions(format, language, valid_fraction, test_fraction, text_column)
+    options = PrepareOptions(
+        read, on_bad_line, tokenizer, lowercase, vocab_size, vocabulary, blank_lines, shard_tokens, seed
+    )
+    prepared = prepare_corpus(source, out, options)
+    show(*prepared_tables(prepared.report), f"{out}: {'unchanged' if prepared.unchanged else 'written'}")
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; runs/<config name> if left out.")
+    ] = None,
+) -> None:
+    """Train a model, or resume: the same command again continues where the run stopped.
+
+    Example: lm train ptb_mos --set head.components=10 --run runs/mos10
+    """
+    resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
+    folder = run or Path("runs") / Path(config).stem
+    from lm.language.training import train as train_model
+    from lm.progress import make_reporter
+
+    show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
+
+
+@app.command()
+def finetune(
+    source: RunFolder,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; RUN-finetuned if left out.")
+    ] = None,
+) -> None:
+    """Go on from the best weights of a run with averaged SGD until validation stalls, into a new run.
+
+    Example: lm finetune runs/ptb_mos --set optim.lr=25
+    """
+    from lm.language.training import finetuned
+    from lm.language.training import train as train_model
+    from lm.progress import make_reporter
+
+    folder = run or source.with_name(f"{source.name}-finetuned")
+    resolved = finetuned(source, overrides or [])
+    show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Data = None,
+    temperature_search: Annotated[
+        bool, typer.Option("--temperature-search", help="Also with the best temperature on validation.")
+    ] = False,
+    mc_samples: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Also the mean of N passes with dropout.")
+    ] = 0,
+    mc_rate: Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")] = 1.0,
+    checkpoint: Checkpoint = "best",
+    limit: Limit = None,
+    compat: Compat = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Perplexity of a run on a text, every token scored once, and losses by frequency of the word.
+
+    Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
+    """
+    from lm.language.evaluate import evaluate as evaluate_run
+    from lm.language.report import evaluation_tables
+
+    with interruptible() as poll, counting("scoring") as progress:
+        result = evaluate_run(
+            run, data, checkpoint, temperature_search, mc_samples, mc_rate, limit, compat, poll, progress
+        )
+    write_result(json_file, result, config=_config_of(run))
+    show(*evaluation_tables(result))
+
+
+@app.command()
+def dynamic(
+    run: RunFolder,
+    data: Data = None,
+    setting: Annotated[
+        str, typer.Option(metavar="NAME", help="default, or paper-mos-ptb, paper-mos-wt2, paper-awd-ptb …")
+    ] = "default",
+    lr: Annotated[float | None, typer.Option(help="η, in place of the setting's.")] = None,
+    decay: Annotated[float | None, typer.Option(help="λ, in place of the setting's.")] = None,
+    eps: Annotated[float | None, typer.Option(help="ε, in place of the setting's.")] = None,
+    scaling: Annotated[
+        Literal["normalised", "original"] | None,
+        typer.Option(help="What these numbers are for: original is the MoS paper's."),
+    ] = None,
+    window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Choose η and λ on validation from the published grid.")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    limit: Limit = None,
+    compat: Compat = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Dynamic evaluation: the model goes on learning from the text that it is evaluated on.
+
+    The statistics of the training data, and a grid, are kept in the run: the same command goes on where it
+    was stopped.
+
+    Example: lm dynamic runs/ptb_mos --grid
+    """
+    from lm.language.adaptation import SETTINGS
+    from lm.language.dynamic import dynamic as evaluate_dynamically
+    from lm.language.report import dynamic_tables
+
+    if setting not in SETTINGS:
+        hint = did_you_mean(setting, SETTINGS) or f"; choose from {', '.join(SETTINGS)}"
+        raise ConfigError(f"--setting {setting}: no such setting{hint}")
+    given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with interruptible(RESUME) as poll, counting("adapting") as progress:
+        result = evaluate_dynamically(
+            run, data, checkpoint, replace(SETTINGS[setting], **changed), grid, limit, compat, poll, progress
+        )
+    write_result(json_file, result, config=_config_of(run))
+    show(*dynamic_tables(result))
+
+
+@app.command()
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Longest text in tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Below 1 keeps to the probable words.")] = 1.0,
+    temperature_on: Annotated[
+        Literal["mixture", "components"],
+        typer.Option(help="Temper the mixed distribution or every component's logits."),
+    ] = "mixture",
+    top_k: Annotated[int, typer.Option(help="Draw among the k most probable words; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the smallest set with this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the drawing.")] = 1,
+    count: Annotated[int, typer.Option(help="How many texts.")] = 1,
+    unknown: Annotated[bool, typer.Option("--unk/--no-unk", help="Whether <unk> may be drawn.")] = True,
+    checkpoint: Checkpoint = "best",
+) -> None:
+    """Write text with a run, word by word.
+
+    Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
+    """
+    from lm.language.generate import GenerateOptions
+    from lm.language.generate import generate as write
+    from lm.language.trained import TrainedLm
+    from lm.terminal import sanitize
+
+    options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
+    with interruptible() as poll:
+        number = 0
+        for piece in write(TrainedLm.load(run, checkpoint), prompt, options, poll):
+            if piece.sample != number:
+                typer.echo("\n")
+                number = piece.sample
+            typer.echo(sanitize(piece.text), nl=False)
+    typer.echo()
+
+
+@app.command()
+def score(
+    run: RunFolder,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, a line a time.")],
+    output: Annotated[Path, typer.Option(metavar="F", help="Where the lines go.", callback=writable)] = Path(
+        "scores.jsonl"
+    ),
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Forget every line before the next.")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    json_file: JsonFile = None,
+) -> None:
+    """Write the log-probability of every token of a text, as JSON lines.
+
+    Example: lm score runs/ptb_mos text.txt --output scores.jsonl
+    """
+    from lm.language.report import scoring_tables
+    from lm.language.scoring import score_file
+
+    with interruptible() as poll:
+        result = score_file(run, file, output, checkpoint=checkpoint, independent=independent, poll=poll)
+    write_result(json_file, result)
+    show(*scoring_tables(result))
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
+    json_file: JsonFile = None,
+) -> None:
+    """Show evaluated runs side by side, with paired bootstrap p-values against the first.
+
+    Example: lm compare runs/ptb_small_softmax runs/ptb_small_mos
+    """
+    from lm.language.compare import compare as compare_runs
+    from lm.language.report import comparison_tables
+
+    result = compare_runs(runs, name, resamples)
+    write_result(json_file, result)
+    show(*comparison_tables(result))
+
+
+def _config_of(run: Path) -> LmConfig:
+    return read_config(run / "config.json", LmConfig).config
+
+
+app.add_typer(analyze, name="analyze")
+app.command()(bottleneck)
+add_check(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

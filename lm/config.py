@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from lm.errors import ConfigError, StorageError
 from lm.presets import find_config
-from lm.storage import read_json, write_json
+from lm.storage import JSON, read_json, shown, write_json
 from lm.suggest import did_you_mean
 from lm.tomlfile import Lines, read_toml
 
@@ -85,8 +85,13 @@ def override(
 
 
 def save_config(resolved: Resolved[C], path: Path) -> None:
-    """Write ``config.json``: ``{"config": {...}, "provenance": {...}}``. Raises StorageError."""
-    write_json(path, {"config": resolved.config.model_dump(mode="json"), "provenance": resolved.provenance})
+    """Write ``config.json``: family, values and where each came from. Raises StorageError."""
+    saved: dict[str, JSON] = {
+        "family": family_of(type(resolved.config)),
+        "config": resolved.config.model_dump(mode="json"),
+        "provenance": resolved.provenance,
+    }
+    write_json(path, saved)
 
 
 def read_config(path: Path, schema: type[C]) -> Resolved[C]:
@@ -98,12 +103,27 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     if not path.is_file():
         raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
     saved = read_json(path)
+    require_family(path, saved, schema)
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
             resolved = _build(schema, _flatten(values, schema, path, {}))
             known = {key: str(where) for key, where in provenance.items() if key in resolved.provenance}
             return Resolved(resolved.config, resolved.provenance | known)
     raise StorageError(f"{path}: not the config of a run; it has no config and provenance")
+
+
+def family_of(schema: type[BaseModel]) -> str:
+    """``dialog`` or ``lm``: the command line that a config belongs to; "" for one that belongs to none."""
+    return str(getattr(schema, "family", ""))
+
+
+def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
+    """Raises StorageError where the config.json of a run is that of a run of another family."""
+    family = family_of(schema)
+    if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
+        raise StorageError(
+            f"{shown(path.parent)}: a run of `{shown(found)}`, not of `{family}`; use `{shown(found)}`"
+        )
 
 
 @cache

@@ -1,6 +1,7 @@
 """What the command lines share: exit codes, one-line errors, tables and the JSON they write."""
 
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -18,11 +19,14 @@ from typer.core import TyperGroup
 
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
+from lm.presets import preset_paths
 from lm.storage import JSON, finite, require_writable, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from lm.train import FitResult
 
 _command = ContextVar("command", default="")
 
@@ -50,6 +54,55 @@ JsonFile = Annotated[
         callback=writable,
     ),
 ]
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Checkpoint = Annotated[
+    str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
+]
+
+
+def config_completion(family: str) -> Callable[[str], list[str]]:
+    """What completes the name of a config in the shell: presets of the family, and files and folders."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = [path.stem for path in preset_paths(family) if path.stem.startswith(incomplete)]
+        folder, _, start = incomplete.rpartition("/")
+        found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
+        return names + [
+            f"{path}/" if path.is_dir() else str(path)
+            for path in found
+            if path.suffix == ".toml" or path.is_dir()
+        ]
+
+    return complete
+
+
+def add_check(app: typer.Typer) -> None:
+    """Gives a command line the command ``check``."""
+
+    @app.command()
+    def check(run: RunFolder, json_file: JsonFile = None) -> None:
+        """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
+
+        Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
+        """
+        from lm.check import check_run
+
+        result = check_run(run)
+        write_result(json_file, result)
+        show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
+        if result["problems"]:
+            raise StorageError(result["problems"][0])
+
+
+def show_training(folder: Path, result: "FitResult") -> None:
+    """One line about how a training ended."""
+    best = f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
+    show(
+        f"{folder}: {result.reason}, after {result.step} updates and {result.minutes:.1f} minutes; "
+        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}"
+    )
 
 
 class Commands(TyperGroup):

@@ -3,6 +3,7 @@
 One class covers every kind; ``HEADS`` says what each kind mixes and through which link function.
 
     softmax, sigsoftmax   g(W h + b)
+    sigmoid, relu         g(W h + b), the baselines of Kanai et al. (2018, Eq. 35, 34)
     moc                   softmax(W Σ_k π_k c_k + b)    (Yang et al. 2018, §2.5)
     mos, moss             Σ_k π_k g(W c_k + b)    (Yang et al. 2018, Eq. 2; Kanai et al. 2018, Eq. 19)
 
@@ -17,11 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
-from lm.links import EXP, SIGSOFTMAX, Link
+from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
 from lm.schema import HeadConfig
 
@@ -40,6 +40,8 @@ class HeadParts:
 HEADS: dict[str, HeadParts] = {
     "softmax": HeadParts("nothing", EXP),
     "sigsoftmax": HeadParts("nothing", SIGSOFTMAX),
+    "sigmoid": HeadParts("nothing", SIGMOID),
+    "relu": HeadParts("nothing", RELU),
     "moc": HeadParts("contexts", EXP),
     "mos": HeadParts("probabilities", EXP),
     "moss": HeadParts("probabilities", SIGSOFTMAX, prior_link=SIGSOFTMAX),
@@ -48,6 +50,9 @@ HEADS: dict[str, HeadParts] = {
 
 class Head(nn.Module):
     """A decoder head of any kind.
+
+    Logits and probabilities are float32 or better whatever the precision of the model. For log-probabilities
+    in float64 throughout, as ranks need them, ask ``copy.deepcopy(head).double()`` at ``hidden.double()``.
 
     Args:
         config: kind, K, E, tying, bias, dropout; see :class:`lm.schema.HeadConfig`.
@@ -138,11 +143,27 @@ class Head(nn.Module):
                 self._options,
             )
 
-    def nll(self, hidden: Tensor, targets: Tensor, streams: Tensor | None = None) -> Tensor:
-        """−log P(target) of every token in nats, shaped like ``targets``; exact products in every setting."""
+    def nll(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        streams: Tensor | None = None,
+        component_temperature: float = 1.0,
+    ) -> Tensor:
+        """−log P(target) of every token in nats, shaped like ``targets``; exact products in every setting.
+
+        ``component_temperature`` is that of :meth:`log_probs`.
+        """
         contexts, log_prior = self._flat(hidden, streams)
         with torch.autocast(hidden.device.type, enabled=False):
-            nll = mixture_nll(contexts, log_prior, self._output(), targets.reshape(-1), self._options)
+            nll = mixture_nll(
+                contexts,
+                log_prior,
+                self._output(),
+                targets.reshape(-1),
+                self._options,
+                component_temperature,
+            )
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor, component_temperature: float = 1.0) -> Tensor:
@@ -174,8 +195,8 @@ class Head(nn.Module):
 
     def _component_scores(self, contexts: Tensor, temperature: float) -> Tensor:
         with torch.autocast(contexts.device.type, enabled=False):
-            weight, bias, shift = self._output()
-            return self.parts.link.log_normalised(F.linear(contexts, weight, bias) / temperature, shift)
+            output = self._output()
+            return self.parts.link.log_normalised(output.logits(contexts, temperature), output.shift)
 
     def _output(self) -> Output:
         """Output matrix, bias and shift, at least float32."""

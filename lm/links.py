@@ -1,41 +1,142 @@
 """Link functions: log g(z), the unnormalised log-probability of a logit.
 
-Every head is Σ_k π_k · g(z_k) / Σ_v g(z_k,v) for one of these g. ``slope`` is d log g / dz, which is all
-that the loss needs to carry a gradient from log g back to the logits.
+Every head is Σ_k π_k · g(z_k) / Σ_v g(z_k,v) for one of these g. Each is increasing or constant in z, so no
+logit has a larger log g than the largest, and each is elementwise: its slope d log g / dz is all that the
+loss needs to carry a gradient from log g back to the logits.
+
+The shift b is a scalar that only sigsoftmax reads (Kanai et al. 2018, Eq. 16).
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+RELU_FLOOR = 1e-8  # ε of Kanai et al. 2018, Eq. 34
 
-@dataclass(frozen=True)
-class Link:
-    """g(z) = exp(z), or g(z) = exp(z)·σ(z + b) where ``sigmoid`` is set (Kanai et al. 2018, Eq. 11, 16).
 
-    Both are monotone in z, so the largest logit has the largest log g.
+class Link(ABC):
+    """One g, as a formula (``log``, ``slope``) and in place for the loss (``log_``, ``times_slope_``).
+
+    ``buffers`` counts the (R, V) tensors of the in-place form: the logits, and the spares that ``log_``
+    fills with whatever ``times_slope_`` then reads.
     """
 
-    sigmoid: bool
+    buffers: ClassVar[int]
 
+    @abstractmethod
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
-        """log g of ``logits``, elementwise and finite wherever the logits are; ``shift`` is the scalar b."""
-        if not self.sigmoid:
-            return logits
-        shifted = logits if shift is None else logits + shift
-        return logits + F.logsigmoid(shifted)
+        """log g of ``logits``, elementwise and finite wherever the logits are."""
+
+    @abstractmethod
+    def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        """d log g / dz, elementwise."""
+
+    @abstractmethod
+    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        """log g in place of ``logits`` (R, V); ``spares`` (buffers − 1, R, V) is overwritten."""
+
+    @abstractmethod
+    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
+        """``shares`` (R, V) times the slope at the logits of the last ``log_``, in place."""
 
     def log_normalised(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """log g(z) − log Σ_v g(z_v) over the last dimension."""
         return torch.log_softmax(self.log(logits, shift), dim=-1)
 
-    def slope_minus_one(self, logits: Tensor, shift: Tensor | None) -> Tensor:
-        """d log g / dz − 1 = 1 − σ(z + b) of sigsoftmax (Theorem 5: the derivative carries 2 − σ(z))."""
-        shifted = logits if shift is None else logits + shift
-        return torch.sigmoid(-shifted)
+
+class Exponential(Link):
+    """g(z) = exp(z): softmax."""
+
+    buffers = 1
+
+    def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return logits
+
+    def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return torch.ones_like(logits)
+
+    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        return logits
+
+    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
+        return shares
 
 
-EXP = Link(sigmoid=False)
-SIGSOFTMAX = Link(sigmoid=True)
+class Sigsoftmax(Link):
+    """g(z) = exp(z)·σ(z + b) (Kanai et al. 2018, Eq. 11, 16); its slope is 2 − σ(z + b) (Theorem 5)."""
+
+    buffers = 3
+
+    def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return logits + F.logsigmoid(logits if shift is None else logits + shift)
+
+    def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return 1 + torch.sigmoid(-(logits if shift is None else logits + shift))
+
+    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        spare, excess = spares
+        torch.neg(logits, out=excess)
+        if shift is not None:
+            excess.sub_(shift)
+        _softplus(excess, out=spare)
+        excess.sigmoid_()  # slope − 1
+        return logits.sub_(spare)
+
+    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
+        return shares.addcmul_(shares, spares[1])
+
+
+class Sigmoid(Link):
+    """g(z) = σ(z), a baseline (Kanai et al. 2018, Eq. 35); its slope is 1 − σ(z)."""
+
+    buffers = 2
+
+    def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return F.logsigmoid(logits)
+
+    def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return torch.sigmoid(-logits)
+
+    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        torch.neg(logits, out=spares[0])
+        _softplus(spares[0], out=logits)
+        spares[0].sigmoid_()
+        return logits.neg_()
+
+    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
+        return shares.mul_(spares[0])
+
+
+class Relu(Link):
+    """g(z) = relu(z) + ε, a baseline (Kanai et al. 2018, Eq. 34).
+
+    Its slope is 1 / (z + ε) where z > 0, up to 10⁸ just above zero, and 0 elsewhere: training with it
+    diverges in the paper too (Table 4).
+    """
+
+    buffers = 2
+
+    def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return (F.relu(logits) + RELU_FLOOR).log()
+
+    def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
+        return (logits > 0) / (F.relu(logits) + RELU_FLOOR)
+
+    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        torch.gt(logits, 0, out=spares[0])
+        spares[0].div_(logits.relu_().add_(RELU_FLOOR))
+        return logits.log_()
+
+    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
+        return shares.mul_(spares[0])
+
+
+def _softplus(values: Tensor, out: Tensor) -> None:
+    """log(1 + exp(x)) into ``out``; from 50 on it is x to the last bit of a float64."""
+    torch.ops.aten.softplus.out(values, beta=1, threshold=50, out=out)
+
+
+EXP, SIGSOFTMAX, SIGMOID, RELU = Exponential(), Sigsoftmax(), Sigmoid(), Relu()

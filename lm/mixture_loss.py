@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lm.links import Link
@@ -48,6 +49,11 @@ class Output(NamedTuple):
     bias: Tensor | None  # (V,)
     shift: Tensor | None  # ()
 
+    def logits(self, contexts: Tensor, temperature: float) -> Tensor:
+        """(W c + b) / temperature, (..., V), for contexts (..., E)."""
+        logits = F.linear(contexts, self.weight, self.bias)
+        return logits if temperature == 1 else logits.div_(temperature)
+
 
 def mixture_loss(
     contexts: Tensor,
@@ -76,14 +82,22 @@ def mixture_loss(
 
 
 def mixture_nll(
-    contexts: Tensor, log_prior: Tensor | None, output: Output, targets: Tensor, options: LossOptions
+    contexts: Tensor,
+    log_prior: Tensor | None,
+    output: Output,
+    targets: Tensor,
+    options: LossOptions,
+    component_temperature: float = 1.0,
 ) -> Tensor:
-    """−log P(y_n) of every token, (N,) nats. Memory is bounded unless autograd records the products."""
+    """−log P(y_n) of every token, (N,) nats. Memory is bounded unless autograd records the products.
+
+    ``component_temperature`` divides the logits of every component.
+    """
     size = options.tokens_per_chunk(contexts.shape[1], output.weight.shape[0])
     pieces = []
     for start in range(0, max(1, contexts.shape[0]), size):
         chunk, wanted = contexts[start : start + size], targets[start : start + size]
-        logits = torch.nn.functional.linear(chunk, output.weight, output.bias)  # (n, K, V)
+        logits = output.logits(chunk, component_temperature)  # (n, K, V)
         scores = options.link.log(logits, output.shift)
         picked = scores.gather(-1, wanted[:, None, None].expand(-1, scores.shape[1], 1)).squeeze(-1)
         joint = picked - scores.logsumexp(-1)  # (n, K)
@@ -105,7 +119,7 @@ class _Pass:
         self.weight, self.bias, self.link = weight, bias, options.link
         self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
         self.operand = weight.to(self.dtype)  # (V, E)
-        self.buffers = contexts.new_empty(3 if self.link.sigmoid else 1, rows, weight.shape[0])
+        self.buffers = contexts.new_empty(self.link.buffers, rows, weight.shape[0])
         self.products = (
             contexts.new_empty((rows, weight.shape[0]), dtype=self.dtype) if options.bf16_products else None
         )
@@ -124,17 +138,6 @@ class _Pass:
         else:
             torch.mm(rows, self.operand.t(), out=out)
         return out if self.bias is None else out.add_(self.bias)
-
-    def link_(self, logits: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """log g, in place of the logits, and d log g / dz - 1 where that is not zero."""
-        if not self.link.sigmoid:
-            return logits, None
-        spare, excess = self.buffers[1:, : logits.shape[0]]
-        torch.neg(logits, out=excess)
-        if shift is not None:
-            excess.sub_(shift)
-        torch.ops.aten.softplus.out(excess, beta=1, threshold=50, out=spare)
-        return logits.sub_(spare), excess.sigmoid_()
 
     def low(self, share: Tensor) -> Tensor:
         """``share`` in the precision of the products."""
@@ -194,10 +197,10 @@ def _chunk(
     n, components, size = contexts.shape
     rows = contexts.reshape(n * components, size)  # (R, E)
     words = targets.repeat_interleave(components)  # (R,)
-    logits = run.logits(rows)  # (R, V)
+    logits, spares = run.logits(rows), run.buffers[1:, : rows.shape[0]]  # (R, V)
     at_word = logits.gather(1, words[:, None])  # (R, 1)
-    scores, excess = run.link_(logits, shift)
     score_at_word = run.link.log(at_word, shift)
+    scores = run.link.log_(logits, shift, spares)
     peak = scores.amax(1, keepdim=True)
     share = scores.sub_(peak).exp_()  # exp(log g - max), not yet normalised
     total = share.sum(1, keepdim=True)  # (R, 1)
@@ -209,9 +212,8 @@ def _chunk(
 
     at_target = posterior.reshape(-1, 1)  # (R, 1)
     factor = at_target / total
-    if excess is not None:
-        share.addcmul_(share, excess)  # p → p · (2 - σ)
-        at_target = at_target * (1 + run.link.slope_minus_one(at_word, shift))
+    run.link.times_slope_(share, spares)
+    at_target = at_target * run.link.slope(at_word, shift)
     products = run.low(share)
     towards = torch.mm(products, run.operand).to(rows.dtype).mul_(factor)  # (R, E)
     run.context_grad[part] = towards.addcmul_(run.weight[words], at_target, value=-1).view(
@@ -221,5 +223,6 @@ def _chunk(
     one_hot.index_add_(0, words, rows * at_target)
     at_logits = torch.mv(share.t(), factor[:, 0]).index_add_(0, words, at_target[:, 0], alpha=-1)  # (V,)
     run.bias_grad += at_logits
-    # d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's gradient is the plain sum
+    # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's gradient
+    # is the plain sum
     run.shift_grad += at_logits.sum()

@@ -5,7 +5,7 @@ a scheduler object, so it resumes exactly. Optimiser state travels as named flat
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from lm.errors import StorageError
 from lm.schema import OptimConfig
 from lm.storage import JSON
+
+ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -75,8 +77,24 @@ class Plateau:
     factor: float = 1.0  # on the learning rate
 
 
+def nonmonotonic(history: Sequence[float], window: int) -> bool:
+    """Whether the latest validation is worse than the best of all but the ``window`` before it.
+
+    That is when NT-ASGD begins to average, and when finetuning ends (Merity et al. 2018, Algorithm 1, as in
+    their code: at least ``window`` + 1 earlier validations).
+    """
+    *earlier, latest = history
+    settled = earlier[: max(0, len(earlier) - window)]
+    return bool(settled) and latest > min(settled)
+
+
+def _cosine(done: float) -> float:
+    """Half a cosine wave from 1 at 0 to 0 at 1."""
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
 class Schedule:
-    """The learning rate: linear warm-up, then constant, cosine, or lowered where validation stalls."""
+    """The learning rate: warm-up, then constant, cosine, or lowered where validation stalls."""
 
     def __init__(self, config: OptimConfig) -> None:
         self._config = config
@@ -86,10 +104,11 @@ class Schedule:
         """The rate of the update that follows ``step`` finished ones."""
         config = self._config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        if config.schedule == "cosine":
+        if config.schedule == "one_cycle" and warmup < 1.0:
+            return config.lr * (1.0 - (1.0 - ONE_CYCLE_START) * _cosine(warmup))
+        if config.schedule in ("cosine", "one_cycle"):
             span = config.decay_steps - config.warmup_steps
-            done = min(1.0, max(0.0, (step - config.warmup_steps) / span))
-            share = 0.5 * (1.0 + math.cos(math.pi * done))
+            share = _cosine(min(1.0, max(0.0, (step - config.warmup_steps) / span)))
             return config.lr * warmup * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
         return config.lr * warmup * self._plateau.factor
 
@@ -118,25 +137,37 @@ class Averager:
     """The average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
 
     The exponential average starts at the first averaged iterate; the uniform one is the mean of the iterates
-    ``average_start + 1 … t`` (Polyak and Juditsky, 1992). Buffers are not averaged.
+    ``average_start + 1 … t`` (Polyak and Juditsky, 1992), or, where ``average_trigger`` is set, of those
+    since the validation that set it off (NT-ASGD, Merity et al. 2018). ``skip_first`` leaves the first of
+    them out, as ``torch.optim.ASGD`` does. Buffers are not averaged.
     """
 
-    def __init__(self, config: OptimConfig, model: nn.Module) -> None:
+    def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
         self._config = config
         self._model = model
+        self._skipped = int(skip_first)
         self._average: dict[str, Tensor] = {}
-        self.count = 0  # iterates averaged so far
+        self.count = 0  # iterates since averaging began
+        self.start: int | None = None if config.average_trigger else config.average_start
+
+    def observe(self, history: Sequence[float], step: int) -> bool:
+        """Takes note of the validations so far, the one at ``step`` last; whether it sets averaging off."""
+        if self.start is not None or not nonmonotonic(history, self._config.average_trigger):
+            return False
+        self.start = step
+        return True
 
     def update(self, step: int) -> None:
         """Takes in the weights after update number ``step`` (the first is 1)."""
-        if self._config.average == "none" or step <= self._config.average_start:
+        if self._config.average == "none" or self.start is None or step <= self.start:
             return
         parameters = trainable(self._model)
         self.count += 1
         if self.count == 1:
             self._average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
             return
-        share = 1.0 / self.count if self._config.average == "uniform" else 1.0 - self._config.ema_decay
+        taken = max(1, self.count - self._skipped)
+        share = 1.0 / taken if self._config.average == "uniform" else 1.0 - self._config.ema_decay
         weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]
         torch._foreach_lerp_(list(self._average.values()), weights, share)
 
@@ -160,10 +191,10 @@ class Averager:
         own = self._model.state_dict(keep_vars=True)
         return {name: averages.get(id(tensor), tensor.detach()) for name, tensor in own.items()}
 
-    def load(self, tensors: Mapping[str, Tensor], count: int) -> None:
-        """Puts back :meth:`tensors` and :attr:`count`; StorageError where they do not fit the model."""
+    def load(self, tensors: Mapping[str, Tensor], count: int, start: int | None) -> None:
+        """Puts back :meth:`tensors`, count and start; StorageError where they do not fit the model."""
         parameters = trainable(self._model)
-        self.count = count
+        self.count, self.start = count, start
         self._average = {}
         if not count:
             return

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+FEW = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
+
 
 class LSTM(nn.LSTM):
     """``torch.nn.LSTM`` to the parameter name; packed input with gradients takes the fast path."""
@@ -170,3 +172,43 @@ def _shifted(states: Tensor, first: Tensor, sizes: list[int]) -> Tensor:
         pieces.append(states[start : start + following])
         start += size
     return torch.cat(pieces)
+
+
+class WeightDropLSTM(nn.LSTM):
+    """One LSTM layer whose recurrent weights are dropped while it trains (Merity et al. 2018, §2).
+
+    The raw matrix is the only parameter: every call in training draws one mask, for all time steps and
+    streams of the window, and runs the layer with the scaled remainder, so gradients reach the raw matrix.
+    """
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
+    def __init__(self, input_size: int, hidden_size: int, weight_dropout: float = 0.0) -> None:
+        super().__init__(input_size, hidden_size)
+        self.weight_dropout = weight_dropout
+
+    def forward(  # type: ignore[override]
+        self, inputs: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
+        recurrent = nn.functional.dropout(self.weight_hh_l0, self.weight_dropout, self.training)
+        few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda
+        if few and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            return self._few(inputs, recurrent, state)
+        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
+        start = (state[0][None], state[1][None])
+        outputs, h, c = torch.lstm(inputs, start, weights, True, 1, 0.0, self.training, False, False)
+        return outputs, (h[0], c[0])
+
+    def _few(
+        self, inputs: Tensor, recurrent: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The same for few tokens: torch's layer rearranges the weights in every call, which costs more."""
+        steps, streams, _ = inputs.shape
+        bias = self.bias_ih_l0 + self.bias_hh_l0
+        gates = nn.functional.linear(inputs.flatten(0, 1), self.weight_ih_l0, bias)
+        hidden, cells = packed_lstm(gates, recurrent, [streams] * steps, state)
+        return hidden.unflatten(0, (steps, streams)), (hidden[-streams:], cells[-streams:])

@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from lm.checkpoint import CheckpointStore
-from lm.config import Resolved, save_config
+from lm.config import Resolved, require_family, save_config
 from lm.errors import ConfigError, StorageError
 from lm.stop import StopFlag
 from lm.storage import (
@@ -231,6 +231,7 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
         save_config(resolved, path)
         return
     saved = read_json(path, limit=16 << 20, follow=False)
+    require_family(path, saved, type(resolved.config))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
         raise StorageError(f"{shown(path)}: not the config of a run; choose a new or empty folder with --run")
     was, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))

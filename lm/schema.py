@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-HeadKind = Literal["softmax", "sigsoftmax", "moc", "mos", "moss"]
+HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
 
@@ -22,7 +22,7 @@ class Section(BaseModel):
 class HeadConfig(Section):
     """The output head: what is mixed, through which link function, from which context vectors."""
 
-    kind: HeadKind = Field("softmax", description="softmax, sigsoftmax, moc, mos or moss")
+    kind: HeadKind = Field("softmax", description="softmax, sigsoftmax, sigmoid, relu, moc, mos or moss")
     components: int = Field(
         1, ge=1, description="K, the number of mixed contexts (moc) or softmaxes (mos, moss)"
     )
@@ -70,14 +70,18 @@ class OptimConfig(Section):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="L2 for Adam and SGD, decoupled for AdamW")
     clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 does not clip")
-    schedule: Literal["constant", "cosine", "plateau"] = Field(
-        "constant", description="constant, cosine or plateau"
+    schedule: Literal["constant", "cosine", "one_cycle", "plateau"] = Field(
+        "constant", description="constant, cosine, one_cycle or plateau"
     )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up, under every schedule")
-    decay_steps: int = Field(0, ge=0, description="cosine: the step at which the lowest rate is reached")
-    min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="lowest rate of cosine and plateau, as a share of lr"
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="steps of warm-up: along a cosine from lr / 25 in one_cycle, linear in the others",
     )
+    decay_steps: int = Field(
+        0, ge=0, description="cosine, one_cycle: the step at which the lowest rate is reached"
+    )
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate after a decay, as a share of lr")
     plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor after stale validations")
     plateau_patience: int = Field(
         0, ge=0, description="plateau: stale validations that are forgiven before a drop"
@@ -87,11 +91,21 @@ class OptimConfig(Section):
     )
     ema_decay: float = Field(0.999, gt=0, lt=1, description="decay of the exponential average")
     average_start: int = Field(0, ge=0, description="step after which averaging begins")
+    average_trigger: int = Field(
+        0,
+        ge=0,
+        description="NT-ASGD: averaging begins where a validation is worse than the best of all but the"
+        " latest so many (5 in the papers); 0: average_start decides",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:
-            raise ValueError("decay_steps: the cosine schedule needs optim.decay_steps > optim.warmup_steps")
+        if self.schedule in ("cosine", "one_cycle") and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"decay_steps: the {self.schedule} schedule needs optim.decay_steps > optim.warmup_steps"
+            )
+        if self.average_trigger and self.average == "none":
+            raise ValueError('average_trigger: needs averages to begin; set optim.average = "uniform"')
         return self
 
 
@@ -111,6 +125,13 @@ class TrainConfig(Section):
         0, ge=0, description="stop after so many validations without a better one; 0 never stops early"
     )
     min_delta: float = Field(0.0, ge=0, description="nats a token that count as better")
+    stop_trigger: int = Field(
+        0,
+        ge=0,
+        description="stop where a validation is worse than the best of all but the latest so many (5 in the"
+        " papers' finetuning); 0 never does",
+    )
+    start_from: str = Field("", description="run whose best weights training starts from, as in finetuning")
     checkpoint_every: int = Field(
         0, ge=0, description="updates between checkpoints; 0 is at validations only"
     )
@@ -125,3 +146,7 @@ class TrainConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")
+    compat: Literal["none", "paper"] = Field(
+        "none",
+        description="paper: with the oddities of the authors' code, as listed in docs/language_models.md",
+    )

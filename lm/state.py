@@ -57,9 +57,11 @@ class Progress:
     index: int = 0  # batches consumed of the current pass
     validated: int = -1  # step of the last validation
     stale: int = 0  # validations since the last one that was better by min_delta
+    history: list[float] = field(default_factory=list)  # finite nll of validations after updates
     reference: float | None = None  # the nll that the next validation has to beat by min_delta
     best: list[tuple[float, int]] = field(default_factory=list)  # (nll, step), best first
     lr_factor: float = 1.0  # halved by a recovery
+    late_scale: float | None = None  # lr_scale of the update before, where the authors' averaging is one late
     anchor: int = -1  # step of the last commit due by step and after a good update: to recover from
     anchor_best: list[int] = field(default_factory=list)  # the steps in ``best`` then: kept for a recovery
     window: Window = field(default_factory=Window)
@@ -84,6 +86,8 @@ class Progress:
         self.stale += 1
         if not math.isfinite(nll):
             return False
+        if self.step:
+            self.history.append(nll)
         if self.reference is None or nll < self.reference - min_delta:
             self.reference, self.stale = nll, 0
         self.best = sorted([*self.best, (nll, self.step)])[:keep]
@@ -157,6 +161,7 @@ class TrainingState:
             "progress": self.progress.values(),
             "schedule": self.schedule.state(),
             "averaged": self.averager.count,
+            "average_start": self.averager.start,
         }
 
     def finite(self) -> bool:
@@ -174,10 +179,11 @@ class TrainingState:
             self.progress = Progress.load(values["progress"])
             self.schedule.load(values["schedule"])
             averaged = int(values["averaged"])
+            start = values.get("average_start", self.averager.start)
         except (KeyError, TypeError, ValueError) as error:
             remedy = "train in a new --run folder"
             raise StorageError(f"{commit.path}: of another version of Highrank; {remedy}") from error
-        self.averager.load(commit.tensors("average"), averaged)
+        self.averager.load(commit.tensors("average"), averaged, start)
         load_model_tensors(model, commit.tensors("model"))
         load_optimizer_tensors(self.optimizer, model, commit.tensors("optimizer"))
         self.task.load_state(commit.tensors("task"))

@@ -1,5 +1,9 @@
 """The vocabulary, and the codec that joins it to a tokenizer: text ↔ token ids.
 
+There are two kinds. Of a dialog, every utterance stands in ``<s>`` and ``</s>``, batches are filled with
+``<pad>``, and all other words are ``<unk>``. A language model reads one running text in which every line ends
+in ``<eos>``; it has ``<unk>`` only where the text has it or words were left out.
+
 A codec is stored with the run that trained on it, as ``vocabulary.json`` (a list of ``[token, count]`` in
 the order of the ids), ``tokenizer.json`` and, for sentencepiece, ``tokenizer.model``.
 """
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from lm.errors import ConfigError, DataError, StorageError
+from lm.lines import visible
 from lm.storage import write_atomic
 from lm.tokenizers import (
     BOS,
@@ -31,6 +36,7 @@ __all__ = [
     "BOS",
     "DIALOG",
     "EOS",
+    "EOS_WORD",
     "PAD",
     "SPECIALS",
     "UNK",
@@ -41,14 +47,20 @@ __all__ = [
 ]
 
 
+EOS_WORD = "<eos>"  # the end of a line in language models
 _UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
 
 
 class Vocabulary:
-    """Tokens with their ids: ``<pad>`` is 0, ``<unk>`` 1, the others follow by falling frequency."""
+    """Tokens with their ids and how often training has them.
+
+    In a dialog's, which is ``framed``, ``<pad>`` is 0, ``<unk>`` 1, and the others follow by falling
+    frequency; ``eos`` is ``</s>``. In a language model's, all stand by falling frequency, ``eos`` is
+    ``<eos>``, which also stands before a text (``bos``), and ``unk`` is None where it has no ``<unk>``.
+    """
 
     pad = 0
-    unk = 1
+    unk: int | None
 
     def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
         self.tokens = tuple(tokens)
@@ -56,9 +68,15 @@ class Vocabulary:
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
             raise ValueError("a token occurs twice, or tokens and counts differ in number")
-        if self.tokens[:2] != (PAD, UNK) or BOS not in self._ids or EOS not in self._ids:
-            raise ValueError(f"a vocabulary starts with {PAD}, {UNK} and contains {BOS} and {EOS}")
-        self.bos, self.eos = self._ids[BOS], self._ids[EOS]
+        self.framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
+        if not self.framed and EOS_WORD not in self._ids:
+            raise ValueError(
+                f"a vocabulary has {EOS_WORD}, or starts with {PAD}, {UNK} and has {BOS} and {EOS}"
+            )
+        self.bos, self.eos = (
+            self._ids[mark] for mark in ((BOS, EOS) if self.framed else (EOS_WORD, EOS_WORD))
+        )
+        self.unk = self._ids.get(UNK)
 
     @classmethod
     def build(cls, counts: Mapping[str, int], size: int, required: Sequence[str] = (BOS, EOS)) -> Self:
@@ -83,9 +101,43 @@ class Vocabulary:
         unknown = sum(counts.values()) - sum(candidates[token] for token in ranked)
         return cls((PAD, UNK, *ranked), (0, unknown, *(candidates[token] for token in ranked)))
 
+    @classmethod
+    def of_text(cls, counts: Mapping[str, int], size: int = 0, outside: int | None = None) -> Self:
+        """The vocabulary of a language model: the tokens of ``counts`` by falling frequency.
+
+        Ties go to the token that comes first in ``counts``, where the lines are counted as ``<eos>``.
+        ``size``, if not 0, is the most tokens that the vocabulary has: the least frequent are left out and
+        are ``<unk>``. So are the ``outside`` tokens of training that are not in ``counts``; None says that
+        no text has any.
+        ConfigError where ``size`` leaves room for no word.
+        """
+        words = sorted((t for t in counts if t not in (EOS_WORD, UNK)), key=lambda token: -counts[token])
+        marks = {EOS_WORD: counts.get(EOS_WORD, 0)}
+        if UNK in counts or outside is not None or (size and len(words) + 1 > size):
+            marks[UNK] = counts.get(UNK, 0) + (outside or 0)
+        if size:
+            room = size - len(marks)
+            if room < 1:
+                raise ConfigError(
+                    f"data.vocab_size = {size}: leaves room for no word beside {' '.join(marks)}"
+                )
+            if UNK in marks:
+                marks[UNK] += sum(counts[token] for token in words[room:])
+            words = words[:room]
+        kept = marks | {token: counts[token] for token in words}
+        order = {token: place for place, token in enumerate(dict.fromkeys((*counts, *marks)))}
+        ranked = sorted(kept, key=lambda token: (-kept[token], order[token]))
+        return cls(ranked, [kept[token] for token in ranked])
+
     def ids(self, tokens: Iterable[str]) -> list[int]:
-        """Ids of tokens, special ones included; ``<unk>`` for what is not in the vocabulary."""
-        return [self._ids.get(token, self.unk) for token in tokens]
+        """Ids of tokens, special ones included; ``<unk>`` for what is not in the vocabulary.
+
+        KeyError, with the token, where the vocabulary has no ``<unk>`` either.
+        """
+        if self.unk is None:
+            return [self._ids[token] for token in tokens]
+        get, unk = self._ids.get, self.unk
+        return [get(token, unk) for token in tokens]
 
     def words(self, ids: Iterable[int]) -> list[str]:
         return [self.tokens[index] for index in ids]
@@ -105,23 +157,49 @@ class Codec:
         self.vocabulary = vocabulary
         self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without ``<s>`` and ``</s>``.
+    def encode(self, text: str, place: str = "") -> list[int]:
+        """Ids of an utterance, without ``<s>`` and ``</s>``; for a language model of a line, with ``<eos>``.
 
-        Text never yields a special token (a ``<s>`` that someone typed is an unknown word), but for the exact
-        text ``<d>``, the pseudo-utterance that opens a dialog, and ``<unk>``, which is one unknown token with
-        every tokenizer, so that what :meth:`decode` shows of it comes back as it was.
+        DataError, naming the word and ``place``, for a word that a vocabulary without ``<unk>`` lacks.
+
+        An utterance never yields a special token (a ``<s>`` that someone typed is an unknown word), but for
+        the exact text ``<d>``, the pseudo-utterance that opens a dialog, and ``<unk>``, which is one unknown
+        token with every tokenizer, so that what :meth:`decode` shows of it comes back as it was.
         """
+        if not self.vocabulary.framed:
+            return self.line_ids(self.tokenizer.split(text), place)
         if text == DIALOG:
             return self.vocabulary.ids([DIALOG])
+        unknown = self.vocabulary.ids([UNK])[0]
         return [
-            self._words.get(token, Vocabulary.unk)
-            for token in self.tokenizer.split(text.replace(UNK, _UNKNOWN))
+            self._words.get(token, unknown) for token in self.tokenizer.split(text.replace(UNK, _UNKNOWN))
         ]
 
+    def line_ids(self, tokens: Sequence[str], place: str = "") -> list[int]:
+        """Ids of a line that is split already, with ``<eos>``; DataError as :meth:`encode`."""
+        try:
+            ids = self.vocabulary.ids(tokens)
+        except KeyError as error:
+            where = f"{visible(place)}: " if place else ""
+            raise DataError(
+                f"{where}the vocabulary has neither the word {visible(repr(error.args[0]))} nor {UNK}; "
+                "train with this text as one of the splits, or with a smaller vocabulary, which has it"
+            ) from error
+        ids.append(self.vocabulary.eos)
+        return ids
+
     def decode(self, ids: Iterable[int]) -> str:
-        """Text for display; ``<pad>``, ``<s>`` and ``</s>`` are left out."""
-        return self.tokenizer.join([t for t in self.vocabulary.words(ids) if t not in (PAD, BOS, EOS)])
+        """Text for display, without ``<pad>``, ``<s>`` and ``</s>``; ``<eos>`` ends a line."""
+        words = self.vocabulary.words(ids)
+        if self.vocabulary.framed:
+            return self.tokenizer.join([word for word in words if word not in (PAD, BOS, EOS)])
+        lines: list[list[str]] = [[]]
+        for word in words:
+            if word == EOS_WORD:
+                lines.append([])
+            else:
+                lines[-1].append(word)
+        return "\n".join(map(self.tokenizer.join, lines))
 
     def _files(self) -> dict[str, bytes]:
         """The stored form: file name → content."""

@@ -15,6 +15,7 @@ SPECIALS = (PAD, UNK, BOS, EOS, DIALOG)
 SPACE = "▁"  # how the character and sentencepiece tokenizers write a blank
 
 TokenizerKind = Literal["wordpunct", "whitespace", "char", "unigram", "bpe"]
+StoredKind = TokenizerKind | Literal["byte"]  # bytes are for what `lm prepare` reads as such
 
 _WORD_PUNCT = re.compile(r"\w+|[^\w\s]+")
 _WORD = re.compile(r"\w")
@@ -28,7 +29,7 @@ class Tokenizer(Protocol):
     """Splits a text into tokens and joins tokens into a text for display."""
 
     @property
-    def kind(self) -> TokenizerKind: ...
+    def kind(self) -> StoredKind: ...
 
     @property
     def lowercase(self) -> bool: ...
@@ -108,6 +109,24 @@ class Char:
         return "".join(tokens).replace(SPACE, " ")
 
 
+@dataclass(frozen=True, slots=True)
+class Byte:
+    """The bytes of the UTF-8 text, each as the character of that number; never lower-cased.
+
+    Bytes that are no UTF-8 stand in the text as ``surrogateescape`` has it, so nothing is lost either way.
+    """
+
+    lowercase: bool = False
+    kind: StoredKind = "byte"
+
+    def split(self, text: str) -> list[str]:
+        return list(text.encode("utf-8", "surrogateescape").decode("latin-1"))
+
+    def join(self, tokens: Sequence[str]) -> str:
+        content = b"".join(token.encode("latin-1" if len(token) == 1 else "utf-8") for token in tokens)
+        return content.decode("utf-8", "replace")
+
+
 @dataclass(frozen=True)
 class SentencePiece:
     """Subwords of a sentencepiece model, kept as the bytes that were trained."""
@@ -140,6 +159,7 @@ PLAIN: dict[str, Callable[[bool], Tokenizer]] = {
     "wordpunct": WordPunct,
     "whitespace": Whitespace,
     "char": Char,
+    "byte": Byte,
 }
 
 

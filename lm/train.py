@@ -17,7 +17,7 @@ from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, Stor
 from lm.guard import Guard
 from lm.journal import Journal
 from lm.meter import Goal, Update, perplexity
-from lm.optim import Averager, Schedule, build_optimizer, numbers_per_parameter
+from lm.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
 from lm.progress import Reporter
 from lm.rng import seed_everything
 from lm.run import Run
@@ -79,8 +79,8 @@ def configure_device(train: TrainConfig) -> torch.device:
 
 def require_end(train: TrainConfig) -> None:
     """Raises ConfigError where training could never end."""
-    if not (train.max_steps or train.max_epochs or train.max_minutes or train.patience):
-        limits = "train.max_steps, train.max_epochs, train.max_minutes or train.patience"
+    if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
+        limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
         raise ConfigError(f"training would never end; set {limits}")
 
 
@@ -111,7 +111,8 @@ class _Engine(Generic[BatchT]):
     ) -> None:
         self.task, self.train, self.optim, self.run, self.report = task, train, optim, run, report
         optimizer = build_optimizer(optim, task.model)
-        self.state = TrainingState(task, optimizer, Schedule(optim), Averager(optim, task.model), Progress())
+        averager = Averager(optim, task.model, skip_first=train.compat == "paper")
+        self.state = TrainingState(task, optimizer, Schedule(optim), averager, Progress())
         self.journal = Journal(run)
         self.saver = Saver(self.state, train, run, self.journal, report)
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
@@ -160,6 +161,8 @@ class _Engine(Generic[BatchT]):
             return f"train.max_epochs = {train.max_epochs} reached"
         if train.patience and progress.stale >= train.patience:
             return f"no better validation for {progress.stale} times (train.patience = {train.patience})"
+        if train.stop_trigger and progress.history and nonmonotonic(progress.history, train.stop_trigger):
+            return f"validation is worse than its best before (train.stop_trigger = {train.stop_trigger})"
         if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:
             return f"train.max_minutes = {train.max_minutes:g} reached"
         return ""
@@ -184,7 +187,7 @@ class _Engine(Generic[BatchT]):
             )
         before = Bookmark(self.task)
         sums = self.gradients(batches, before)
-        lr = self.state.schedule.lr(progress.step) * progress.lr_factor * sums.lr_scale
+        lr = self.state.schedule.lr(progress.step) * progress.lr_factor * self.lr_scale(sums)
         number, first = progress.epoch + 1, progress.index
         progress.step += 1
         progress.index += len(batches)
@@ -204,6 +207,14 @@ class _Engine(Generic[BatchT]):
         if progress.step % self.train.log_every == 0 and progress.window.updates:
             self.journal.updates(progress, lr, self.saver.seconds)
             progress.window = Window()
+
+    def lr_scale(self, sums: Sums) -> float:
+        """The factor of this update's window; with ``compat``, that of the one before while ASGD averages."""
+        late = self.progress.late_scale
+        if self.train.compat == "paper" and self.state.averager.start is not None:
+            self.progress.late_scale = sums.lr_scale
+            return sums.lr_scale if late is None else late
+        return sums.lr_scale
 
     def gradients(self, batches: list[BatchT], before: Bookmark) -> Sums:
         """The gradients in the model and their sums; Interrupted leaves everything as it was before."""
@@ -248,7 +259,8 @@ class _Engine(Generic[BatchT]):
         """Whether this step is validated and was not yet: every so often, and where training ends."""
         progress, every = self.progress, self.train.validate_every
         due = progress.step % every == 0 if every else progress.index == 0
-        return (bool(reason) or (due and progress.step > 0)) and progress.validated != progress.step
+        counts = progress.step > 0 or bool(self.train.start_from)  # borrowed weights are the ones to beat
+        return (bool(reason) or (due and counts)) and progress.validated != progress.step
 
     def validate(self) -> None:
         """Measures the averaged weights; nothing but the progress changes. Raises Interrupted before that."""
@@ -263,10 +275,14 @@ class _Engine(Generic[BatchT]):
         nll = metrics["nll"]
         best = self.progress.judge(nll, self.train.min_delta, self.train.keep_best)
         self.state.schedule.observe(nll)
+        averages = self.state.averager.observe(self.progress.history, self.progress.step)
         self.saver.dirty = True
         metrics = {"nll": nll, "perplexity": perplexity(nll)} | metrics
         self.journal.record(self.progress, "valid", metrics)
         self.report.validated(self.progress.step, metrics, best)
+        if averages:
+            self.journal.record(self.progress, "event", {"event": "averaging"})
+            self.report.note("validation stalls: from here on the average of the weights counts")
 
     def interrupted(self) -> str:
         """Saves if it can, and says what is saved."""

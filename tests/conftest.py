@@ -46,6 +46,14 @@ def pytest_runtest_setup() -> None:
         torch.set_num_threads(1)
 
 
+def pytest_runtest_teardown() -> None:
+    """No test leaves gradients switched off for the others, as a generator inside ``no_grad`` does."""
+    if torch := sys.modules.get("torch"):
+        enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        assert enabled, "gradients are left switched off"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Any:
     """Connections and look-ups fail at once; sockets between local processes stay possible."""

@@ -16,12 +16,12 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialog.cli import app, complete_config, main
+from dialog.cli import app, main
 from dialog.schema import DialogConfig
 from lm import __version__
 from lm.cli import main as lm_main
 from lm.config import load_config
-from lm.console import new_app, one_line, run_app, show, table, write_result
+from lm.console import config_completion, new_app, one_line, run_app, show, table, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
 from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible
@@ -135,6 +135,7 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
     (in_tmp / "small.toml").touch()
     (in_tmp / "sub").mkdir()
     (in_tmp / "sub" / "x.toml").touch()
+    complete_config = config_completion("dialog")
     assert complete_config("smalltalk_mo") == ["smalltalk_moc", "smalltalk_mos", "smalltalk_moss"]
     assert {"smalltalk_mos", "small.toml"} <= set(complete_config("small"))
     assert complete_config("su") == ["sub/"]
@@ -389,7 +390,7 @@ def test_describe_knows_how_large_a_checkpoint_is(tied: bool, link: str) -> None
 
 def test_describe_counts_the_buffers_of_a_chunk_of_logits() -> None:
     from dialog.describe import describe
-    from lm.links import Link
+    from lm.links import EXP
     from lm.mixture_loss import LossOptions
 
     sizes = {}
@@ -398,7 +399,7 @@ def test_describe_counts_the_buffers_of_a_chunk_of_logits() -> None:
             "smalltalk_mos", DialogConfig, family="dialog", overrides=[f"head.kind={kind}"]
         ).config
         sizes[kind] = describe(config, 5000)["memory"]["activations"]
-    rows = LossOptions(Link(False)).tokens_per_chunk(config.head.components, 5000) * config.head.components
+    rows = LossOptions(EXP).tokens_per_chunk(config.head.components, 5000) * config.head.components
     assert sizes["moss"] - sizes["mos"] == 2 * 4 * rows * 5000
 
 

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dialog.corpus import Dialog, Utterance, load_dialogs, train_codec
-from dialog.lines import MAX_LINE, InputLog
 from dialog.sources import ReadOptions, detect_format, read_source
 from dialog.swda import clean
 from lm.errors import ConfigError, DataError
+from lm.lines import MAX_LINE, InputLog
 
 TURNS = (
     ("A", "do you keep bees", "qy"),

@@ -45,6 +45,24 @@ def test_constant_and_cosine_rates_are_their_formulas(warmup: int) -> None:
     assert found == pytest.approx([up * value for up, value in zip(ramp, cosine, strict=True)])
 
 
+def test_one_cycle_is_torchs_up_to_where_its_phases_begin() -> None:
+    """Torch counts a phase from its first step to its last, and so reaches each end one step earlier."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 2.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 2.0, total_steps=52, pct_start=12 / 52, cycle_momentum=False, final_div_factor=0.4
+    )
+    expected = []
+    for _ in range(52):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step() if len(expected) < 52 else None
+    found = rates(schedule="one_cycle", warmup_steps=11, decay_steps=51, min_lr_ratio=0.1)
+    assert expected[0] == pytest.approx(2.0 / 25)
+    assert found[:11] == pytest.approx(expected[1:12])
+    assert found[11:52] == pytest.approx(expected[11:52], rel=1e-6)
+    assert found[51:] == pytest.approx([0.2] * 9)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.sampled_from([1.0, 2.0, 3.0, math.nan, math.inf]), max_size=20),
@@ -127,8 +145,8 @@ def test_weights_come_back_from_a_swap_that_fails() -> None:
 def test_averages_of_another_model_are_refused() -> None:
     averager = Averager(OptimConfig(average="ema"), nn.Linear(2, 2))
     with pytest.raises(StorageError, match="averages do not fit the model at 'bias'"):
-        averager.load({"weight": torch.zeros(2, 2)}, 3)
-    averager.load({}, 0)
+        averager.load({"weight": torch.zeros(2, 2)}, 3, 0)
+    averager.load({}, 0, 0)
 
 
 class Sum(nn.Module):

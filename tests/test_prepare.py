@@ -17,10 +17,12 @@ import pytest
 
 from dialog import prepare as module
 from dialog.corpus import Dialog, Utterance, load_dialogs
-from dialog.prepare import Prepared, PrepareOptions, prepare
+from dialog.prepare import PrepareOptions, prepare
 from dialog.prepared import read_split, write_split
 from dialog.sources import ReadOptions
+from lm import folder as folders
 from lm.errors import ConfigError, DataError, StorageError
+from lm.folder import Prepared
 
 DEFAULTS = PrepareOptions()
 NOUNS = ("beans", "leeks", "snow", "the river", "my brother's van", "crème brûlée")
@@ -269,7 +271,8 @@ def test_failures_leave_the_old_result(
     prepare(source, out)
     before = contents(out)
     source_file(tmp_path, corpus(21))
-    original, calls = getattr(module, call), 0
+    place = module if call == "write_split" else folders
+    original, calls = getattr(place, call), 0
 
     def failing(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
@@ -278,7 +281,7 @@ def test_failures_leave_the_old_result(
             raise OSError(28, "No space left on device")
         return original(*arguments, **options)
 
-    monkeypatch.setattr(module, call, failing)
+    monkeypatch.setattr(place, call, failing)
     failed = False
     try:
         prepare(source, out)

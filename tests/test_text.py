@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, StorageError
-from lm.text import BOS, DIALOG, EOS, PAD, SPECIALS, UNK, Codec, Vocabulary, build_codec
+from lm.text import BOS, DIALOG, EOS, EOS_WORD, PAD, SPECIALS, UNK, Codec, Vocabulary, build_codec
 from lm.tokenizers import PLAIN, Char, Tokenizer, WordPunct
 
 TEXTS = [
@@ -250,3 +250,66 @@ def test_stored_vocabulary_is_a_list_of_tokens_and_counts(tmp_path: Path) -> Non
 def test_every_tokenizer_tells_its_kind() -> None:
     tokenizers: list[Tokenizer] = [codec_of(kind).tokenizer for kind in KINDS]
     assert [tokenizer.kind for tokenizer in tokenizers] == list(KINDS)
+
+
+def lm_vocabulary(*words: str, size: int = 0, outside: int | None = None) -> Vocabulary:
+    return Vocabulary.of_text(Counter(words), size, outside)
+
+
+@given(st.lists(st.sampled_from([*"abcdefgh", UNK, EOS_WORD]), min_size=1), st.integers(0, 12))
+@settings(max_examples=200, deadline=None)
+def test_the_vocabulary_of_a_text_is_ordered_and_keeps_every_count(words: list[str], size: int) -> None:
+    if size and size < 3:
+        size = 3
+    vocabulary = lm_vocabulary(*words, size=size)
+    counts = Counter(words)
+    assert sum(vocabulary.counts) == len(words), "what is left out counts as <unk>"
+    assert list(vocabulary.counts) == sorted(vocabulary.counts, reverse=True)
+    assert vocabulary.tokens[vocabulary.eos] == EOS_WORD
+    cut = bool(set(counts) - set(vocabulary.tokens))
+    assert (UNK in vocabulary) == (vocabulary.unk is not None) == (UNK in counts or cut)
+    assert not size or len(vocabulary) <= size
+    left = [n for word, n in counts.items() if word not in vocabulary]
+    kept = [counts[word] for word in vocabulary.tokens if word not in (UNK, EOS_WORD)]
+    assert max(left, default=0) <= min(kept, default=len(words))
+    if not size:
+        assert vocabulary.tokens == tuple(
+            sorted({**counts, EOS_WORD: counts[EOS_WORD]}, key=lambda word: -counts[word])
+        )
+
+
+def test_a_text_without_unknown_words_refuses_them() -> None:
+    codec = Codec(PLAIN["whitespace"](False), lm_vocabulary("fen", "bog", EOS_WORD))
+    assert codec.encode("bog  fen") == [*codec.vocabulary.ids(["bog", "fen"]), codec.vocabulary.eos]
+    with pytest.raises(DataError, match=r"^f\.txt:3: the vocabulary has neither the word '\\x1bmoss' nor"):
+        codec.encode("bog \x1bmoss", "f.txt:3")
+    with pytest.raises(KeyError):
+        codec.vocabulary.ids(["moss"])
+    known = Codec(PLAIN["whitespace"](False), lm_vocabulary("fen", EOS_WORD, outside=0))
+    assert known.decode(known.encode("fen moss")) == "fen <unk>\n"
+
+
+def test_what_decodes_to_lines_encodes_to_the_same_ids() -> None:
+    codec = Codec(PLAIN["whitespace"](False), lm_vocabulary("fen", "bog", EOS_WORD, EOS_WORD))
+    ids = codec.vocabulary.ids(["fen", "bog", EOS_WORD, EOS_WORD, "fen", EOS_WORD])
+    lines = codec.decode(ids).removesuffix("\n").split("\n")
+    assert [index for line in lines for index in codec.encode(line)] == ids
+
+
+@given(st.binary(max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_bytes_are_tokens_one_for_one(data: bytes) -> None:
+    tokenizer = PLAIN["byte"](False)
+    tokens = tokenizer.split(data.decode("utf-8", "surrogateescape"))
+    assert bytes(map(ord, tokens)) == data
+    assert tokenizer.join(tokens) == data.decode("utf-8", "replace")
+    assert tokenizer.join([*tokens, UNK]).endswith(UNK)
+
+
+def test_codecs_of_dialogs_stay_what_they_were() -> None:
+    """Runs know their codec by this number: it may not change."""
+    known = {
+        "wordpunct": "a3666ac2fe93dc9f849891b508f13968cc002ea77fc99e709fd8c3eefcb3f868",
+        "char": "d0f244a4ab74eaaaad0d785432bab862bafbd266450fde8e950c266ee1e6ae53",
+    }
+    assert {kind: codec_of(kind).fingerprint for kind in known} == known

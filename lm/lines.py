@@ -14,11 +14,11 @@ Line = tuple[int, str]  # number from 1, text without its line end
 
 MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
 _EXCERPT = 80
-_SKIP = "or leave it out with `dialog prepare … --on-bad-line skip`"
 _SIGNATURES = {
     b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\x1f\x8b": "is gzip-compressed; unpack it with gunzip",
+    b"PK\x03\x04": "is a zip archive; unpack it with unzip",
 }
 
 
@@ -38,12 +38,16 @@ class Dropped:
 
 
 class InputLog:
-    """The policy for bad input (``error`` stops, ``skip`` leaves it out) and a list of what is left out."""
+    """The policy for bad input (``error`` stops, ``skip`` leaves it out) and a list of what is left out.
 
-    def __init__(self, on_bad_line: OnBadLine = "error") -> None:
+    ``command`` is the one that can leave it out, for the remedy in error messages.
+    """
+
+    def __init__(self, on_bad_line: OnBadLine = "error", command: str = "dialog prepare") -> None:
         if on_bad_line not in ("error", "skip"):
             raise ConfigError(f"--on-bad-line {visible(str(on_bad_line))}: must be error or skip")
         self.on_bad_line = on_bad_line
+        self.command = command
         self.dropped: list[Dropped] = []
 
     def bad(
@@ -56,7 +60,8 @@ class InputLog:
         if self.on_bad_line == "error":
             place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
             quoted = f" ({visible(excerpt[:_EXCERPT])})" if excerpt else ""
-            raise DataError(f"{place}: {reason}{quoted}; {remedy}, {_SKIP}")
+            skip = f"or leave it out with `{self.command} … --on-bad-line skip`"
+            raise DataError(f"{place}: {reason}{quoted}; {remedy}, {skip}")
         self.drop(file, line, reason, excerpt)
 
     def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:
@@ -78,14 +83,18 @@ def open_regular(path: Path) -> BufferedReader:
         raise DataError(f"{name}: cannot be read ({error.strerror}); check path and permissions") from error
 
 
-def read_lines(stream: BinaryIO, name: str, log: InputLog) -> Iterator[Line]:
+def read_lines(
+    stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
+) -> Iterator[Line]:
     """Lines of a UTF-8 text, split at ``\\n`` only: U+2028, U+0085, form feeds, lone CR stay inside a line.
+
+    The stream stands at the beginning of line ``first``; reading ends after line ``last``, or with the file.
 
     A byte-order mark and the CR of a CRLF are removed. Invalid UTF-8, NUL bytes and lines longer than 16 MiB
     are bad lines, named with line and column. DataError too where the whole file is UTF-16 or compressed.
     """
-    number = 0
-    while raw := _read_line(stream, name):
+    number = first - 1
+    while (last is None or number < last) and (raw := _read_line(stream, name)):
         number += 1
         if number == 1:
             for signature, message in _SIGNATURES.items():

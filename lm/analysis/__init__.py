@@ -1,0 +1,1 @@
+"""What a trained language model has learned, measured: rank, divergence, components and examples."""

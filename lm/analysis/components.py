@@ -1,0 +1,193 @@
+"""What the components of a mixture do: how the prior uses them, and which words each is for."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lm.analysis.steps import Poll, no_poll
+from lm.console import table
+from lm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
+
+WORDS = 10  # that are shown of a component
+
+
+def prior_statistics(priors: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
+    """How a prior spreads over K components, from blocks (n, K) of log π.
+
+    Returns:
+        ``prior_entropy``: the mean entropy of π in nats, log K at most; ``prior_perplexity``: its
+        exponential, the number of components that a token mixes. ``usage``: the mean of π;
+        ``usage_entropy``: its entropy; ``effective_components``: the exponential of that, the number in use
+        over the whole text.
+
+    Raises:
+        DataError: no token.
+    """
+    sums = _PriorSums()
+    for log_prior in priors:
+        poll()
+        sums.add(log_prior)
+    return sums.report()
+
+
+class _PriorSums:
+    def __init__(self) -> None:
+        self.tokens, self.entropy = 0, 0.0
+        self.usage = torch.zeros(())
+
+    def add(self, log_prior: Tensor) -> None:
+        prior = log_prior.double().exp()
+        self.entropy += float(torch.special.entr(prior).sum())
+        self.usage = self.usage + prior.sum(0)
+        self.tokens += len(prior)
+
+    def report(self) -> dict[str, Any]:
+        if not self.tokens:
+            raise DataError("a text without tokens says nothing about components; name a longer one")
+        usage = self.usage / self.tokens
+        spread, entropy = float(torch.special.entr(usage).sum()), self.entropy / self.tokens
+        return {
+            "tokens": self.tokens,
+            "components": len(usage),
+            "prior_entropy": entropy,
+            "prior_perplexity": math.exp(entropy),
+            "usage": usage.tolist(),
+            "usage_entropy": spread,
+            "effective_components": math.exp(spread),
+        }
+
+
+def component_statistics(
+    blocks: Iterator[tuple[Tensor, Tensor]],
+    words: Sequence[str],
+    shown: int = WORDS,
+    poll: Poll = no_poll,
+) -> dict[str, Any]:
+    """All of :func:`prior_statistics`, and what the components predict. Memory is O(K·V).
+
+    Let S_k(v) = Σ_t π_k(t) p_k(v|t), how often component k is expected to say v in the text, and p̄_k and p̄
+    the distributions that S_k and Σ_k S_k are proportional to. The words that component k prefers are those
+    with the largest contributions p̄_k(v) log(p̄_k(v) / p̄(v)) to KL(p̄_k ‖ p̄): the log ratio of its share of
+    the word to its share of all words, weighted by how often it says the word. So neither rare words, which
+    have extreme ratios, nor frequent ones, which every component says, come first.
+
+    Args:
+        blocks: log π_k + log p_k (n, K, V) and targets (n,).
+        words: the V words.
+        shown: how many preferred words are told for each component.
+        poll: called for every block.
+
+    Returns:
+        Also ``posterior_usage``: the mean of π_k p_k(y) / P(y) at the targets y; ``posterior_entropy``: its
+        mean entropy. For each component ``specialisation``, KL(p̄_k ‖ p̄) in nats, and ``preferred``, its
+        words, each with ``share`` = S_k(v) / Σ_j S_j(v), ``ratio`` = share / usage and ``contribution``.
+        ``mutual_information``: Σ_k usage_k · specialisation_k, of component and word.
+
+    Raises:
+        DataError: no token.
+    """
+    sums, expected, posterior = _PriorSums(), torch.zeros(()), torch.zeros(())
+    posterior_entropy = 0.0
+    for joint, targets in blocks:
+        poll()
+        joint = joint.double()
+        sums.add(joint.logsumexp(-1))
+        at_targets = joint[torch.arange(len(targets), device=joint.device), :, targets]  # (n, K)
+        responsible = at_targets.softmax(-1)
+        posterior = posterior + responsible.sum(0)
+        posterior_entropy += float(torch.special.entr(responsible).sum())
+        expected = expected + joint.exp().sum(0)
+    report = sums.report()
+    components = _preferences(expected, words, shown)
+    return report | {
+        "posterior_usage": (posterior / sums.tokens).tolist(),
+        "posterior_entropy": posterior_entropy / sums.tokens,
+        "mutual_information": sum(
+            usage * component["specialisation"]
+            for usage, component in zip(report["usage"], components, strict=True)
+        ),
+        "specialisation": [component["specialisation"] for component in components],
+        "preferred": [component["preferred"] for component in components],
+    }
+
+
+def _preferences(expected: Tensor, words: Sequence[str], shown: int) -> list[dict[str, Any]]:
+    """For each component, how far its words are from all words, and which it prefers; expected (K, V)."""
+    totals = expected.sum(0)
+    shares = torch.where(totals > 0, expected / totals, 0.0)
+    usage = expected.sum(1) / expected.sum()
+    own = expected / expected.sum(1, keepdim=True).clamp_min(torch.finfo(expected.dtype).tiny)
+    ratios = shares / usage[:, None].clamp_min(torch.finfo(expected.dtype).tiny)
+    contributions = torch.special.xlogy(own, ratios.clamp_min(torch.finfo(expected.dtype).tiny))
+    result = []
+    for share, ratio, contribution in zip(shares, ratios, contributions, strict=True):
+        best = contribution.topk(min(shown, len(contribution)))
+        preferred = [
+            {
+                "word": words[index],
+                "share": float(share[index]),
+                "ratio": float(ratio[index]),
+                "contribution": value,
+            }
+            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            if value > 0
+        ]
+        result.append({"specialisation": float(contribution.sum()), "preferred": preferred})
+    return result
+
+
+def components_of_run(
+    trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll, max_tokens: int | None = None, shown: int = WORDS
+) -> dict[str, Any]:
+    """The components of a run on the first ``max_tokens`` tokens of a text.
+
+    MoC mixes contexts, so its components have a prior but predict no words of their own.
+    ConfigError for a head without components.
+    """
+    ids = ids if max_tokens is None else ids[:max_tokens]
+    head = trained.model.head
+    if head.prior is None:
+        raise ConfigError(
+            f"head.kind = {head.config.kind!r} with 1 component has no prior to analyse; "
+            "name a run of moc, mos or moss with head.components > 1"
+        )
+    vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.parts.prior_link
+    if head.parts.mixes == "contexts":
+        with torch.no_grad():
+            priors = (link.log_normalised(prior(hidden).double()) for hidden, _ in trained.hidden(ids, poll))
+            result = prior_statistics(priors, poll)
+    else:
+        rows = max(1, min(64, (8 << 20) // (head.components * vocab)))  # of a block, 64 MB of float64 at most
+        blocks = trained.component_log_probs(ids, poll=poll, rows=rows)
+        result = component_statistics(blocks, trained.codec.vocabulary.tokens, shown, poll)
+    return {"head": head.config.kind} | result
+
+
+def component_tables(name: str, result: dict[str, Any]) -> list["Table | str"]:
+    """A row for each component of a run, the most used first, and what they amount to."""
+    usage = result["usage"]
+    rows = []
+    for index in sorted(range(len(usage)), key=lambda index: (-usage[index], index)):
+        row: dict[str, object] = {"component": index + 1, "mean π": usage[index]}
+        if "preferred" in result:
+            row |= {
+                "posterior": result["posterior_usage"][index],
+                "specialisation, nats": result["specialisation"][index],
+                "prefers": " ".join(word["word"] for word in result["preferred"][index]),
+            }
+        rows.append(row)
+    return [
+        table(f"Components of {name}", rows),
+        f"entropy of the prior {result['prior_entropy']:.3f} nats a token, which is "
+        f"{result['prior_perplexity']:.2f} of {result['components']} components; "
+        f"{result['effective_components']:.2f} are in use over the {result['tokens']:,} tokens",
+    ]

@@ -1,0 +1,73 @@
+"""Expected pairwise KL divergence of a model's predictions (Yang et al. 2018, Table 5)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lm.analysis.steps import Poll, no_poll
+from lm.console import table
+from lm.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
+    """The mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts, exactly.
+
+    All pairs at once, in one pass and O(V) memory, from sums over contexts:
+
+        T/(T − 1) · [ mean_c Σ_x P_c log P_c − Σ_x (mean_c P_c) (mean_c log P_c) ]
+
+    since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0.
+
+    Args:
+        blocks: log-probabilities (n, V), one row a context.
+        poll: called for every block.
+
+    Raises:
+        DataError: fewer than two contexts, or a word of probability 0, against which KL is infinite.
+    """
+    contexts, negative_entropy = 0, 0.0
+    probability_sum = log_sum = torch.zeros(())
+    for block in blocks:
+        poll()
+        logs = torch.as_tensor(block).double()
+        if not torch.isfinite(logs).all():
+            raise DataError(
+                f"log-probabilities after token {contexts:,} are not finite: "
+                "the model has diverged, or rules words out"
+            )
+        probabilities = logs.exp()
+        negative_entropy += float((probabilities * logs).sum())
+        probability_sum = probability_sum + probabilities.sum(0)
+        log_sum = log_sum + logs.sum(0)
+        contexts += len(logs)
+    if contexts < 2:
+        raise DataError(f"{contexts} tokens make no pair of contexts; name a longer text")
+    cross = float((probability_sum / contexts) @ (log_sum / contexts))
+    mean = max(0.0, (negative_entropy / contexts - cross) * contexts / (contexts - 1))
+    return {
+        "expected_divergence": mean,
+        "mean_entropy": -negative_entropy / contexts,
+        "contexts": contexts,
+        "vocabulary": len(log_sum),
+        "dtype": "float64",
+    }
+
+
+def divergence_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]:
+    """A row for each run, by name."""
+    rows = [
+        {
+            "run": name,
+            "expected KL, nats": result["expected_divergence"],
+            "mean entropy, nats": result["mean_entropy"],
+            "contexts": result["contexts"],
+            "words": result["vocabulary"],
+        }
+        for name, result in results.items()
+    ]
+    return [table("Divergence of predictions, over all pairs of contexts", rows)]

@@ -1,0 +1,166 @@
+"""Where one model beats another: context, target and the best guesses of both."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lm.analysis.steps import Poll, no_poll
+from lm.console import table
+from lm.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
+
+ROWS = 256  # tokens that both models predict at a time
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which examples to keep: the ``count`` largest gains of at least ``margin`` nats."""
+
+    count: int = 20
+    margin: float = 1.0
+    context: int = 30  # words on the left that are shown
+    guesses: int = 5  # of each model
+
+
+def find_examples(
+    first: Iterator[Tensor],
+    second: Iterator[Tensor],
+    ids: "Ids",
+    words: Sequence[str],
+    wanted: Wanted = Wanted(),
+    poll: Poll = no_poll,
+) -> dict[str, Any]:
+    """Positions where model B gives the target more log-probability than model A, the largest gains first.
+
+    Of equal gains the earlier position comes first and stays.
+
+    Args:
+        first: log-probabilities of A in blocks (n, V) that cover ``ids`` in order.
+        second: those of B, in the same blocks.
+        ids: the targets, (T,).
+        words: the V words.
+        wanted: how many, and by what margin.
+        poll: called for every block.
+
+    Returns:
+        ``examples`` and, over the whole text, ``mean_gain`` in nats a token and ``share_better``, the share
+        of tokens that B gives more probability.
+
+    Raises:
+        ValueError: the blocks of the models differ in shape or do not cover the text.
+    """
+    kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap, whose top is the first to go
+    start, gain_sum, better = 0, 0.0, 0
+    for block_a, block_b in zip(first, second, strict=True):
+        poll()
+        if block_a.shape != block_b.shape:
+            raise ValueError(f"blocks of {tuple(block_a.shape)} and {tuple(block_b.shape)} do not match")
+        targets = torch.as_tensor(ids[start : start + len(block_a)].astype("int64"), device=block_a.device)
+        log_a = block_a.gather(1, targets[:, None])[:, 0].double().cpu()
+        log_b = block_b.gather(1, targets[:, None].to(block_b.device))[:, 0].double().cpu()
+        gains = log_b - log_a
+        gain_sum += float(gains.sum())
+        better += int((gains > 0).sum())
+        for row in (gains >= wanted.margin).nonzero()[:, 0].tolist():
+            key = (float(gains[row]), -(start + row))
+            if len(kept) == wanted.count and (not kept or key <= kept[0][:2]):
+                continue
+            logs = {"a": float(log_a[row]), "b": float(log_b[row])}
+            tops = {
+                "a": _guesses(block_a[row], words, wanted.guesses),
+                "b": _guesses(block_b[row], words, wanted.guesses),
+            }
+            heapq.heappush(kept, (*key, {"log_prob": logs, "guesses": tops}))
+            if len(kept) > wanted.count:
+                heapq.heappop(kept)
+        start += len(block_a)
+    if start != len(ids):
+        raise ValueError(f"{start} rows came for {len(ids)} tokens")
+    examples = [
+        {
+            "position": -place,
+            "context": [words[index] for index in ids[max(0, -place - wanted.context) : -place].tolist()],
+            "target": words[int(ids[-place])],
+            "gain": gain,
+            **found,
+        }
+        for gain, place, found in sorted(kept, key=lambda entry: entry[:2], reverse=True)
+    ]
+    return {
+        "tokens": start,
+        "margin": wanted.margin,
+        "mean_gain": gain_sum / max(1, start),
+        "share_better": better / max(1, start),
+        "examples": examples,
+    }
+
+
+def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """The likeliest words with their probabilities; of equal ones, those of the smaller id."""
+    order = torch.sort(logs, descending=True, stable=True)
+    return [
+        {"word": words[index], "probability": float(value.exp())}
+        for value, index in zip(order.values[:count], order.indices[:count].tolist(), strict=True)
+    ]
+
+
+def compare_runs(
+    first: "TrainedLm",
+    second: "TrainedLm",
+    ids: "Ids",
+    wanted: Wanted = Wanted(),
+    poll: Poll = no_poll,
+) -> dict[str, Any]:
+    """:func:`find_examples` for two runs; DataError where they do not have the same vocabulary."""
+    words = first.codec.vocabulary.tokens
+    if words != second.codec.vocabulary.tokens:
+        sizes = " and ".join(f"{len(run.codec.vocabulary):,}" for run in (first, second))
+        raise DataError(
+            f"the runs have different vocabularies, of {sizes} words, and only probabilities of the same"
+            " words compare; train both on one corpus"
+        )
+    if not len(ids):
+        raise DataError("a text without tokens has no examples; name a longer one")
+    rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block, 64 MB of float64 at most
+    return find_examples(
+        first.log_probs(ids, poll=poll, rows=rows),
+        second.log_probs(ids, poll=poll, rows=rows),
+        ids,
+        words,
+        wanted,
+        poll,
+    )
+
+
+def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Table | str"]:
+    """A table for each example, and how the models compare over all."""
+    summary = (
+        f"over {result['tokens']:,} tokens {name_b} gains {result['mean_gain']:.4f} nats a token "
+        f"and is better at {100 * result['share_better']:.1f}%"
+    )
+    if not result["examples"]:
+        return [summary, f"no token where it gains {result['margin']} nats"]
+    tables: list[Table | str] = [summary]
+    for example in result["examples"]:
+        title = f"{' '.join(example['context'])} [{example['target']}]  (token {example['position'] + 1:,})"
+        rows = [
+            {
+                "model": name,
+                "log P(target)": example["log_prob"][key],
+                "guesses": "  ".join(
+                    f"{guess['word']} {guess['probability']:.2f}" for guess in example["guesses"][key]
+                ),
+            }
+            for key, name in (("a", name_a), ("b", name_b))
+        ]
+        tables.append(table(title, rows))
+    return tables

@@ -1,0 +1,117 @@
+"""Singular values of a log-probability matrix: what rank they mean, and how they are kept."""
+
+import io
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import StorageError
+from lm.storage import read_file, shown, write_atomic
+
+EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
+_LIMIT = 1 << 30  # bytes of a spectrum's file
+_SAVED = ("singular_values", "shape", "threshold_names", "threshold_values")
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Singular values of a (T, V) matrix of float64, largest first."""
+
+    singular_values: NDArray[np.float64]  # (min(T, V),)
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> str:
+        """In which the matrix was computed and factorised."""
+        return str(self.singular_values.dtype)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Below which a singular value counts as rounding, by rule and precision.
+
+        ``roundoff``: ½·√(m + n + 1)·σ_max·ε, the expected roundoff error of Press et al. (2007, Numerical
+        Recipes, 3rd ed., p. 71), which the papers on high-rank language models use.
+        ``numpy``: max(m, n)·σ_max·ε, the default of ``numpy.linalg.matrix_rank``.
+        """
+        m, n = self.shape
+        largest = float(self.singular_values.max(initial=0.0))
+        factors = {"roundoff": 0.5 * math.sqrt(m + n + 1), "numpy": float(max(m, n))}
+        return {
+            f"{rule}_{kind}": factor * largest * epsilon
+            for rule, factor in factors.items()
+            for kind, epsilon in EPSILON.items()
+        }
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """How many singular values exceed each of the thresholds."""
+        return {
+            name: int((self.singular_values > threshold).sum()) for name, threshold in self.thresholds.items()
+        }
+
+    @property
+    def rank(self) -> int:
+        """The numerical rank: by expected roundoff error in float64."""
+        return self.ranks["roundoff_float64"]
+
+    def save(self, path: Path) -> None:
+        """Write the spectrum as ``.npz``, atomically. Raises StorageError."""
+        thresholds = self.thresholds
+        content = io.BytesIO()
+        np.savez(
+            content,
+            singular_values=self.singular_values,
+            shape=np.array(self.shape, np.int64),
+            threshold_names=np.array(list(thresholds)),
+            threshold_values=np.array(list(thresholds.values())),
+        )
+        write_atomic(path, content.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what :meth:`save` wrote. StorageError where it is missing, damaged or something else."""
+        data = read_file(path, limit=_LIMIT)
+        try:
+            arrays = _arrays(data)
+            values, shape = arrays["singular_values"], tuple(arrays["shape"].tolist())
+            _require(values.dtype == np.float64 and values.ndim == 1, "singular values are a row of float64")
+            _require(len(shape) == 2 and min(shape) == len(values), "there are min(T, V) singular values")
+            _require(
+                bool(np.isfinite(values).all() and (values >= 0).all()), "singular values are not negative"
+            )
+            _require(bool((np.diff(values) <= 0).all()), "singular values fall")
+            result = cls(values, (shape[0], shape[1]))
+            saved = dict(
+                zip(arrays["threshold_names"].tolist(), arrays["threshold_values"].tolist(), strict=True)
+            )
+            same = saved.keys() == result.thresholds.keys() and all(
+                math.isclose(saved[name], value, rel_tol=1e-9) for name, value in result.thresholds.items()
+            )
+            _require(same, "thresholds belong to the singular values")
+        except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+            detail = " ".join(str(error).split())
+            raise StorageError(
+                f"{shown(path)}: not a stored spectrum ({detail}); measure the rank again"
+            ) from error
+        return result
+
+
+def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz`` by name; nothing in it is unpickled."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        _require(sum(entry.file_size for entry in archive.infolist()) <= _LIMIT, "it is not too large")
+        arrays = {}
+        for name in _SAVED:
+            with archive.open(f"{name}.npy") as entry:
+                arrays[name] = np.lib.format.read_array(entry, allow_pickle=False)
+    return arrays
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"it does not hold that {what}")

@@ -1,0 +1,147 @@
+"""The folder that a ``prepare`` command writes: there as a whole or not at all, and known by its manifest.
+
+::
+
+    OUT/report.json     what was found
+    OUT/dropped.jsonl   one object for each piece left out: file, line, reason, excerpt
+    OUT/manifest.json   options, and size and SHA-256 of every file that was read and written
+
+Beside them lie the splits. The folder appears by rename.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lm.errors import StorageError
+from lm.lines import Dropped, open_regular
+from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, shown, storage_errors, sync
+
+MANIFEST = "manifest.json"
+_KEYS = {"format", "source", "options", "inputs", "outputs"}
+_DIALOG = "dialog prepare"  # the command of manifests that name none
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is in the folder; ``unchanged`` where it was there already, from the same input and options."""
+
+    folder: Path
+    report: Mapping[str, Any]
+    unchanged: bool
+
+
+def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:
+    """Size and SHA-256 of the files of a source; DataError where one cannot be read."""
+    found = {}
+    for path in paths:
+        with open_regular(path) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            found[str(path)] = {"size": stream.tell(), "sha256": digest}
+    return found
+
+
+class OutputFolder:
+    """Where ``command`` writes its result, and what is there from an earlier time.
+
+    StorageError where there is something else, which is never replaced.
+    """
+
+    def __init__(self, path: Path, command: str) -> None:
+        self.path = path
+        self.command = command
+        self._manifest = self._read_manifest()
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        foreign = StorageError(
+            f"{shown(self.path)}: exists and was not written by `{self.command}`; choose another --out"
+        )
+        with storage_errors(self.path):
+            if not os.path.lexists(self.path) or (self.path.is_dir() and not any(self.path.iterdir())):
+                return None
+            if not (self.path / MANIFEST).is_file():
+                raise foreign
+        value = read_json(self.path / MANIFEST)
+        if not isinstance(value, dict) or not set(value) >= _KEYS:
+            raise foreign
+        if value.get("command", _DIALOG) != self.command:
+            raise foreign
+        return dict(value)
+
+    def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
+        """The result that is there, if it is whole and was made from the ``wanted`` input and options."""
+        if self._manifest is None or self._manifest != {**wanted, "outputs": _files(self.path)}:
+            return None
+        report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
+        return Prepared(self.path, report, unchanged=True)
+
+    @contextmanager
+    def building(self) -> Iterator[Path]:
+        """An empty folder beside the result, which takes its place if the body ends well, or vanishes."""
+        out = Path(os.path.abspath(self.path))
+        tmp, old = out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
+        with storage_errors(out):
+            tmp.mkdir(parents=True, exist_ok=True)
+            lock = os.open(tmp, os.O_RDONLY)
+        try:
+            self._lock(lock)
+            for rest in (old, *sorted(tmp.iterdir())):  # of a process that was killed
+                remove_tree(rest)
+            try:
+                yield tmp
+                for path in sorted(tmp.rglob("*"), reverse=True):  # a folder after what is in it
+                    sync(path)
+                if out.exists():
+                    move(out, old)
+                publish_folder(tmp, out)
+            except BaseException:
+                if old.exists() and not out.exists():
+                    move(old, out)
+                remove_tree(tmp)
+                raise
+            remove_tree(old)
+        finally:
+            os.close(lock)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise StorageError(
+                    f"{shown(self.path)}: cannot be locked ({error.strerror}); choose another --out"
+                ) from error
+            raise StorageError(
+                f"{shown(self.path)}: another `{self.command}` is writing it; wait for it"
+            ) from error
+
+    def finish(
+        self,
+        folder: Path,
+        wanted: Mapping[str, Any],
+        report: Mapping[str, Any],
+        dropped: Iterable[Dropped],
+    ) -> Prepared:
+        """Write, beside the splits in the ``folder`` being built, the report and, last, the manifest."""
+        (folder / "report.json").write_bytes(_json(report, indent=1))
+        (folder / "dropped.jsonl").write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
+        manifest = {**wanted, "outputs": _files(folder)}
+        (folder / MANIFEST).write_bytes(_json(manifest, indent=1))
+        return Prepared(self.path, report, unchanged=False)
+
+
+def _json(value: object, indent: int | None = None) -> bytes:
+    return (json.dumps(value, indent=indent) + "\n").encode()
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, but for the manifest."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in paths}

@@ -1,0 +1,72 @@
+"""The typed configuration of a language-model run; free of torch like :mod:`lm.schema`."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from lm.schema import HeadConfig, OptimConfig, Section, TrainConfig
+from lm.tokenizers import TokenizerKind
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Size = Annotated[int, Field(ge=1)]
+
+
+class DataConfig(Section):
+    """Where text comes from and how it becomes tokens and streams."""
+
+    train: str = Field(
+        "data/ptb/train", description="split of a folder that `lm prepare` wrote, or a text file"
+    )
+    valid: str = Field("data/ptb/valid", description="the split that decides early stopping")
+    test: str = Field("data/ptb/test", description="the split that evaluate uses without --data")
+    tokenizer: TokenizerKind = Field(
+        "whitespace", description="of text files; a prepared corpus brings its own"
+    )
+    lowercase: bool = Field(False, description="lower-case text files first")
+    vocab_size: int = Field(
+        0, ge=0, description="most frequent training tokens kept of a text file; 0 is all"
+    )
+    valid_streams: int = Field(10, ge=1, description="streams that validation reads side by side")
+
+
+class WindowConfig(Section):
+    """How streams are cut into windows for truncated backpropagation (Merity et al. 2018, §5)."""
+
+    length: int = Field(70, ge=1, description="tokens of a stream in a window")
+    random: bool = Field(True, description="vary the length: mostly near length, sometimes near half of it")
+    half_share: float = Field(0.05, ge=0, le=1, description="share of the windows near half the length")
+    spread: float = Field(5.0, ge=0, description="standard deviation of the length")
+    shortest: int = Field(5, ge=1, description="no window is drawn shorter")
+    max_delta: int = Field(0, ge=0, description="no window is longer than length by more; 0 is no limit")
+    rescale_lr: bool = Field(True, description="the learning rate of an update is times its length / length")
+
+
+class ModelConfig(Section):
+    """Sizes of the language model, its dropout and its penalties (Merity et al. 2018, §3-4)."""
+
+    embedding_size: int = Field(400, ge=1, description="size of the input word embedding")
+    hidden_sizes: tuple[Size, ...] = Field(
+        (1150, 1150, 400), min_length=1, description="hidden size of every LSTM layer, the first one first"
+    )
+    init_range: float = Field(0.1, gt=0, description="the embedding starts uniform in ± this")
+    embedding_dropout: Rate = Field(0.1, description="share of the words that a window does without")
+    input_dropout: Rate = Field(0.4, description="locked dropout of the embedded words")
+    hidden_dropout: Rate = Field(0.25, description="locked dropout between layers")
+    output_dropout: Rate = Field(0.4, description="locked dropout of the last layer")
+    weight_dropout: Rate = Field(0.5, description="dropout of the recurrent weights")
+    activation_penalty: float = Field(2.0, ge=0, description="AR: weight of the mean square of the outputs")
+    slowness_penalty: float = Field(1.0, ge=0, description="TAR: weight of the mean square of their changes")
+
+
+class LmConfig(Section):
+    """A whole language-model run, as ``lm train`` reads it."""
+
+    family: ClassVar[str] = "lm"
+    extends: str = Field("", description="config that this one starts from, relative to its file")
+    about: str = Field("", description="one line for `lm presets`")
+    data: DataConfig = DataConfig()
+    window: WindowConfig = WindowConfig()
+    model: ModelConfig = ModelConfig()
+    head: HeadConfig = HeadConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()

@@ -1,0 +1,90 @@
+"""The text of a language-model run: from the names in its config to a codec and token ids."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lm.errors import DataError, StorageError
+from lm.language.config import DataConfig
+from lm.language.parts import FilePart, whole_file
+from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
+from lm.language.sources import SPLITS, is_spelled
+from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
+from lm.lines import InputLog, visible
+from lm.text import Codec
+from lm.tokenizers import StoredKind
+
+__all__ = ["TokenSplit", "load_codec", "load_split"]
+
+_SEED = 1  # of the sample that sentencepiece learns from
+
+
+def load_split(source: str, codec: Codec, poll: Callable[[], None] = lambda: None) -> TokenSplit:
+    """The tokens that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
+
+    ``source`` is a split of a folder that ``lm prepare`` wrote, as ``data/ptb/test``, or a text file, which
+    the codec encodes. DataError, naming file, line and remedy, where it is missing, bad, or of another codec.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return read_split(_require_split(path), codec)
+    part = _text_part(path, codec.tokenizer.kind)
+    seen, digest = SplitCounts(), hashlib.sha256()
+    lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"), poll)
+    ids = np.concatenate([*id_chunks(lines, codec, seen)])
+    add_ids(digest, ids)
+    return TokenSplit((ids,), digest.hexdigest(), seen.characters)
+
+
+def load_codec(data: DataConfig, poll: Callable[[], None] = lambda: None) -> Codec:
+    """The codec of ``data.train``: the prepared folder's or, of a text file, learned from it.
+
+    It has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train lacks. DataError
+    as :func:`load_split`; ConfigError for a vocabulary size that cannot be.
+    """
+    train = Path(data.train)
+    if train.is_dir():
+        folder = _require_split(train).parent
+        try:
+            return Codec.load(folder)
+        except StorageError as error:
+            detail = str(error).split(";")[0]
+            raise DataError(f"{detail}; run `lm prepare` again") from error
+    splits = {"train": [_text_part(train, data.tokenizer)]}
+    for split, source in (("valid", data.valid), ("test", data.test)):
+        if Path(source).is_file():
+            splits[split] = [_text_part(Path(source), data.tokenizer)]
+    log = InputLog("error", "lm prepare")
+    tokenizer = learn_tokenizer(
+        data.tokenizer,
+        splits["train"],
+        lowercase=data.lowercase,
+        vocab_size=data.vocab_size,
+        seed=_SEED,
+        log=log,
+        poll=poll,
+    )
+    return learn_codec(splits, tokenizer, size=data.vocab_size, log=log, poll=poll)
+
+
+def _text_part(path: Path, kind: StoredKind) -> FilePart:
+    if kind == "byte":
+        return whole_file(path, "bytes")
+    part = whole_file(path, "lines")
+    return FilePart(path, "spelled") if kind == "char" and is_spelled(path) else part
+
+
+def _require_split(path: Path) -> Path:
+    """The folder itself, if it is a prepared split; DataError that tells what to name instead."""
+    name = visible(str(path))
+    if (path / SPLIT).is_file():
+        return path
+    splits = [split for split in SPLITS if (path / split / SPLIT).is_file()]
+    if splits:
+        named = " or ".join(f"{name}/{split}" for split in splits)
+        raise DataError(f"{name}: holds the splits {', '.join(splits)}; name one of them: {named}")
+    raise DataError(
+        f"{name}: not a split that `lm prepare` wrote; run it on this folder, or name a text file"
+    )

@@ -1,0 +1,46 @@
+"""What a config of a language model amounts to before training: parameters by part, and memory."""
+
+from typing import Any
+
+import torch
+
+from lm.errors import ConfigError
+from lm.heads import Head
+from lm.language.config import LmConfig
+from lm.language.model import LanguageModel
+from lm.memory import head_scratch, training_memory
+
+PARTS = ("embedding", "layers", "head")
+_LSTM_FLOATS = 6  # per unit and step: the gates and what the cell outputs
+
+
+def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
+    """Parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
+
+    Without ``vocab_size`` the vocabulary is ``data.vocab_size``. A tied output matrix counts as embedding.
+    ConfigError where neither is known, or for sizes that do not fit each other.
+    """
+    vocabulary = vocab_size or config.data.vocab_size
+    if not vocabulary:
+        raise ConfigError("data.vocab_size = 0: the vocabulary is as large as the text's; set it to describe")
+    with torch.device("meta"):
+        model = LanguageModel(config, vocabulary)
+    counts = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():
+        counts[name.split(".")[0]] += parameter.numel()
+    return {
+        "parameters": sum(counts.values()),
+        "parameters_by_part": counts,
+        "vocabulary": vocabulary,
+        "vocabulary_assumed": vocab_size is None,
+        "memory": training_memory(model, config.optim, _activations(config, model.head)),
+    }
+
+
+def _activations(config: LmConfig, head: Head) -> int:
+    """Numbers that backpropagation through a window of usual length keeps, and the head's scratch."""
+    tokens = config.window.length * config.train.batch_size
+    sizes = (config.model.embedding_size, *config.model.hidden_sizes)
+    per_token = 2 * sizes[0] + sum((_LSTM_FLOATS + 2) * size for size in sizes[1:])
+    per_token += head.components * head.size * (3 if head.latent is not None else 1)
+    return tokens * per_token + head_scratch(head, tokens)

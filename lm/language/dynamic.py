@@ -1,0 +1,237 @@
+"""Dynamic evaluation of a run: statistics that are kept and resumed, a grid search, and the result.
+
+``RUN/dynamic`` holds the statistics of the training data, committed as checkpoints are, and the results of
+the grid. Both belong to weights and texts that they name by hash, and are made anew for others.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lm.checkpoint import CheckpointStore
+from lm.errors import DivergenceError, Interrupted, StorageError
+from lm.language.adaptation import (
+    GRID_DECAY,
+    GRID_LR,
+    SETTINGS,
+    STREAMS,
+    WINDOW,
+    Setting,
+    Statistics,
+    dynamic_nll,
+    gather,
+)
+from lm.language.corpus import load_split
+from lm.language.evaluate import Compat, Text, advancing, blocks, facts, likelihood, load_text
+from lm.language.model import LanguageModel, state_from, state_tensors
+from lm.language.scoring import token_nll
+from lm.language.trained import TrainedLm, no_poll
+from lm.records import keep, plain
+from lm.storage import JSON, read_json, remove_tree, write_json
+
+Result = dict[str, Any]
+Progress = Callable[[int, int], None]
+
+FOLDER = "dynamic"
+COMMIT_SECONDS = 60.0  # between commits of unfinished statistics
+
+
+def dynamic(
+    run: Path,
+    data: str | None = None,
+    checkpoint: str = "best",
+    setting: Setting = SETTINGS["default"],
+    grid: bool = False,
+    limit: int | None = None,
+    compat: Compat | None = None,
+    poll: Callable[[], None] = no_poll,
+    progress: Progress = lambda done, total: None,
+) -> Result:
+    """Evaluate a run dynamically and keep the result in the run.
+
+    Args:
+        run, data, checkpoint, limit, compat, poll: as for :func:`lm.language.evaluate.evaluate`.
+        setting: η, λ and ε; :data:`lm.language.adaptation.SETTINGS` has those of the papers.
+        grid: choose η and λ on the run's validation split from the published grid first; ε, scaling and
+            window are the setting's.  The chosen ones are then evaluated on ``data``, once.
+        progress: told how much of each part is done: of the statistics, of every text.
+
+    Raises:
+        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`.
+        DivergenceError: a loss is not finite, or all of the grid's are.
+        Interrupted: by ``poll``; statistics and finished settings of the grid are kept.
+    """
+    trained = TrainedLm.load(run, checkpoint)
+    config = trained.config
+    text = load_text(trained, data or config.data.test, limit, poll)
+    compat = compat or config.train.compat
+    paper = compat == "paper"
+    statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress)
+    label = next((name for name, known in SETTINGS.items() if known == setting), _spelled(setting))
+    result: Result = {}
+    if grid:
+        valid = load_text(trained, config.data.valid, limit, poll)
+        search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
+        setting, result["grid"] = search.best(setting, poll, progress)
+        result["grid_on"] = valid.source
+        label = "grid"
+    advance = advancing(poll, progress, 2 * len(text.ids))
+    static = token_nll(trained, text.ids, paper=paper, advance=advance)
+    nll = dynamic_nll(trained, text.ids, statistics, setting, paper=paper, advance=advance)
+    result = {
+        **facts(trained, run, checkpoint, text, compat),
+        "method": "dynamic",
+        "label": label,
+        "setting": asdict(setting),
+        "setting_normalised": asdict(setting.normalised(statistics.windows, len(statistics.squares))),
+        "statistics": {
+            "source": config.data.train,
+            "windows": statistics.windows,
+            "streams": STREAMS,
+            "tensors": len(statistics.squares),
+        },
+        "static": likelihood(static, trained, text),
+        **likelihood(nll, trained, text),
+        **result,
+    }
+    parts = [text.name, *([] if checkpoint == "best" else [plain(checkpoint)]), "dynamic", plain(label)]
+    keep(run, ".".join([*parts, *(["paper"] if paper else [])]), result, blocks(nll))
+    return result
+
+
+def run_statistics(
+    trained: TrainedLm,
+    run: Path,
+    window: int = WINDOW,
+    paper: bool = False,
+    poll: Callable[[], None] = no_poll,
+    progress: Progress = lambda done, total: None,
+) -> tuple[Statistics, dict[str, JSON]]:
+    """The statistics over the run's training data, and what they are of; kept in the run, and gone on with.
+
+    StorageError where those that are kept are all damaged, or cannot be written.
+    """
+    split = load_split(trained.config.data.train, trained.codec, poll)
+    key: dict[str, JSON] = {
+        "weights_sha256": weights_sha256(trained.model),
+        "train_sha256": split.fingerprint,
+        "streams": STREAMS,
+        "window": window,
+        "paper": paper,
+    }
+    store = CheckpointStore(run / FOLDER / "statistics")
+    statistics = _kept(store, key, trained)
+    saved = time.monotonic()
+
+    def commit() -> None:
+        nonlocal saved
+        groups = {"squares": statistics.squares, "state": state_tensors(statistics.state)}
+        store.commit(statistics.windows, groups, {"of": key}, {})
+        store.prune({statistics.windows})
+        saved = time.monotonic()
+
+    def advance(done: int, total: int) -> None:
+        poll()
+        progress(done, total)
+        if time.monotonic() - saved >= COMMIT_SECONDS:
+            commit()
+
+    before = statistics.windows
+    try:
+        gather(trained, split.shards, statistics, window, paper=paper, advance=advance)
+    except Interrupted:
+        if statistics.windows > before:
+            commit()
+        raise
+    if statistics.windows > before:
+        commit()
+    return statistics, key
+
+
+def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm) -> Statistics:
+    """The statistics that a run keeps, or empty ones where it has none or those of something else."""
+    commit = store.latest()
+    if commit is not None and commit.state.get("of") == key:
+        squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
+        order = [name for name, _ in trained.model.named_parameters()]
+        state = state_from(commit.tensors("state"), trained.device)
+        return Statistics({name: squares[name] for name in order}, state, commit.step)
+    remove_tree(store.folder)
+    return Statistics.empty(trained.model, STREAMS)
+
+
+def weights_sha256(model: LanguageModel) -> str:
+    """SHA-256 of every parameter's name and bytes."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _Grid:
+    """Every η and λ of the published grid on the validation split; what is finished is kept in a file."""
+
+    def __init__(
+        self, trained: TrainedLm, statistics: Statistics, valid: Text, path: Path, key: Mapping[str, JSON]
+    ) -> None:
+        self._trained, self._statistics, self._valid, self._path = trained, statistics, valid, path
+        self._key: Result = {**key, "valid_sha256": valid.sha256, "tokens": len(valid.ids)}
+
+    def best(
+        self, base: Setting, poll: Callable[[], None], progress: Progress
+    ) -> tuple[Setting, list[Result]]:
+        """The best setting and the results of all; one that diverges has none. DivergenceError if all do."""
+        key = self._key | {"eps": base.eps}
+        rows = self._finished(key)
+        settings = grid_settings(base)
+        tokens = len(self._valid.ids)
+        advance = advancing(poll, progress, tokens * (len(settings) - len(rows)))
+        for setting in settings[len(rows) :]:
+            try:
+                nll = dynamic_nll(
+                    self._trained,
+                    self._valid.ids,
+                    self._statistics,
+                    setting,
+                    paper=key["paper"],
+                    advance=advance,
+                )
+                measured = likelihood(nll, self._trained, self._valid)
+                row = {name: measured[name] for name in ("nll", "perplexity")}
+            except DivergenceError:
+                row = {"nll": None, "perplexity": None}
+            rows.append({"lr": setting.lr, "decay": setting.decay, "eps": setting.eps, **row})
+            write_json(self._path, {"of": key, "results": rows})
+        found = [(row["nll"], place) for place, row in enumerate(rows) if row["nll"] is not None]
+        if not found:
+            raise DivergenceError("dynamic evaluation diverges with every setting of the grid; raise --eps")
+        return settings[min(found)[1]], rows
+
+    def _finished(self, key: Result) -> list[Result]:
+        """The results of an earlier search of the same, as far as it came."""
+        with suppress(StorageError, KeyError, TypeError):
+            record: Any = read_json(self._path)
+            if record["of"] == key:
+                return list(record["results"])
+        return []
+
+
+def grid_settings(base: Setting) -> list[Setting]:
+    """The published grid: every η with every λ, both in proportion to the window, with the ε of ``base``."""
+    factor = base.window / WINDOW
+    return [
+        Setting(lr * factor, decay * factor, base.eps, "normalised", base.window)
+        for lr in GRID_LR
+        for decay in GRID_DECAY
+    ]
+
+
+def _spelled(setting: Setting) -> str:
+    parts = [f"{name}-{value:g}" for name, value in asdict(setting).items() if isinstance(value, float)]
+    other = [] if setting.window == WINDOW else [f"window-{setting.window}"]
+    return "-".join([*parts, *other, *([] if setting.scaling == "normalised" else [setting.scaling])])

@@ -1,0 +1,132 @@
+"""Text from a language model, token by token as it is drawn."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm.errors import ConfigError, DivergenceError
+from lm.language.trained import WINDOW, TrainedLm, no_poll
+from lm.sampling import INFINITY, draw
+from lm.text import Codec
+
+_INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How text is drawn; ``top_k = 1`` takes the most probable token. ConfigError for impossible values."""
+
+    max_tokens: int = 200
+    temperature: float = 1.0
+    temperature_on: Literal["mixture", "components"] = "mixture"
+    top_k: int = 0  # 0 is all
+    top_p: float = 1.0
+    seed: int = 1
+    count: int = 1
+    unknown: bool = True  # whether <unk> may be drawn
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"--max-tokens {self.max_tokens}: must be at least 1": self.max_tokens < 1,
+            f"--temperature {self.temperature}: must be above 0; --top-k 1 is the coldest": not (
+                0 < self.temperature < INFINITY
+            ),
+            f"--temperature-on {self.temperature_on!r}: must be mixture or components": (
+                self.temperature_on not in ("mixture", "components")
+            ),
+            f"--top-k {self.top_k}: must be at least 0": self.top_k < 0,
+            f"--top-p {self.top_p}: must be above 0 and at most 1": not 0 < self.top_p <= 1,
+            f"--seed {self.seed}: must be at least 0": self.seed < 0,
+            f"--count {self.count}: must be at least 1": self.count < 1,
+        }
+        for message, holds in wrong.items():
+            if holds:
+                raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A token of a text: ``text`` is what it adds, ``log_prob`` (nats) is under the model's distribution.
+
+    That is before mixture temperature, top-k, top-p and what is forbidden.
+    """
+
+    sample: int
+    token: str
+    log_prob: float
+    text: str
+
+
+def generate(
+    trained: TrainedLm, prompt: str, options: GenerateOptions, poll: Callable[[], None] = no_poll
+) -> Iterator[Generated]:
+    """Continue a prompt, ``options.count`` times, one text after the other.
+
+    The prompt follows ``<eos>``, and each of its line ends is one. A text depends on the seed and its number
+    alone, and a longer one begins as a shorter one.
+
+    Raises:
+        DataError: a word of the prompt that a vocabulary without ``<unk>`` lacks.
+        DivergenceError: probabilities that are not numbers.
+    """
+    codec, model = trained.codec, trained.model
+    vocabulary = codec.vocabulary
+    said = [vocabulary.eos]
+    for line in prompt.split("\n"):
+        said += codec.encode(line, "--prompt")
+    said.pop()  # the last line goes on
+    unknown = [] if options.unknown or vocabulary.unk is None else [vocabulary.unk]
+    forbidden = torch.tensor(unknown, dtype=torch.long, device=trained.device)
+    temperature = options.temperature if options.temperature_on == "components" else 1.0
+    state = model.initial_state(1)
+    with torch.no_grad():
+        for piece in torch.tensor(said, device=trained.device).split(WINDOW):
+            poll()
+            read = model(piece[:, None], state)
+            state = read.state
+    for sample in range(options.count):
+        generator = np.random.default_rng((options.seed, sample))
+        outputs, token = read, None
+        writer = _Writer(codec)
+        for _ in range(options.max_tokens):
+            poll()
+            with torch.no_grad():
+                if token is not None:
+                    outputs = model(token[None], outputs.state)
+                log_probs = model.head.log_probs(outputs.hidden[-1], temperature)  # (1, V)
+                token = _draw(log_probs, forbidden, generator.random(), options)
+            index = int(token)
+            yield Generated(sample, vocabulary.tokens[index], float(log_probs[0, index]), writer.add(index))
+
+
+def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: GenerateOptions) -> Tensor:
+    if not bool(torch.isfinite(log_probs.max())):
+        raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
+    allowed = log_probs.index_fill(1, forbidden, -INFINITY)
+    at = torch.tensor([uniform], dtype=torch.float64, device=log_probs.device)
+    return draw(allowed, at, options)
+
+
+class _Writer:
+    """Turns tokens into text as they come; ``<eos>`` ends a line."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._line: list[str] = []
+        self._shown = ""
+
+    def add(self, index: int) -> str:
+        """What a token adds to the text."""
+        vocabulary = self._codec.vocabulary
+        if index == vocabulary.eos:
+            self._line, self._shown = [], ""
+            return "\n"
+        self._line.append(vocabulary.tokens[index])
+        text = self._codec.tokenizer.join(self._line).rstrip(_INCOMPLETE)
+        added = text[len(self._shown) :]
+        self._shown = text
+        return added

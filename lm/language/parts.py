@@ -1,0 +1,160 @@
+"""Stretches of a corpus and how their lines are read: files of text, of spelled words, of bytes, rows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+
+from lm.errors import DataError
+from lm.lines import MAX_LINE, InputLog, open_regular, read_lines, visible
+
+Style = Literal["lines", "spelled", "bytes"]
+
+_BLOCK = 1 << 20  # bytes read at once
+_ROWS = 1000  # of a dataset
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
+
+
+class Line(NamedTuple):
+    """A line of text or, where the text is bytes, what one block has of it."""
+
+    number: int
+    text: str
+    characters: int  # as the source has it, line end included; bytes where it is read as bytes
+    ends: bool  # the line ends here
+
+
+class Part(Protocol):
+    """A stretch of a source; ``name`` is for messages, ``size`` about how many bytes it has."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def lines(self, log: InputLog) -> Iterator[Line]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Bytes ``start`` to ``stop`` of a file, which are its lines ``first`` to ``last``; by default all.
+
+    The style ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
+    ``_`` for a blank. ``bytes`` is any file; what is no UTF-8 in it reads as ``surrogateescape`` has it.
+    """
+
+    path: Path
+    style: Style = "lines"
+    start: int = 0
+    stop: int | None = None
+    first: int = 1
+    last: int | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        return (self.path.stat().st_size if self.stop is None else self.stop) - self.start
+
+    def lines(self, log: InputLog) -> Iterator[Line]:
+        """The lines in order; DataError, or an entry of the log, for bad ones. Bytes are never bad."""
+        with open_regular(self.path) as stream:
+            stream.seek(self.start)
+            if self.style == "bytes":
+                yield from _stretches(stream, self.size, self.first)
+                return
+            for number, text in read_lines(stream, self.name, log, first=self.first, last=self.last):
+                if self.style == "spelled":
+                    text = text.replace(" ", "").replace("_", " ")
+                yield Line(number, text, len(text) + 1, True)
+
+
+def _stretches(stream: BinaryIO, size: int, number: int) -> Iterator[Line]:
+    while size > 0 and (block := stream.read(min(_BLOCK, size))):
+        size -= len(block)
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            yield Line(number, line.decode("utf-8", "surrogateescape"), len(line) + 1, True)
+            number += 1
+        if rest:
+            yield Line(number, rest.decode("utf-8", "surrogateescape"), len(rest), False)
+
+
+def whole_file(path: Path, style: Style) -> FilePart:
+    """All of a file; DataError where it cannot be read, is empty or, to be read as bytes, is compressed."""
+    with open_regular(path) as stream:
+        head = stream.read(8)
+    for signature, tool in _COMPRESSED.items():
+        if style == "bytes" and head.startswith(signature):
+            raise DataError(f"{visible(str(path))}: is compressed; unpack it with {tool}")
+    return FilePart(path, style)
+
+
+def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart]:
+    """Cut a file into stretches at these shares of its bytes, a text at the next beginning of a line.
+
+    Running text is not shuffled. DataError where a stretch would be empty.
+    """
+    whole = whole_file(path, style)
+    with open_regular(path) as stream:
+        places = [0]
+        for share in shares:
+            place = int(whole.size * share)
+            if style != "bytes":
+                stream.seek(max(0, place - 1))
+                stream.readline(MAX_LINE)
+                place = stream.tell()
+            places.append(place)
+        places.append(whole.size)
+        if any(start >= stop for start, stop in pairwise(places)):
+            raise DataError(
+                f"{visible(str(path))}: too short to split; add text, or name files for its splits"
+            )
+        counts = list(_count_lines(stream, places))
+    parts, first = [], 1
+    for (start, stop), lines in zip(pairwise(places), counts, strict=True):
+        last = None if stop == whole.size else first + lines - 1
+        parts.append(FilePart(path, style, start, stop, first, last))
+        first += lines
+    return parts
+
+
+def _count_lines(stream: BinaryIO, places: Sequence[int]) -> Iterable[int]:
+    """How many line ends lie between one place and the next."""
+    for start, stop in pairwise(places):
+        stream.seek(start)
+        rest, count = stop - start, 0
+        while rest > 0 and (block := stream.read(min(_BLOCK, rest))):
+            count += block.count(b"\n")
+            rest -= len(block)
+        yield count
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Rows ``start`` to ``stop`` of a dataset; a row is a line, or the lines that its text has."""
+
+    name: str
+    dataset: Any
+    column: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return 100 * (self.stop - self.start)  # a guess: the rows would have to be read to know
+
+    def lines(self, log: InputLog) -> Iterator[Line]:
+        """The lines in order; DataError, or an entry of the log, where the text of a row is no string."""
+        for start in range(self.start, self.stop, _ROWS):
+            rows = self.dataset[start : min(start + _ROWS, self.stop)][self.column]
+            for number, text in enumerate(rows, start + 1):
+                if not isinstance(text, str):
+                    log.bad(self.name, number, f"the {visible(self.column)} is no string", "mend the row")
+                    continue
+                for line in text.removesuffix("\n").split("\n"):
+                    yield Line(number, line, len(line) + 1, True)

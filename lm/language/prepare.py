@@ -1,0 +1,254 @@
+"""``lm prepare``: any text → one folder with its splits as token ids, their codec, a report.
+
+::
+
+    OUT/train/ valid/ test/   token ids, see lm/language/shards.py
+    OUT/vocabulary.json, tokenizer.json, tokenizer.model    the codec, see lm/text.py
+    OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
+    OUT/dropped.jsonl, manifest.json    see lm/folder.py
+
+The text is read twice, once to count and once to encode, a line at a time: memory is that of the vocabulary
+and of one shard. The same input and options give the same bytes.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from lm.console import table
+from lm.errors import ConfigError, DataError
+from lm.folder import OutputFolder, Prepared, hash_inputs
+from lm.language.shards import write_split
+from lm.language.sources import Located, ReadOptions, locate
+from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
+from lm.lines import InputLog, OnBadLine, visible
+from lm.stop import interruptible
+from lm.storage import shown, storage_errors
+from lm.text import EOS_WORD, UNK, Codec, Vocabulary
+from lm.tokenizers import StoredKind, TokenizerKind
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+VocabularyOf = Literal["train", "train+valid+test"]
+BlankLines = Literal["keep", "drop"]
+
+COMMAND = "lm prepare"
+_FORMAT = 1  # of the folder; another number is rebuilt
+_BYTES = ("enwik8", "text8")
+_CHARACTERS = ("ptb-char", "mwc")
+_WIKITEXT = (217_646, 245_569)  # valid and test are those of both WikiTexts
+
+
+class Published(NamedTuple):
+    """What is known of a corpus: tokens of train, valid and test, and the size of the vocabulary."""
+
+    name: str
+    format: str
+    tokens: tuple[int, int, int]
+    vocabulary: int
+
+
+PUBLISHED = (
+    Published("PTB", "ptb", (929_589, 73_760, 82_430), 10_000),
+    Published("WikiText-2", "wikitext", (2_088_628, *_WIKITEXT), 33_278),
+    Published("WikiText-103", "wikitext", (103_227_021, *_WIKITEXT), 267_735),
+    Published("enwik8", "enwik8", (90_000_000, 5_000_000, 5_000_000), 205),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """How to read, to split into tokens, and to store.
+
+    ``vocab_size`` is the most tokens that the vocabulary has, ``<eos>`` and ``<unk>`` included; 0 is all of
+    ``vocabulary``. Dropped blank lines leave no ``<eos>``. ``seed`` is for the lines of a large text that
+    sentencepiece learns from. ConfigError for values that cannot be.
+    """
+
+    read: ReadOptions = field(default_factory=ReadOptions)
+    on_bad_line: OnBadLine = "error"
+    tokenizer: TokenizerKind | Literal["auto"] = "auto"
+    lowercase: bool = False
+    vocab_size: int = 0
+    vocabulary: VocabularyOf = "train"
+    blank_lines: BlankLines = "keep"
+    shard_tokens: int = 10_000_000
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        choices = {
+            "tokenizer": (self.tokenizer, ("auto", *get_args(TokenizerKind))),
+            "vocabulary": (self.vocabulary, get_args(VocabularyOf)),
+            "blank-lines": (self.blank_lines, get_args(BlankLines)),
+        }
+        for name, (value, known) in choices.items():
+            if value not in known:
+                raise ConfigError(f"--{name} {visible(value)}: must be one of {', '.join(known)}")
+        if self.vocab_size < 0 or self.shard_tokens < 1:
+            raise ConfigError("--vocab-size must be at least 0 and --shard-tokens at least 1")
+
+
+def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
+    """Read ``source`` and write ``out``, unless it holds the result of just that already.
+
+    A result of other input or options is replaced. ConfigError for options, DataError for the source,
+    StorageError where ``out`` is something else, cannot be written, or is being written by another process,
+    Interrupted after a signal.
+    """
+    with interruptible() as poll:
+        located = locate(source, options.read)
+        kind = _tokenizer_kind(located.format, options)
+        folder = OutputFolder(out, COMMAND)
+        before = _identity(located, poll)
+        wanted = {
+            "command": COMMAND,
+            "format": _FORMAT,
+            "source": source,
+            "options": asdict(options),
+            "inputs": before,
+        }
+        if current := folder.current(wanted):
+            return current
+        log = InputLog(options.on_bad_line, COMMAND)
+        codec, counts = _survey(located, kind, options, log, poll)
+        report = _report(located.format, codec, counts, log, options)
+        with folder.building() as building, storage_errors(building):
+            codec.save(building)
+            for split, parts in located.splits.items():
+                again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log
+                keep = options.blank_lines == "keep"
+                lines = read_tokens(parts, codec.tokenizer, again, poll, blank_lines=keep)
+                write_split(building / split, lines, codec, options.shard_tokens)
+            if _identity(located, poll) != before:
+                raise DataError(f"{shown(source)}: changed while it was read; run the same command again")
+            return folder.finish(building, wanted, report, log.dropped)
+
+
+def _identity(located: Located, poll: Callable[[], None]) -> dict[str, Any]:
+    """Size and SHA-256 of every file, or SHA-256 of every split of a dataset."""
+    if files := located.files:
+        return hash_inputs(files)
+    found = {}
+    for split, parts in located.splits.items():
+        digest = hashlib.sha256()
+        for part in parts:
+            for line in part.lines(InputLog("skip")):
+                poll()
+                digest.update(line.text.encode("utf-8", "surrogatepass") + b"\n")
+        found[split] = digest.hexdigest()
+    return found
+
+
+def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
+    if format in _BYTES:
+        if options.tokenizer not in ("auto", "char") or options.lowercase:
+            raise ConfigError(f"--tokenizer {options.tokenizer}: {format} is read as bytes, as they are")
+        return "byte"
+    if options.tokenizer != "auto":
+        return options.tokenizer
+    return "char" if format in _CHARACTERS else "whitespace"
+
+
+def _survey(
+    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog, poll: Callable[[], None]
+) -> tuple[Codec, dict[str, SplitCounts]]:
+    """The first reading: the codec, and what every split holds."""
+    tokenizer = learn_tokenizer(
+        kind,
+        located.splits["train"],
+        lowercase=options.lowercase,
+        vocab_size=options.vocab_size,
+        seed=options.seed,
+        log=log,
+        poll=poll,
+    )
+    keep = options.blank_lines == "keep"
+    counts = {}
+    for split, parts in located.splits.items():
+        counts[split] = count_split(read_tokens(parts, tokenizer, log, poll, blank_lines=keep))
+        if counts[split].words.keys() <= {EOS_WORD}:
+            raise DataError(f"{shown(located.source)}: no token in the {split} split; check its text")
+    others = [counts[split] for split in counts if split != "train"]
+    of_all = options.vocabulary == "train+valid+test"
+    size = options.vocab_size
+    return Codec(
+        tokenizer, build_vocabulary(tokenizer, counts["train"], others, size=size, of_all=of_all)
+    ), counts
+
+
+def _report(
+    format: str, codec: Codec, counts: Mapping[str, SplitCounts], log: InputLog, options: PrepareOptions
+) -> dict[str, Any]:
+    vocabulary = codec.vocabulary
+    splits = {split: _describe(found, vocabulary) for split, found in counts.items()}
+    notes = []
+    never = sum(splits[split]["oov_tokens"] for split in splits if split != "train")
+    if vocabulary.unk is not None and not vocabulary.counts[vocabulary.unk] and never:
+        notes.append(
+            f"{never:,} tokens of valid and test are {UNK}, which training never has: no model learns it; "
+            "cut the vocabulary by --vocab-size, or take --vocabulary train+valid+test"
+        )
+    return {
+        "format": format,
+        "tokenizer": codec.tokenizer.kind,
+        "vocabulary": options.vocabulary,
+        "vocabulary_size": len(vocabulary),
+        "splits": splits,
+        "published": _compare(format, splits, len(vocabulary), codec, options),
+        "notes": notes,
+        "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
+    }
+
+
+def _describe(found: SplitCounts, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Counts of one split; ``oov`` tokens are not in the vocabulary, ``unknown`` ones are ``<unk>``."""
+    tokens = found.words.total()
+    oov = sum(count for word, count in found.words.items() if word not in vocabulary)
+    return {
+        "tokens": tokens,
+        "lines": found.lines,
+        "characters": found.characters,
+        "types": len(found.words),
+        "oov_tokens": oov,
+        "oov_rate": oov / tokens,
+        "unknown_tokens": oov + found.words[UNK],
+    }
+
+
+def _compare(
+    format: str, splits: Mapping[str, Any], size: int, codec: Codec, options: PrepareOptions
+) -> str | None:
+    """Whether the counts of a known corpus are the published ones; None where there are none to compare."""
+    usual = (
+        codec.tokenizer.kind in ("whitespace", "byte") and not options.lowercase and not options.vocab_size
+    )
+    if not usual or options.blank_lines != "keep" or len(splits) < 3:
+        return None
+    tokens = tuple(counts["tokens"] for counts in splits.values())
+    known = [corpus for corpus in PUBLISHED if corpus.format == format]
+    if not known:
+        return None
+    corpus = min(known, key=lambda corpus: abs(corpus.tokens[0] - tokens[0]))
+    pairs = [*zip(splits, tokens, corpus.tokens, strict=True), ("vocabulary", size, corpus.vocabulary)]
+    different = [f"{what} {ours:,} for {theirs:,}" for what, ours, theirs in pairs if ours != theirs]
+    return f"not as published for {corpus.name}: {', '.join(different)}" if different else "same"
+
+
+def prepared_tables(report: Mapping[str, Any]) -> list["Table | str"]:
+    """A row for each split; then the vocabulary, what was left out, and what to beware of."""
+    columns = ("tokens", "lines", "characters", "types", "oov_rate")
+    rows = [
+        {"split": split, **{column: counts[column] for column in columns}}
+        for split, counts in report["splits"].items()
+    ]
+    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
+    size = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"
+    lines = [f"{size}; left out: {left_out or 'nothing'}"]
+    if published := report["published"]:
+        lines.append("counts are the published ones" if published == "same" else f"warning: {published}")
+    lines += [f"note: {note}" for note in report["notes"]]
+    return [table(f"Read as {report['format']}", rows), *lines]

@@ -1,0 +1,196 @@
+"""The log-probability of every token of a text, however long the text is.
+
+A text is one stream: each token is predicted from all before it, the first one from ``<eos>``. The authors'
+code (``paper``) predicts nothing from nothing: its stream begins with the first token, which is not scored.
+
+N tokens · H hidden size.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.errors import DataError, DivergenceError
+from lm.language.model import LanguageModel, Outputs, detached
+from lm.language.trained import WINDOW, TrainedLm, no_poll
+from lm.language.windows import Ids
+from lm.lines import InputLog, open_regular, read_lines, visible
+from lm.storage import require_writable, shown, write_atomic
+
+Result = dict[str, Any]
+Floats = NDArray[np.float64]
+
+LINES = 4096  # tokens of successive lines that are scored together
+
+
+def no_advance(tokens: int) -> None:
+    """Nobody is told how far it is, and nothing interrupts."""
+
+
+class Reader:
+    """A place in a text: all that came before is the last token and the state of the recurrent layers."""
+
+    def __init__(self, model: LanguageModel, last: Tensor) -> None:
+        self._model, self._last = model, last
+        self._state = model.initial_state(1)
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Hidden states (n, 1, H) that the next n tokens, ``targets`` (n,), are predicted from.
+
+        No gradient goes back to what was read before.
+        """
+        outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
+        self._last, self._state = targets[-1:], detached(outputs.state)
+        return outputs.hidden
+
+
+def begin(
+    trained: TrainedLm, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None
+) -> tuple[Reader, Tensor]:
+    """A reader at the beginning of a text, and the tokens that it will be asked for, on its device.
+
+    ``model`` reads in place of the trained one. DataError where there is nothing to ask for.
+    """
+    if len(ids) <= paper:
+        raise DataError(f"{len(ids)} tokens are too few to score; give a longer text")
+    tokens = torch.from_numpy(ids.astype(np.int64)).to(trained.device)
+    eos = torch.tensor([trained.codec.vocabulary.eos], device=trained.device)
+    model = model or trained.model
+    return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
+
+
+def token_nll(
+    trained: TrainedLm,
+    ids: Ids,
+    *,
+    paper: bool = False,
+    temperature: float = 1.0,
+    model: LanguageModel | None = None,
+    window: int = WINDOW,
+    advance: Callable[[int], None] = no_advance,
+) -> Floats:
+    """−log P of every token that is scored, in nats: (N,), or (N − 1,) for ``paper``.
+
+    Args:
+        temperature: divides the logits of every component.
+        model: reads in place of the trained one, in whatever mode it is.
+        window: tokens read at once; for a model that drops units, those that share a mask.
+        advance: told of every window's tokens; may raise to interrupt.
+    """
+    reader, tokens = begin(trained, ids, paper=paper, model=model)
+    head = (model or trained.model).head
+    pieces = [np.empty(0)]
+    for targets in tokens.split(window):
+        with torch.no_grad():
+            hidden = reader.read(targets)
+            nll = head.nll(hidden, targets[:, None], component_temperature=temperature)
+        pieces.append(nll[:, 0].double().cpu().numpy())
+        advance(len(targets))
+    return np.concatenate(pieces)
+
+
+def score_lines(
+    trained: TrainedLm, path: Path, *, independent: bool = False, poll: Callable[[], None] = no_poll
+) -> Iterator[Result]:
+    """The log-probability of every token of every line of a text file.
+
+    Each line ends in ``<eos>``, which is scored too, and is read after all lines before it, unless they are
+    ``independent``. A line of the file gives ``{"line", "tokens", "log_probs", "nll", "perplexity"}``: nats,
+    ``nll`` the mean over its tokens. DataError where the file cannot be read.
+    """
+    vocabulary = trained.codec.vocabulary
+    eos = torch.tensor([vocabulary.eos], device=trained.device)
+    reader = Reader(trained.model, eos)
+    for lines in _groups(trained, path, 1 if independent else LINES):
+        poll()
+        if independent:
+            reader = Reader(trained.model, eos)
+        tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
+        pieces = []
+        with torch.no_grad():
+            for targets in tokens.split(WINDOW):
+                poll()
+                pieces.append(trained.model.head.nll(reader.read(targets), targets[:, None])[:, 0])
+        log_probs = -torch.cat(pieces).double().cpu()
+        for (number, ids), scores in zip(lines, log_probs.split([len(ids) for _, ids in lines]), strict=True):
+            nll = -float(scores.mean())
+            yield {
+                "line": number,
+                "tokens": vocabulary.words(ids),
+                "log_probs": scores.tolist(),
+                "nll": nll,
+                "perplexity": perplexity(nll, f"{visible(str(path))}:{number}"),
+            }
+
+
+def score_file(
+    run: Path,
+    path: Path,
+    output: Path,
+    *,
+    checkpoint: str = "best",
+    independent: bool = False,
+    poll: Callable[[], None] = no_poll,
+) -> Result:
+    """Write what :func:`score_lines` gives to ``output`` as JSONL; returns the sums.
+
+    Raises DataError, StorageError, DivergenceError and what ``poll`` raises; nothing is written then.
+    """
+    require_writable(output)
+    trained = TrainedLm.load(run, checkpoint)
+    lines, tokens, total = 0, 0, 0.0
+
+    def write(target: Path) -> None:
+        nonlocal lines, tokens, total
+        with target.open("x", encoding="utf-8") as file:
+            for row in score_lines(trained, path, independent=independent, poll=poll):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                lines, tokens = lines + 1, tokens + len(row["tokens"])
+                total -= math.fsum(row["log_probs"])
+
+    write_atomic(output, write)
+    nll = total / tokens
+    return {
+        "run": str(run),
+        "checkpoint": checkpoint,
+        "file": str(path),
+        "output": str(output),
+        "independent": independent,
+        "lines": lines,
+        "tokens": tokens,
+        "nll": nll,
+        "perplexity": perplexity(nll, shown(path)),
+    }
+
+
+def perplexity(nll: float, what: str) -> float:
+    """exp of nats a token; DivergenceError where either is not finite."""
+    try:
+        value = math.exp(nll)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise DivergenceError(f"{what}: the model's probabilities are not finite; choose another checkpoint")
+    return value
+
+
+def _groups(trained: TrainedLm, path: Path, size: int) -> Iterator[list[tuple[int, list[int]]]]:
+    """Numbers and tokens of successive lines, in groups of at least ``size`` tokens but for the last."""
+    group: list[tuple[int, list[int]]] = []
+    held = 0
+    with open_regular(path) as file:
+        for number, line in read_lines(file, str(path), InputLog(command="lm prepare")):
+            group.append((number, trained.codec.encode(line, f"{path}:{number}")))
+            held += len(group[-1][1])
+            if held >= size:
+                yield group
+                group, held = [], 0
+    if group:
+        yield group

@@ -1,0 +1,154 @@
+"""The stored form of a split: its token ids in files of limited size, which are memory-mapped.
+
+::
+
+    SPLIT/00000.npy …   ids, uint16 where the vocabulary allows it, else int32
+    SPLIT/split.json    counts, SHA-256 of the ids, tokens of each file, fingerprint of the codec
+
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import DataError, StorageError
+from lm.language.survey import SplitCounts, TokenLine
+from lm.storage import JSON, read_json, shown, write_json
+from lm.text import Codec
+
+SPLIT = "split.json"
+_FORMAT = 1
+_CHUNK = 1 << 16  # tokens
+_AGAIN = "run `lm prepare` again"
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """The tokens of a split, ``<eos>`` included, memory-mapped where they were prepared.
+
+    ``fingerprint`` is the SHA-256 of the ids as little-endian int32, however they are stored. ``characters``
+    are those of the text with its line ends, for bits per character (bytes where the tokens are bytes).
+    """
+
+    shards: tuple[NDArray[np.integer], ...]
+    fingerprint: str
+    characters: int
+
+    def __len__(self) -> int:
+        return sum(len(shard) for shard in self.shards)
+
+    def ids(self) -> NDArray[np.integer]:
+        """All tokens as one array: for corpora that fit into memory."""
+        return self.shards[0] if len(self.shards) == 1 else np.concatenate(self.shards)
+
+
+def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
+    """The ids of a text in pieces of about 65,536; ``seen`` counts its lines and characters.
+
+    DataError for words that the codec cannot write.
+    """
+    dtype = id_dtype(codec)
+    ids: list[int] = []
+    for place, line, tokens in lines:
+        seen.lines += line.ends
+        seen.characters += line.characters
+        ids += codec.line_ids(tokens, place)
+        if not line.ends:
+            ids.pop()
+        if len(ids) >= _CHUNK:
+            yield np.array(ids, dtype)
+            ids = []
+    if ids:
+        yield np.array(ids, dtype)
+
+
+def id_dtype(codec: Codec) -> type[np.integer]:
+    """The smallest type that holds every id."""
+    return np.uint16 if len(codec.vocabulary) <= 1 << 16 else np.int32
+
+
+def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
+    """Hash ids in the form that does not depend on how they are stored."""
+    for start in range(0, len(ids), _CHUNK):
+        digest.update(ids[start : start + _CHUNK].astype("<i4").tobytes())
+
+
+def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_tokens: int) -> dict[str, int]:
+    """Write the tokens of a text into a new folder, one shard in memory at a time; returns its counts.
+
+    DataError for words that the codec cannot write, OSError or StorageError where the disk refuses.
+    """
+    folder.mkdir()
+    seen = SplitCounts()
+    digest, sizes = hashlib.sha256(), list[int]()
+    buffer = np.empty(shard_tokens, id_dtype(codec))
+    filled = 0
+
+    def flush() -> None:
+        with (folder / f"{len(sizes):05d}.npy").open("xb") as file:
+            np.lib.format.write_array(file, buffer[:filled], allow_pickle=False)
+        sizes.append(filled)
+
+    for ids in id_chunks(lines, codec, seen):
+        add_ids(digest, ids)
+        while len(ids):
+            taken = min(len(ids), shard_tokens - filled)
+            buffer[filled : filled + taken] = ids[:taken]
+            filled, ids = filled + taken, ids[taken:]
+            if filled == shard_tokens:
+                flush()
+                filled = 0
+    if filled:
+        flush()
+    counts = {"tokens": sum(sizes), "lines": seen.lines, "characters": seen.characters}
+    about: dict[str, JSON] = {
+        "format": _FORMAT,
+        **counts,
+        "sha256": digest.hexdigest(),
+        "shards": sizes,
+        "codec": codec.fingerprint,
+    }
+    write_json(folder / SPLIT, about)
+    return counts
+
+
+def read_split(folder: Path, codec: Codec) -> TokenSplit:
+    """The split of a folder that :func:`write_split` wrote.
+
+    DataError where it is damaged, or was written with another codec.
+    """
+    name = shown(folder)
+    try:
+        about = read_json(folder / SPLIT)
+        if not isinstance(about, dict) or about["format"] != _FORMAT:
+            raise ValueError("another format")
+        fingerprint, sizes = str(about["codec"]), [int(size) for size in about["shards"]]
+        if fingerprint != codec.fingerprint:
+            raise DataError(
+                f"{name}: its vocabulary ({fingerprint[:12]}…) is not that of the run or the training data "
+                f"({codec.fingerprint[:12]}…); use splits of one prepared folder, or name a text file"
+            )
+        shards = tuple(
+            np.lib.format.open_memmap(folder / f"{index:05d}.npy", mode="r") for index in range(len(sizes))
+        )
+        if [shard.shape for shard in shards] != [(size,) for size in sizes]:
+            raise ValueError("a shard of another size")
+        if any(shard.dtype != id_dtype(codec) for shard in shards):
+            raise ValueError("a shard of another type")
+        digest = hashlib.sha256()
+        for shard in shards:
+            add_ids(digest, shard)
+        if digest.hexdigest() != about["sha256"]:
+            raise ValueError("other ids than were written")
+        return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))
+    except StorageError as error:
+        raise DataError(f"{error}: {_AGAIN}") from error
+    except OSError as error:
+        raise DataError(f"{name}: a shard cannot be read ({error.strerror}); {_AGAIN}") from error
+    except (ValueError, KeyError, TypeError, EOFError) as error:
+        raise DataError(f"{name}: damaged, or not written by this `lm prepare`; {_AGAIN}") from error

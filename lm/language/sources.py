@@ -1,0 +1,276 @@
+"""Where the text of a corpus lies: known layouts by name and content, and the parts of their splits.
+
+Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``test.txt`` give the splits of a folder; the two
+folders of the One Billion Word benchmark give theirs; ``enwik8`` and ``text8`` are one file of bytes. Of any
+other file, and of a train split without the others, they are the end: running text is not shuffled.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lm.errors import ConfigError, DataError
+from lm.language.parts import FilePart, Part, RowsPart, Style, cut_file, whole_file
+from lm.lines import InputLog, visible
+
+Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
+SPLITS = ("train", "valid", "test")
+DATASETS = "hf:"  # how the name of a dataset may begin, in place of --format datasets
+
+_SPLIT_NAMES = {
+    **{name: name for name in SPLITS},
+    **dict.fromkeys(("val", "validation", "dev"), "valid"),
+    "training": "train",
+}
+_NAME = re.compile(rf"(?:(.+)[._-])?({'|'.join(_SPLIT_NAMES)})(?:[._-](.+))?", re.IGNORECASE)
+_ENDING = re.compile(r"\.?(?:txt|text|tokens|raw|gz|zip|bz2|xz)$", re.IGNORECASE)
+_HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
+_BYTES = ("enwik8", "text8")
+_BYTE_SHARES = (0.9, 0.95)
+_BILLION = ("training-monolingual*", "heldout-monolingual*")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a source's names and content do not say.
+
+    ``language`` chooses among several corpora in one folder. The fractions are the shares of the text, at its
+    end, for splits that the source lacks; 0 makes no such split. ``text_column`` is of a dataset.
+    """
+
+    format: str = "auto"
+    language: str = ""
+    valid_fraction: float = 0.05
+    test_fraction: float = 0.05
+    text_column: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(Format):
+            known = ", ".join(get_args(Format))
+            raise ConfigError(f"--format {visible(self.format)}: must be one of {known}")
+        for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"--{name}-fraction {value}: must be at least 0 and below 1")
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ConfigError("--valid-fraction and --test-fraction leave nothing to train on; lower them")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A source's format and the parts of each split in the order of reading; a dataset has no files."""
+
+    source: str
+    format: str
+    splits: Mapping[str, tuple[Part, ...]]
+
+    @property
+    def files(self) -> list[Path]:
+        parts = [part for parts in self.splits.values() for part in parts if isinstance(part, FilePart)]
+        return list(dict.fromkeys(part.path for part in parts))
+
+
+def locate(source: str, options: ReadOptions) -> Located:
+    """Find the splits of a source. DataError, naming path and remedy, where there are none."""
+    if options.format == "datasets" or source.startswith(DATASETS):
+        return _locate_dataset(source, options)
+    path, shown = Path(source), visible(source)
+    try:
+        if path.is_dir():
+            return _locate_folder(path, options)
+        if not path.exists():
+            raise DataError(
+                f"{shown}: no such file or folder; check the path, or call a dataset {DATASETS}NAME"
+            )
+        return _locate_file(path, options)
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+
+
+def _locate_file(path: Path, options: ReadOptions) -> Located:
+    format = options.format
+    if format == "auto":
+        format = path.stem if path.stem in _BYTES else _format_by_content(path)
+    if format in _BYTES:
+        parts = cut_file(path, "bytes", _BYTE_SHARES)
+        return Located(str(path), format, {name: (part,) for name, part in zip(SPLITS, parts, strict=True)})
+    return Located(str(path), format, _fill({"train": path}, _style(format), options))
+
+
+def _style(format: str) -> Style:
+    return "spelled" if format == "ptb-char" else "lines"
+
+
+def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict[str, tuple[Part, ...]]:
+    """The parts of the files, with those of splits that have none cut from the end of train."""
+    fractions = {"valid": options.valid_fraction, "test": options.test_fraction}
+    wanted = [split for split, share in fractions.items() if share and split not in files]
+    places = [1 - sum(fractions[split] for split in wanted[index:]) for index in range(len(wanted))]
+    cut = cut_file(files["train"], style, places)
+    found: dict[str, Part] = dict(zip(["train", *wanted], cut, strict=True))
+    found |= {split: whole_file(path, style) for split, path in files.items() if split != "train"}
+    return {split: (found[split],) for split in SPLITS if split in found}
+
+
+def _locate_folder(path: Path, options: ReadOptions) -> Located:
+    """The folder's one group of files named after splits, or the one that the options choose."""
+    shown = visible(str(path))
+    if (path / "manifest.json").exists() or (path / "split.json").exists():
+        raise DataError(f"{shown}: is prepared already; name its splits in the config")
+    training, heldout = (sorted(path.glob(pattern)) for pattern in _BILLION)
+    if training and heldout and options.format in ("auto", "1b"):
+        return _locate_billion(path, training[0], heldout[0])
+    groups = _groups(path)
+    if not groups:
+        single = [
+            path / name for name in _BYTES if options.format in ("auto", name) and (path / name).exists()
+        ]
+        if len(single) == 1:
+            return _locate_file(single[0], options)
+        inner = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _groups(entry))
+        if options.language in inner:
+            format = "mwc" if options.format == "auto" else options.format
+            return _locate_folder(path / options.language, replace(options, language="", format=format))
+        if inner:
+            raise _ambiguous(shown, inner, options)
+        raise DataError(
+            f"{shown}: a folder without known content; expected files named train, valid and test "
+            "(ptb.train.txt, wiki.train.tokens, train.txt), enwik8 or text8; or name one file"
+        )
+    name = _choose(shown, groups, options)
+    files = groups[name]
+    if "train" not in files:
+        found = ", ".join(visible(file.name) for file in files.values())
+        raise DataError(f"{shown}: has no train split, only {found}; add its file, named train.txt")
+    format = options.format
+    if format == "auto":
+        format = _format_by_name(name, files["train"]) or ("mwc" if options.language else "text")
+    return Located(str(path), format, _fill(files, _style(format), options))
+
+
+def _groups(path: Path) -> dict[str, dict[str, Path]]:
+    """Files named after splits, by the rest of their name: ``ptb`` of ptb.train.txt, ``en`` of train.en."""
+    groups: dict[str, dict[str, Path]] = {}
+    for entry in sorted(path.iterdir()):
+        match = _NAME.fullmatch(entry.name)
+        if not match or entry.is_dir():
+            continue
+        before, split, after = match.groups(default="")
+        name = ".".join(filter(None, (before, _ENDING.sub("", after))))
+        files, split = groups.setdefault(name, {}), _SPLIT_NAMES[split.lower()]
+        if split in files:
+            raise DataError(
+                f"{visible(str(path))}: {visible(files[split].name)} and {visible(entry.name)} both are the "
+                f"split {split}; remove one"
+            )
+        files[split] = entry
+    return groups
+
+
+def _choose(shown: str, groups: Mapping[str, object], options: ReadOptions) -> str:
+    """PTB's folder has it in words and in characters; other folders with several corpora need a choice."""
+    names = sorted(groups)
+    spelled = [name for name in names if name.endswith("char")]
+    if options.format == "ptb-char" and len(spelled) == 1:
+        return spelled[0]
+    if options.language:
+        names = [name for name in names if name == options.language]
+    if len(names) == 1:
+        return names[0]
+    if "ptb" in names and options.format in ("auto", "ptb"):
+        return "ptb"
+    raise _ambiguous(shown, sorted(groups), options)
+
+
+def _ambiguous(shown: str, names: Sequence[str], options: ReadOptions) -> DataError:
+    found = visible(", ".join(name or "(no name)" for name in names))
+    if options.language:
+        return DataError(f"{shown}: has no {visible(options.language)}; --language takes one of {found}")
+    return DataError(f"{shown}: holds several corpora; choose one of {found} by --language")
+
+
+def _format_by_name(name: str, train: Path) -> str:
+    if name == "ptb":
+        return "ptb"
+    if name == "wiki" and not train.name.endswith(".raw"):
+        return "wikitext"
+    found = _format_by_content(train)
+    return "" if found == "text" else found
+
+
+def _format_by_content(path: Path) -> str:
+    """``wikitext`` if the text begins with a heading, ``ptb-char`` if words are spelled, else ``text``."""
+    lines = FilePart(path).lines(InputLog("skip"))
+    first = next((line.text for line in lines if line.text.strip()), "")
+    letters = first.split()
+    if "_" in letters and len(letters) > 3 and all(len(letter) == 1 for letter in letters):
+        return "ptb-char"
+    return "wikitext" if _HEADING.fullmatch(first) else "text"
+
+
+def is_spelled(path: Path) -> bool:
+    """Whether a file has the layout of the character-level Penn Treebank."""
+    return _format_by_content(path) == "ptb-char"
+
+
+def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
+    """99 of 100 files to train on; of the 50 held out the first is the test set, the second the valid one."""
+    train, rest = (
+        sorted(entry for entry in folder.iterdir() if entry.name.startswith("news.en"))
+        for folder in (training, heldout)
+    )
+    if not train or len(rest) < 2:
+        raise DataError(
+            f"{visible(str(path))}: lacks files news.en-*-of-00100 or news.en.heldout-*-of-00050; "
+            "unpack it again"
+        )
+    files = {"train": train, "valid": rest[1:2], "test": rest[:1]}
+    return Located(
+        str(path), "1b", {split: tuple(whole_file(p, "lines") for p in files[split]) for split in SPLITS}
+    )
+
+
+def _locate_dataset(source: str, options: ReadOptions) -> Located:
+    """A folder that ``save_to_disk`` wrote, or what ``load_dataset`` finds under NAME or NAME:CONFIG."""
+    import datasets
+
+    name, shown = source.removeprefix(DATASETS), visible(source)
+    stored = any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    try:
+        if stored:
+            loaded: Any = datasets.load_from_disk(name)
+        else:
+            path, _, config = name.partition(":")
+            loaded = datasets.load_dataset(path, config or None)
+    except Exception as error:  # network, hub, file formats: the library raises what it likes
+        detail = visible(" ".join(str(error).split())[:200])
+        raise DataError(
+            f"{shown}: datasets cannot load it ({detail}); check name, configuration and network"
+        ) from error
+    tables = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    found = {_SPLIT_NAMES[str(key)]: table for key, table in tables.items() if str(key) in _SPLIT_NAMES}
+    if "train" not in found:
+        raise DataError(f"{shown}: has no train split, only {visible(', '.join(map(str, tables)))}")
+    for split, table in found.items():
+        if options.text_column not in table.column_names:
+            columns = visible(", ".join(table.column_names))
+            raise DataError(
+                f"{shown}:{split}: no column {visible(options.text_column)}; name one of {columns} by "
+                "--text-column"
+            )
+    parts: dict[str, tuple[Part, ...]] = {}
+    stop = len(found["train"])
+    total = stop
+    for split, share in (("test", options.test_fraction), ("valid", options.valid_fraction)):
+        if split in found or not share:
+            continue
+        start = stop - max(1, round(total * share))
+        if start < 1:
+            raise DataError(f"{shown}: {total} rows are too few to split; add some")
+        parts[split] = (RowsPart(f"{source}:train", found["train"], options.text_column, start, stop),)
+        stop = start
+    for split, table in found.items():
+        end = stop if split == "train" else len(table)
+        parts[split] = (RowsPart(f"{source}:{split}", table, options.text_column, 0, end),)
+    return Located(source, "datasets", {split: parts[split] for split in SPLITS if split in parts})

@@ -1,0 +1,143 @@
+"""The first reading of a corpus: counting its tokens and learning tokenizer and vocabulary from them.
+
+Memory grows with the number of different tokens, not with the length of the text.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lm.errors import ConfigError, DataError
+from lm.language.parts import Line, Part
+from lm.lines import InputLog
+from lm.text import EOS_WORD, Codec, Vocabulary
+from lm.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
+
+SAMPLE = 16 << 20  # characters of training text, in about so many bytes, that sentencepiece learns from
+
+
+class TokenLine(NamedTuple):
+    """A line, split; ``place`` is its FILE:LINE."""
+
+    place: str
+    line: Line
+    tokens: list[str]
+
+
+@dataclass(slots=True)
+class SplitCounts:
+    """What one split holds; ``words`` has the line ends as ``<eos>``."""
+
+    words: Counter[str] = field(default_factory=Counter)
+    lines: int = 0
+    characters: int = 0
+
+
+def read_tokens(
+    parts: Iterable[Part],
+    tokenizer: Tokenizer,
+    log: InputLog,
+    poll: Callable[[], None],
+    *,
+    blank_lines: bool = True,
+) -> Iterator[TokenLine]:
+    """The lines of a split as tokens, blank ones or not. DataError, or entries of the log, for bad lines."""
+    skip_blank = not blank_lines and tokenizer.kind != "byte"
+    for part in parts:
+        for line in part.lines(log):
+            poll()
+            if skip_blank and not line.text.strip():
+                continue
+            tokens = tokenizer.split(line.text)
+            if EOS_WORD in line.text and EOS_WORD in tokens:
+                remedy = f"take the {EOS_WORD} out: every line gets one"
+                log.bad(part.name, line.number, f"the text has {EOS_WORD}, the mark of line ends", remedy)
+                continue
+            yield TokenLine(f"{part.name}:{line.number}", line, tokens)
+
+
+def count_split(lines: Iterable[TokenLine]) -> SplitCounts:
+    """Count a whole split."""
+    counts = SplitCounts()
+    for _, line, tokens in lines:
+        counts.words.update(tokens)
+        counts.characters += line.characters
+        if line.ends:
+            counts.words[EOS_WORD] += 1
+            counts.lines += 1
+    return counts
+
+
+def learn_tokenizer(
+    kind: StoredKind,
+    train: Sequence[Part],
+    *,
+    lowercase: bool,
+    vocab_size: int,
+    seed: int,
+    log: InputLog,
+    poll: Callable[[], None],
+) -> Tokenizer:
+    """A tokenizer; sentencepiece is learned, and leaves two of ``vocab_size`` for ``<eos>`` and ``<unk>``."""
+    if kind not in ("unigram", "bpe"):
+        return PLAIN[kind](lowercase)
+    if vocab_size < 3:
+        raise ConfigError(f"data.vocab_size = {vocab_size}: {kind} needs a size, such as 8000; set it")
+    sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command), poll)
+    return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
+
+
+def _sample(
+    parts: Sequence[Part], rng: random.Random, log: InputLog, poll: Callable[[], None]
+) -> Iterator[str]:
+    share = SAMPLE / max(1, sum(part.size for part in parts))
+    taken = 0
+    for part in parts:
+        for line in part.lines(log):
+            poll()
+            if line.text.strip() and (share >= 1 or rng.random() < share):
+                yield line.text
+                taken += len(line.text)
+                if taken > 2 * SAMPLE:  # a dataset's size is a guess
+                    return
+
+
+def build_vocabulary(
+    tokenizer: Tokenizer, train: SplitCounts, others: Sequence[SplitCounts], *, size: int, of_all: bool
+) -> Vocabulary:
+    """The vocabulary of train or, ``of_all``, of every split: the authors' way.
+
+    DataError where train has no word.
+    """
+    if train.words.total() == train.words[EOS_WORD]:
+        raise DataError("the training text contains no token; check data.train")
+    counts: Mapping[str, int] = train.words
+    outside: int | None = None
+    if isinstance(tokenizer, SentencePiece):
+        pieces = {piece: train.words[piece] for piece in tokenizer.pieces()}
+        counts = pieces | {EOS_WORD: train.words[EOS_WORD]}
+        outside = train.words.total() - sum(counts.values()) or None
+    elif of_all:
+        counts = dict.fromkeys((word for split in others for word in split.words), 0)
+        counts = {**train.words, **{word: 0 for word in counts if word not in train.words}}
+    if EOS_WORD not in counts:
+        counts = {**counts, EOS_WORD: 0}
+    if outside is None and any(word not in counts for split in others for word in split.words):
+        outside = 0
+    return Vocabulary.of_text(counts, size, outside)
+
+
+def learn_codec(
+    splits: Mapping[str, Sequence[Part]],
+    tokenizer: Tokenizer,
+    *,
+    size: int,
+    log: InputLog,
+    poll: Callable[[], None],
+) -> Codec:
+    """Tokenizer and vocabulary of ``train``; other splits only tell whether an ``<unk>`` is needed."""
+    counts = {name: count_split(read_tokens(parts, tokenizer, log, poll)) for name, parts in splits.items()}
+    train = counts.pop("train")
+    return Codec(tokenizer, build_vocabulary(tokenizer, train, [*counts.values()], size=size, of_all=False))

@@ -1,0 +1,120 @@
+"""Training a language model: the task that the engine of :mod:`lm.train` runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm.errors import DataError
+from lm.language.config import LmConfig, WindowConfig
+from lm.language.corpus import TokenSplit
+from lm.language.model import LanguageModel, detached, state_from, state_tensors
+from lm.language.windows import Ids, Streams, Window, mean_length
+from lm.regularize import activation_penalty, slowness_penalty
+from lm.train import StepLoss
+
+SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
+
+
+class LmTask:
+    """Streams of a corpus, the model, and the hidden state that is carried from window to window."""
+
+    def __init__(
+        self,
+        config: LmConfig,
+        eos: int,
+        model: LanguageModel,
+        train: TokenSplit,
+        valid: TokenSplit,
+        device: torch.device,
+    ) -> None:
+        self.config, self.device, self._eos = config, device, eos
+        self.model = model.to(device)
+        self._paper = config.train.compat == "paper"
+        self._streams = Streams(train.shards, config.train.batch_size, eos, paper=self._paper)
+        self._valid = valid
+        self._carried = model.initial_state(config.train.batch_size)
+        self._length = sum(len(shard) for shard in train.shards) // config.train.batch_size
+        if not self._length:
+            raise DataError(
+                f"{config.data.train}: {len(train):,} tokens for train.batch_size ="
+                f" {config.train.batch_size} streams; lower train.batch_size"
+            )
+
+    def epoch_length(self) -> int:
+        """Windows in a pass, nearly."""
+        return max(1, round(self._length / mean_length(self.config.window)))
+
+    def epoch(self, number: int, start: int) -> Iterator[Window]:
+        """The windows of a pass from ``start`` on; their lengths depend on seed and pass alone."""
+        generator = np.random.default_rng((self.config.train.seed, number))
+        spans = self._streams.spans(self.config.window, generator, training=True)
+        for span in islice(spans, start, None):
+            yield self._streams.window(span).to(self.device)
+
+    def loss(self, batch: Window) -> StepLoss:
+        """The summed loss of a window; its last state is carried to the next one."""
+        streams = batch.tokens.shape[1]
+        before = self.model.initial_state(streams) if batch.first else self._carried
+        outputs = self.model(batch.tokens, before)
+        self._carried = detached(outputs.state)
+        nll = self.model.head.loss(outputs.hidden, batch.targets)
+        tokens, model = batch.targets.numel(), self.config.model
+        penalty = torch.zeros((), device=nll.device)
+        if model.activation_penalty:
+            penalty = penalty + model.activation_penalty * activation_penalty(outputs.hidden.float())
+        if model.slowness_penalty:
+            penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
+        return StepLoss(nll + tokens * penalty, nll.detach(), tokens, batch.scale)
+
+    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
+        """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
+        total, tokens = score_streams(
+            self.model, self._valid.shards, self.config.data.valid_streams, self._eos, poll, paper=self._paper
+        )
+        return {"nll": total / tokens, "tokens": float(tokens)}
+
+    def state(self) -> dict[str, Tensor]:
+        """The hidden state of every stream."""
+        return state_tensors(self._carried)
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Puts back what :meth:`state` gave."""
+        self._carried = state_from(tensors, self.device)
+
+
+@torch.no_grad()
+def score_streams(
+    model: LanguageModel,
+    shards: Sequence[Ids],
+    streams: int,
+    eos: int,
+    poll: Callable[[], None],
+    *,
+    paper: bool = False,
+) -> tuple[float, int]:
+    """Σ nll in nats and the number of tokens that it is divided by, over all but a last incomplete row.
+
+    The authors' way (``paper``) scores N − 1 tokens of each stream and divides by N. DataError where the
+    text is shorter than the streams are many.
+    """
+    device = model.embedding.weight.device
+    config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)
+    laid_out = Streams(shards, streams, eos, paper=paper)
+    total, tokens, left_out = 0.0, 0, 0
+    state = model.initial_state(streams)
+    for span in laid_out.spans(config, np.random.default_rng(0)):
+        poll()
+        window = laid_out.window(span).to(device)
+        outputs = model(window.tokens, model.initial_state(streams) if span.first else state)
+        state = outputs.state
+        total += float(model.head.nll(outputs.hidden, window.targets).double().sum())
+        tokens += window.targets.numel()
+        left_out += streams * (paper and span.first)
+    if not tokens:
+        raise DataError(
+            f"the validation split has too few tokens for {streams} streams; lower data.valid_streams"
+        )
+    return total, tokens + left_out

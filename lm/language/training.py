@@ -1,0 +1,98 @@
+"""Wiring of a training run of a language model: corpus, model and run folder, handed to the engine."""
+
+from pathlib import Path
+
+from lm.checkpoint import CheckpointStore
+from lm.config import Resolved, override, read_config
+from lm.errors import ConfigError, DataError
+from lm.inputs import CODEC_HASH, RESUMABLE, changed_inputs, codec_of
+from lm.language.config import LmConfig
+from lm.language.corpus import TokenSplit, load_codec, load_split
+from lm.language.describe import describe
+from lm.language.model import LanguageModel
+from lm.language.task import LmTask
+from lm.memory import require_memory
+from lm.progress import Reporter
+from lm.run import Run
+from lm.state import load_model_tensors
+from lm.stop import RESUME, interruptible
+from lm.storage import shown
+from lm.text import Codec
+from lm.train import FitResult, configure_device, fit, require_end, seed_everything
+
+START_HASH = "start_from_sha256"
+FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
+    'optim.name="sgd"', 'optim.schedule="constant"', 'optim.average="uniform"', "optim.average_start=0",
+    "optim.average_trigger=0", "train.stop_trigger=5",
+)  # fmt: skip
+
+
+def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitResult:
+    """Train, or resume, the run of a folder; ``train.start_from`` names the run whose weights begin it.
+
+    Equal configs, data, build and thread count give bit-identical runs, however often they were stopped.
+
+    Raises:
+        DataError: a split cannot be read, or changed since the run began.
+        ConfigError: more memory than there is would be needed; see also :func:`lm.train.fit`.
+        StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and :meth:`lm.run.Run.open`.
+    """
+    config = resolved.config
+    require_end(config.train)
+    device = configure_device(config.train)
+    codec, train_split, valid_split = _load(
+        config
+    )  # all of it before the folder is made: bad data leaves none
+    if device.type == "cpu":
+        needed = describe(config, len(codec.vocabulary))["memory"]["training"]
+        require_memory(needed, "lower train.batch_size, head.components, window.length or the model's sizes")
+    seed_everything(config.train.seed)
+    model = LanguageModel(config, len(codec.vocabulary))
+    hashes = {
+        "train_sha256": train_split.fingerprint,
+        "valid_sha256": valid_split.fingerprint,
+        CODEC_HASH: codec.fingerprint,
+    }
+    if config.train.start_from and CheckpointStore(folder / "checkpoints").latest() is None:
+        hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
+    task = LmTask(config, codec.vocabulary.eos, model, train_split, valid_split, device)
+    with Run.open(folder, resolved, resumable_keys=RESUMABLE) as run:
+        codec.save(folder)
+        if changed := changed_inputs(folder, hashes):
+            source = config.data.valid if changed == ["valid_sha256"] else config.data.train
+            raise DataError(
+                f"{source}: the text changed since this run began; "
+                "restore it, or train into another folder with --run"
+            )
+        return fit(task, config.train, config.optim, run, report)
+
+
+def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
+    """The config that finetunes a run: its own, with averaged SGD from its best weights on, and overrides."""
+    resolved = read_config(run / "config.json", LmConfig)
+    given = {text.partition("=")[0].strip() for text in overrides}
+    usual = [text for text in FINETUNING if text.partition("=")[0] not in given]
+    changes = [*usual, f'train.start_from="{run}"', *overrides]
+    return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
+
+
+def _load(config: LmConfig) -> tuple[Codec, TokenSplit, TokenSplit]:
+    """Codec and both splits that training needs; a signal ends it as it ends training."""
+    with interruptible(RESUME) as poll:
+        codec = load_codec(config.data)
+        poll()
+        train_split = load_split(config.data.train, codec)
+        poll()
+        return codec, train_split, load_split(config.data.valid, codec)
+
+
+def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
+    """Puts the best weights of another run into the model; returns the hash of that commit's state."""
+    other = codec_of(source)
+    if other.fingerprint != codec.fingerprint:
+        raise ConfigError(
+            f"train.start_from = {shown(source)}: trained with another vocabulary; use the data of that run"
+        )
+    store = CheckpointStore(source / "checkpoints")
+    load_model_tensors(model, store.weights("best"))
+    return store.open("best").state_sha256

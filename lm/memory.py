@@ -1,0 +1,64 @@
+"""How much memory a training takes, and whether the machine has it."""
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from lm.errors import ConfigError
+from lm.heads import Head
+from lm.mixture_loss import LossOptions
+from lm.schema import OptimConfig
+from lm.storage import megabytes
+
+FLOAT = 4  # bytes
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> dict[str, int]:
+    """Bytes of training and of a checkpoint; ``activations`` counts the numbers that backpropagation keeps.
+
+    A checkpoint holds a tied matrix under both of its names, and so do its averages.
+    """
+    weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
+    moments = 2 if optim.name != "sgd" else int(optim.momentum > 0)
+    averages = int(optim.average != "none")
+    sizes = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": moments * weights,
+        "averages": averages * weights,
+        "activations": FLOAT * activations,
+    }
+    checkpoint = (1 + averages) * stored + moments * weights
+    return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
+
+
+def head_scratch(head: Head, tokens: int) -> int:
+    """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
+    mixed = head.components if head.parts.mixes == "probabilities" else 1
+    chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
+    logits = chunk * mixed * head.vocab_size * head.parts.link.buffers
+    return logits + 2 * head.vocab_size * head.size
+
+
+def require_memory(needed: int, remedy: str) -> None:
+    """Raises ConfigError where the machine, or the limit that it sets this process, has less memory."""
+    total = memory_limit()
+    if needed > total:
+        raise ConfigError(
+            f"training would take about {megabytes(needed)} of memory where there are {megabytes(total)};"
+            f" {remedy}"
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may have: the machine's, or its control group's if less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in map(Path, _LIMITS):
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total

@@ -1,0 +1,122 @@
+"""The evaluations that a run keeps: ``RUN/evaluation/<name>.json``.
+
+A record is ``{"format", "result", "contexts"}``: the result that was shown, and the numbers that it is a sum
+of, column by column, which comparisons resample.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm.errors import ConfigError, DataError, StorageError
+from lm.lines import visible
+from lm.storage import canonical_json, make_folder, read_json, write_atomic
+
+Result = dict[str, Any]
+
+FORMAT = 1
+FOLDER = "evaluation"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that a run has kept."""
+
+    run: str
+    result: Result
+    contexts: Result
+
+
+def plain(text: str) -> str:
+    """A text as a part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
+
+
+def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
+    """Write an evaluation into its run, its name added to the result.
+
+    The evaluation of the same name is replaced if it is of the same data; beside one of other data the new
+    one gets six digits of the data's hash. StorageError where it cannot be written.
+    """
+    folder = run / FOLDER
+    make_folder(folder)
+    if _data_of(folder / f"{name}.json") not in (None, result["data"]["sha256"]):
+        name = f"{name}.{result['data']['sha256'][:6]}"
+    result["name"] = name
+    record: Result = {"format": FORMAT, "result": result, "contexts": contexts}
+    write_atomic(folder / f"{name}.json", canonical_json(record) + b"\n")
+
+
+def load_evaluation(
+    run: Path, name: str, needed: Sequence[Sequence[str]], columns: Sequence[Sequence[str]], program: str
+) -> Evaluation:
+    """Read what :func:`keep` wrote.
+
+    Args:
+        needed: keys, from the outermost on, that the record must have.
+        columns: keys of lists in its contexts, which must be of one length.
+        program: ``dialog`` or ``lm``, for remedies.
+
+    Raises:
+        DataError: the run has no such evaluation.
+        StorageError: it is damaged.
+    """
+    path = run / FOLDER / f"{name}.json"
+    known = evaluation_names(run)
+    again = f"run `{program} evaluate` again"
+    if name not in known:
+        others = ", ".join(known) or "none"
+        raise DataError(
+            f"{visible(str(run))}: has no evaluation {visible(name)} (it has: {visible(others)}); "
+            f"run `{program} evaluate` on it first"
+        )
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise StorageError(f"{visible(str(path))}: not an evaluation of ours; {again}")
+    result, contexts = record.get("result"), record.get("contexts")
+    if not isinstance(result, dict) or not isinstance(contexts, dict):
+        raise StorageError(f"{visible(str(path))}: damaged; {again}")
+    for keys in (*needed, *(("contexts", *column) for column in columns)):
+        if lookup(record, keys) is None:
+            raise StorageError(f"{visible(str(path))}: has no {'.'.join(keys)}; {again}")
+    lists = [lookup(contexts, column) for column in columns]
+    if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
+        raise StorageError(f"{visible(str(path))}: its contexts do not match; {again}")
+    return Evaluation(str(run), result, contexts)
+
+
+def evaluation_names(run: Path) -> list[str]:
+    """What the evaluations of a run are called; StorageError where there is no run."""
+    if not run.is_dir():
+        raise StorageError(f"{visible(str(run))}: no such run; check the path")
+    return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
+
+
+def common_name(runs: Sequence[Path], program: str) -> str:
+    """The one evaluation that all runs have; DataError for none, ConfigError for several."""
+    common = set(evaluation_names(runs[0])).intersection(*map(evaluation_names, runs[1:]))
+    if not common:
+        names = "; ".join(f"{run}: {', '.join(evaluation_names(run)) or 'none'}" for run in runs)
+        raise DataError(f"no evaluation in common ({visible(names)}); run `{program} evaluate` on each run")
+    if len(common) > 1:
+        names = ", ".join(sorted(common))
+        raise ConfigError(f"the runs have several evaluations in common; choose one of {visible(names)}")
+    return common.pop()
+
+
+def lookup(record: Any, keys: Sequence[str]) -> Any:
+    """What nested objects hold under the keys; None where there is no such key."""
+    for key in keys:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def _data_of(path: Path) -> str | None:
+    """The hash of the data of a kept evaluation; None where there is none that can be read."""
+    try:
+        record: Any = read_json(path)
+        return str(record["result"]["data"]["sha256"])
+    except (StorageError, KeyError, TypeError):
+        return None

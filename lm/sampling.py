@@ -1,0 +1,72 @@
+"""Drawing a token from a distribution: temperature, top-k and top-p, by inverting the cumulative sum.
+
+R rows · V words.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+INFINITY = float("inf")
+
+
+class Filters(Protocol):
+    """What is drawn from, instead of the distribution itself."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def temperature_on(self) -> Literal["mixture", "components"]: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+
+def draw(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
+    """The tokens (R,) that ``uniform`` (R,) picks from ``log_probs`` (R, V), by inverting the tempered CDF.
+
+    First the temperature, unless the components were tempered; then the ``top_k`` most probable tokens; of
+    these the fewest that hold ``top_p`` of their probability (Holtzman et al. 2020). Every row needs a
+    possible token.
+    """
+    vocab = log_probs.shape[1]
+    tokens: Tensor | None = None
+    if 0 < filters.top_k < vocab or filters.top_p < 1:
+        log_probs, tokens = ranked(log_probs, min(filters.top_k or vocab, vocab))
+    temperature = filters.temperature if filters.temperature_on == "mixture" else 1.0
+    log_probs = log_probs.double()
+    # Relative to the best, so that the coldest temperature leaves it possible.
+    probs = torch.softmax((log_probs - log_probs.max(1, keepdim=True).values) / temperature, 1)
+    if filters.top_p < 1:
+        before = probs.cumsum(1) - probs  # the probability of the better tokens
+        probs = probs.masked_fill(before >= filters.top_p, 0)
+    cumulative = probs.cumsum(1)
+    threshold = uniform.unsqueeze(1) * cumulative[:, -1:]
+    # The first place beyond the threshold: never one without probability of its own.
+    place = torch.searchsorted(cumulative, threshold, right=True)
+    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
+
+
+def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest of each row of ``values`` (R, V), in order, equal ones by index: values, indices.
+
+    ``topk`` leaves the order of equal values open, and which of them it returns at the edge. -inf ranks
+    last and is not told apart.
+    """
+    if count == values.shape[1]:
+        order = values.sort(dim=1, descending=True, stable=True)
+        return order.values, order.indices
+    best, index = values.topk(count + 1, dim=1)
+    ambiguous = (best[:, -2] == best[:, -1]) & (best[:, -1] > -INFINITY)
+    best, index = best[:, :count], index[:, :count]
+    if bool(ambiguous.any()):
+        order = values[ambiguous].sort(dim=1, descending=True, stable=True)
+        best[ambiguous], index[ambiguous] = order.values[:, :count], order.indices[:, :count]
+    index, order_by_index = index.sort(dim=1)
+    best, order_by_value = best.gather(1, order_by_index).sort(dim=1, descending=True, stable=True)
+    return best, index.gather(1, order_by_value)

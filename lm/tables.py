@@ -1,0 +1,36 @@
+"""Tables of a config, and of what it amounts to before training, of whatever family."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lm.config import C, Resolved, known_keys
+from lm.console import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def config_table(name: str, resolved: Resolved[C]) -> "Table":
+    """Every key with its value and where that was set."""
+    rows = []
+    for key in known_keys(type(resolved.config)):
+        value: Any = resolved.config
+        for part in key.split("."):
+            value = getattr(value, part)
+        rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
+    return table(f"Config {name}", rows)
+
+
+def description_tables(description: Mapping[str, Any]) -> list["Table | str"]:
+    """Parameters by part, memory, and the vocabulary that they are for."""
+    words = f"{description['vocabulary']:,}"
+    if description["vocabulary_assumed"]:
+        words += ", the most that data.vocab_size and the corpus allow"
+    parameters = {**description["parameters_by_part"], "total": description["parameters"]}
+    memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
+    return [
+        table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
+        table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
+        f"for a vocabulary of {words}",
+    ]

@@ -1,0 +1,232 @@
+"""The language whose truth is known: its rank, what each head reaches of it, and the sweep over heads."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.analysis.bottleneck import (
+    POINTS,
+    RESULT,
+    WIDE,
+    BottleneckOptions,
+    Language,
+    Point,
+    bottleneck,
+    measured_rank,
+    points,
+    train_point,
+)
+from lm.analysis.bottleneck_figure import bottleneck_tables, draw
+from lm.console import one_line
+from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
+from lm.heads import HEADS, Head
+from lm.schema import HeadConfig
+
+TINY = BottleneckOptions(
+    contexts=12,
+    vocab=20,
+    rank=6,
+    heads=("softmax", "mos"),
+    embedding_sizes=(1, 2),
+    components=(2,),
+    hidden_size=6,
+    steps=8,
+)
+LANGUAGE = Language(seed=3, contexts=24, vocab=40, rank=16)
+
+
+@pytest.mark.parametrize(("contexts", "vocab", "rank"), [(9, 30, 2), (30, 9, 9), (16, 16, 16), (96, 768, 48)])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_language_has_its_rank_and_normalised_rows(contexts: int, vocab: int, rank: int, seed: int) -> None:
+    language = Language(seed, contexts, vocab, rank)
+    assert language.log_probs.dtype == torch.float64
+    assert language.log_probs.shape == (contexts, vocab)
+    torch.testing.assert_close(language.log_probs.exp().sum(-1), torch.ones(contexts, dtype=torch.float64))
+    assert measured_rank(language.log_probs) == rank
+    assert torch.linalg.matrix_rank(language.log_probs) == rank  # by NumPy's threshold too
+    assert 0 < language.entropy < math.log(vocab)
+
+
+def test_a_language_is_what_its_seed_says_and_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = (Language(seed, 8, 9, 3).log_probs for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    train_point(Language(1, 8, 9, 3), Point("softmax", 1, 2, 3), 2, 0.05)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_divergence_and_entropy_are_expectations_over_contexts() -> None:
+    language = Language(1, 5, 7, 3, context_law="zipf")
+    weights = [1 / n for n in range(1, 6)]
+    model = torch.log_softmax(torch.randn(5, 7, dtype=torch.float64), -1)
+    kl = entropy = 0.0
+    for weight, truth, guess in zip(weights, language.log_probs.tolist(), model.tolist(), strict=True):
+        share = weight / sum(weights)
+        kl += share * sum(math.exp(p) * (p - q) for p, q in zip(truth, guess, strict=True))
+        entropy -= share * sum(math.exp(p) * p for p in truth)
+    assert language.divergence(model) == pytest.approx(kl)
+    assert language.entropy == pytest.approx(entropy)
+    assert language.divergence(language.log_probs) == 0
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("components", "size", "hidden"), [(1, 4, 4), (3, 4, 7), (1, 2, 9)])
+def test_parameters_are_counted_to_the_unit(kind: str, components: int, size: int, hidden: int) -> None:
+    components = components if HEADS[kind].mixes != "nothing" else 1
+    config = HeadConfig(kind=kind, components=components, embedding_size=size)  # type: ignore[arg-type]
+    head = Head(config, hidden, vocab_size=11)
+    count = sum(parameter.numel() for parameter in head.parameters()) + 5 * hidden
+    assert Point(kind, components, size, hidden).parameters(contexts=5, vocab=11) == count
+
+
+def test_at_each_size_all_models_have_the_same_parameters() -> None:
+    options = BottleneckOptions(components=(2, 4, 8))
+    for size in options.embedding_sizes:
+        models = dict.fromkeys(points(options, size))
+        assert {(point.kind, point.components) for name, point in models if name != WIDE} == {
+            *(("softmax", 1), ("sigsoftmax", 1)),
+            *((kind, components) for kind in ("moc", "mos", "moss") for components in (2, 4, 8)),
+        }
+        counts = {
+            (name, point.components): point.parameters(options.contexts, options.vocab)
+            for name, point in models
+        }
+        wide = counts.pop((WIDE, 1))
+        assert max(counts.values()) <= 1.02 * min(counts.values())
+        assert wide <= counts["mos", 8]
+        assert all(point.embedding_size == size for name, point in models if name != WIDE)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "moc"])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_the_rank_of_softmax_and_moc_never_exceeds_the_wall(kind: str, size: int) -> None:
+    point = Point(kind, 1 if kind == "softmax" else 3, size, hidden_size=20)
+    assert train_point(LANGUAGE, point, steps=30, lr=0.05)["rank"] == size + 2
+
+
+def test_softmax_learns_a_language_that_fits_it() -> None:
+    language = Language(2, 12, 20, rank=5)
+    fits, wall = (train_point(language, Point("softmax", 1, size, 8), 300, 0.05) for size in (4, 2))
+    assert fits["kl"] < 2e-3
+    assert wall["kl"] > 0.1
+    assert wall["late_gain"] < 1e-3  # so it is the wall, and not too short a training
+
+
+def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
+    softmax = train_point(LANGUAGE, Point("softmax", 1, 3, 24), 200, 0.05)
+    moc = train_point(LANGUAGE, Point("moc", 4, 3, 16), 200, 0.05)
+    mos = train_point(LANGUAGE, Point("mos", 4, 3, 16), 200, 0.05)
+    assert mos["kl"] < 0.75 * min(softmax["kl"], moc["kl"])
+    assert moc["kl"] == pytest.approx(softmax["kl"], rel=0.15)
+    assert mos["rank"] > LANGUAGE.rank > softmax["rank"]
+
+
+def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
+    first, again = bottleneck(TINY, tmp_path / "a"), bottleneck(TINY, tmp_path / "b")
+    assert first == again
+    for name in (POINTS, RESULT):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert json.loads((tmp_path / "a" / RESULT).read_text())["rows"] == first["rows"]
+
+
+def stop_after(steps: int) -> Callable[[], None]:
+    """A poll that interrupts once so many steps were taken."""
+    calls = iter(range(steps))
+
+    def poll() -> None:
+        if next(calls, None) is None:
+            raise Interrupted("interrupted")
+
+    return poll
+
+
+def test_an_interrupted_sweep_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = bottleneck(TINY, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        bottleneck(TINY, tmp_path / "cut", stop_after(2 * TINY.steps + 3))
+    assert len((tmp_path / "cut" / POINTS).read_text().splitlines()) == 2
+    left = len(whole["rows"]) - 2
+    assert bottleneck(TINY, tmp_path / "cut", stop_after(left * TINY.steps)) == whole
+    for name in (POINTS, RESULT):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_is_finished_is_not_trained_again_and_what_changed_is(tmp_path: Path) -> None:
+    first = bottleneck(TINY, tmp_path)
+    seen: list[tuple[int, int]] = []
+    again = bottleneck(TINY, tmp_path, stop_after(0), lambda done, total: seen.append((done, total)))
+    assert again == first
+    assert seen[-1] == (len(first["rows"]), len(first["rows"]))
+    wider = replace(TINY, embedding_sizes=(1, 2, 3))
+    assert [row for row in bottleneck(wider, tmp_path)["rows"] if row["size"] < 3] == first["rows"]
+    for change in ({"steps": 9}, {"lr": 0.01}, {"rank": 5}, {"seeds": (2,)}, {"spread": 2.0}):
+        with pytest.raises(Interrupted):
+            bottleneck(replace(TINY, **change), tmp_path, stop_after(0))  # type: ignore[arg-type]
+
+
+def test_a_damaged_file_of_points_is_named(tmp_path: Path) -> None:
+    bottleneck(TINY, tmp_path)
+    with (tmp_path / POINTS).open("a") as file:
+        file.write('{"settings": {}}\n')
+    with pytest.raises(StorageError, match=rf"{POINTS}:\d+: not a point of a sweep; remove the file"):
+        bottleneck(TINY, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 1}, "--rank 1: choose between 2 and 12"),
+        ({"rank": 13}, "--rank 13: choose between 2 and 12"),
+        ({"heads": ()}, "--heads: name at least one"),
+        ({"heads": ("softmax", "sofmax")}, "--heads: 'sofmax' is no head; choose from softmax"),
+        ({"embedding_sizes": (2, 0)}, "--embedding-sizes 0: must be at least 1"),
+        ({"embedding_sizes": (2, 2)}, "--embedding-sizes: one of them stands twice"),
+        ({"components": (-1,)}, "--components -1: must be at least 1"),
+        ({"seeds": (-1,)}, "--seeds -1: a seed is between 0 and"),
+        ({"seeds": (2**63,)}, "--seeds 9223372036854775808: a seed is between"),
+        ({"steps": 0}, "--steps 0: must be at least 1"),
+        ({"lr": math.nan}, "--lr nan: must be above 0"),
+        ({"spread": 1e-15}, "--rank 6: the language measures"),
+        ({"spread": math.inf}, "--spread inf: choose above 0"),
+        ({"context_law": "bell\x1b"}, "--context-law"),
+        ({"contexts": 10**5, "vocab": 10**5}, "contexts × words × components need about"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(TINY, **change)
+    assert message in str(caught.value)
+    assert "\n" not in one_line(str(caught.value))
+
+
+def test_a_training_that_diverges_says_so() -> None:
+    with pytest.raises(DivergenceError, match="lower --lr"):
+        train_point(LANGUAGE, Point("softmax", 1, 2, 4), 20, lr=1e38)
+
+
+def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
+    options = replace(TINY, heads=("softmax", "sigsoftmax", "moc", "mos"), components=(2, 3), seeds=(1, 2))
+    result = bottleneck(options, tmp_path)
+    kl, rank, *lines = bottleneck_tables(result)
+    names = ["softmax", "sigsoftmax", *(f"{kind} K = {k}" for kind in ("MoC", "MoS") for k in (2, 3)), WIDE]
+    for shown in (kl, rank):
+        assert not isinstance(shown, str)
+        assert [str(column.header) for column in shown.columns] == ["E", "parameters", *names]
+        assert shown.row_count == 2
+    assert "rank 6" in str(lines[0])
+    pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
+    draw(result, pictures)
+    before = [path.read_bytes() for path in pictures]
+    assert before[0].startswith(b"\x89PNG")
+    assert b"<svg" in before[1]
+    draw(result, pictures)
+    assert [path.read_bytes() for path in pictures] == before
+    with pytest.raises(ConfigError, match="pictures end in"):
+        draw(result, [tmp_path / "b.pdf"])

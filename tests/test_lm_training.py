@@ -1,0 +1,211 @@
+"""Language models trained for real on a tiny text: loss, carried state, resuming, finetuning, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lm.checkpoint import CheckpointStore
+from lm.config import Resolved, load_config
+from lm.errors import ConfigError, DataError, StorageError
+from lm.language.config import LmConfig
+from lm.language.corpus import load_codec, load_split
+from lm.language.model import LanguageModel
+from lm.language.task import LmTask, score_streams
+from lm.language.trained import TrainedLm
+from lm.language.training import finetuned, train
+from lm.progress import NullReporter
+from lm.regularize import activation_penalty, slowness_penalty
+from lm.train import seed_everything
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "while", "some", "dogs", "slept", "and", "<unk>", "N")
+CONFIG = """
+[data]
+train = "train.txt"
+valid = "valid.txt"
+test = "valid.txt"
+valid_streams = 3
+[window]
+length = 7
+shortest = 2
+[model]
+embedding_size = 6
+hidden_sizes = [9, 8]
+[head]
+kind = "mos"
+components = 2
+embedding_size = 6
+tied = true
+latent_dropout = 0.2
+[optim]
+name = "sgd"
+lr = 1.0
+clip_norm = 0.25
+weight_decay = 1e-4
+average = "uniform"
+average_trigger = 1
+[train]
+batch_size = 4
+max_steps = 40
+validate_every = 6
+checkpoint_every = 5
+log_every = 3
+"""
+
+
+@pytest.fixture
+def corpus(in_tmp: Path) -> Path:
+    rng = np.random.default_rng(3)
+    for name, lines in (("train", 60), ("valid", 12)):
+        text = [" ".join(rng.choice(WORDS, rng.integers(0, 12))) for _ in range(lines)]
+        (in_tmp / f"{name}.txt").write_text("\n".join(text) + "\n")
+    (in_tmp / "tiny.toml").write_text(CONFIG)
+    return in_tmp
+
+
+def resolved(*overrides: str) -> Resolved[LmConfig]:
+    return load_config("tiny.toml", LmConfig, family="lm", overrides=overrides)
+
+
+def task(*overrides: str) -> LmTask:
+    config = resolved(*overrides).config
+    codec = load_codec(config.data)
+    seed_everything(1)
+    model = LanguageModel(config, len(codec.vocabulary))
+    splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
+    return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))
+
+
+def outcome(run: Path) -> tuple[str, bytes]:
+    store = CheckpointStore(run / "checkpoints")
+    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
+
+
+def test_the_loss_is_nll_and_penalties(corpus: Path) -> None:
+    calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
+    tiny = task(
+        *calm, "head.latent_dropout=0.0", "model.activation_penalty=2.0", "model.slowness_penalty=3.0"
+    )
+    window = next(tiny.epoch(0, 0))
+    loss = tiny.loss(window)
+    outputs = tiny.model(window.tokens, tiny.model.initial_state(4))
+    nll = F.nll_loss(tiny.model.head.log_probs(outputs.hidden).flatten(0, 1), window.targets.flatten())
+    penalty = 2 * activation_penalty(outputs.hidden) + 3 * slowness_penalty(outputs.raw)
+    tokens = window.targets.numel()
+    assert loss.tokens == tokens
+    torch.testing.assert_close(loss.nll, nll.detach() * tokens)
+    torch.testing.assert_close(loss.objective, (nll + penalty) * tokens)
+
+
+def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
+    tiny = task()
+    zero = tiny.state()
+    windows = tiny.epoch(0, 0)
+    tiny.loss(next(windows))
+    carried = tiny.state()
+    assert all(not torch.equal(carried[name], zero[name]) for name in zero)
+    tiny.model.eval()
+    second = next(windows)
+    first_again = float(tiny.loss(second).nll)
+    tiny.load_state(carried)
+    assert float(tiny.loss(second).nll) == first_again
+    tiny.load_state(zero)
+    assert float(tiny.loss(second).nll) != first_again, "the state makes no difference"
+    tiny.load_state(carried)
+    fresh = float(tiny.loss(next(tiny.epoch(1, 0))).nll)
+    tiny.load_state(zero)
+    assert float(tiny.loss(next(tiny.epoch(1, 0))).nll) == fresh, "a pass begins with another's state"
+
+
+def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -> None:
+    train(resolved("train.max_steps=6"), Path("run"), NullReporter())
+    trained = TrainedLm.load(Path("run"))
+    split = load_split("valid.txt", trained.codec)
+    with torch.no_grad():
+        eos = trained.codec.vocabulary.eos
+        total, tokens = score_streams(trained.model, split.shards, 1, eos, lambda: None)
+    nll = trained.nll(split.ids())
+    assert tokens == len(nll) == len(split)
+    assert total == pytest.approx(float(nll.sum()), rel=1e-6)
+
+
+def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path) -> None:
+    tiny = task()
+    ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
+    arguments = (tiny.model.eval(), [ids], 1, tiny._eos, lambda: None)
+    with torch.no_grad():
+        total, tokens = score_streams(*arguments, paper=True)
+        inputs, targets = (
+            torch.from_numpy(ids[:-1].astype(np.int64)),
+            torch.from_numpy(ids[1:].astype(np.int64)),
+        )
+        outputs = tiny.model(inputs[:, None], tiny.model.initial_state(1))
+        expected = float(tiny.model.head.nll(outputs.hidden[:, 0], targets).double().sum())
+    assert tokens == len(ids)
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("compat", ["none", "paper"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, compat: str) -> None:
+    same = f'train.compat="{compat}"'
+    train(resolved(same), Path("once"), NullReporter())
+    for steps in (6, 18, 30, 40):  # each the place of a validation
+        train(resolved(same, f"train.max_steps={steps}"), Path("twice"), NullReporter())
+    assert b'"averaging"' in outcome(Path("once"))[1], "the trigger is not part of this test"
+    assert outcome(Path("once")) == outcome(Path("twice"))
+
+
+def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corpus: Path) -> None:
+    train(resolved(), Path("runs/base"), NullReporter())
+    config = finetuned(Path("runs/base"), ["train.max_steps=12", "optim.lr=1e-9"])
+    assert config.config.optim.average == "uniform"
+    assert config.config.train.start_from == "runs/base"
+    train(config, Path("runs/base-finetuned"), NullReporter())
+    records = [
+        json.loads(line) for line in Path("runs/base-finetuned/metrics.jsonl").read_text().splitlines()
+    ]
+    valid = [record for record in records if record["split"] == "valid"]
+    base = CheckpointStore(Path("runs/base/checkpoints"))
+    before: Any = base.open("best").state
+    assert valid[0]["step"] == 0
+    assert valid[0]["nll"] == pytest.approx(before["progress"]["best"][0][0])
+    best = TrainedLm.load(Path("runs/base-finetuned")).model.state_dict()
+    for name, tensor in base.weights("best").items():
+        torch.testing.assert_close(best[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:
+    run = Path("talk")
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"family": "dialog", "config": {}, "provenance": {}}))
+    with pytest.raises(StorageError, match="talk: a run of `dialog`, not of `lm`; use `dialog`"):
+        TrainedLm.load(run)
+    with pytest.raises(StorageError, match="a run of `dialog`"):
+        train(resolved(), run, NullReporter())
+
+
+def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training would take about .* MB .* head\.components") as refusal:
+        train(resolved("head.components=2000000000"), Path("huge"), NullReporter())
+    assert "\n" not in str(refusal.value)
+    assert not Path("huge").exists()
+
+
+def test_changed_text_is_noticed_when_a_run_is_resumed(corpus: Path) -> None:
+    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    text = Path("valid.txt").read_text()
+    Path("valid.txt").write_text(text + "the cat\n")
+    with pytest.raises(DataError, match=r"valid\.txt: the text changed"):
+        train(resolved(), Path("run"), NullReporter())
+    Path("valid.txt").write_text(text)
+    train(resolved(), Path("run"), NullReporter())
+
+
+def test_too_many_streams_are_refused(corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.txt: .* tokens for train\.batch_size = 5000 streams"):
+        train(resolved("train.batch_size=5000"), Path("run"), NullReporter())
+    assert not Path("run/config.json").exists()

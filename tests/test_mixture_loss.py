@@ -1,0 +1,221 @@
+"""The one-pass loss, its gradients and its link functions, against formulas that keep every tensor."""
+
+import math
+
+import pytest
+import torch
+from test_heads import KINDS, H, N, V, example, make_head, naive_probabilities
+from torch import Tensor
+
+from lm.heads import HEADS, Head
+from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
+from lm.mixture_loss import LossOptions
+
+
+def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
+    """``head``; afterwards the logits of a relu head at ``hidden`` lie well away from 0, on both sides."""
+    if head.config.kind == "relu":
+        with torch.no_grad():
+            head.weight.mul_(0.5)
+            head.bias.copy_(torch.tensor([4.0, -4.0]).repeat(V)[:V])
+            contexts, _ = head.contexts(hidden)
+            logits = contexts @ head.weight.t() + head.bias
+        assert logits.abs().min() > 0.3
+        assert logits.min() < 0 < logits.max()
+    return head
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_loss_nll_and_log_probs_agree_for_every_chunk_size(kind: str, rows: int) -> None:
+    head = make_head(kind)
+    head._options = LossOptions(head.parts.link, rows=rows)
+    hidden, targets, weights = example()
+    loss = head.loss(hidden, targets, weights)
+    nll = head.nll(hidden, targets)
+    gathered = -head.log_probs(hidden).gather(1, targets[:, None])[:, 0]
+    naive = -(naive_probabilities(head, hidden).gather(1, targets[:, None])[:, 0].log())
+    torch.testing.assert_close(nll, gathered)
+    torch.testing.assert_close(nll, naive)
+    torch.testing.assert_close(loss, (weights * naive).sum())
+    wanted = torch.autograd.grad((weights * naive).sum(), [hidden, *head.parameters()])
+    got = torch.autograd.grad(3 * loss, [hidden, *head.parameters()])
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, 3 * theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_through_chunks(kind: str) -> None:
+    head = make_head(kind, components=2, size=3)
+    head._options = LossOptions(head.parts.link, rows=4)
+    hidden = torch.randn(5, H, dtype=torch.float64, requires_grad=True)
+    clear_of_kinks(head, hidden)
+    targets = torch.randint(0, V, (5,))
+    weights = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*head.named_parameters(), strict=True)
+
+    def loss(hidden: Tensor, weights: Tensor, *parameters: Tensor) -> Tensor:
+        class Bound(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = head
+
+            def forward(self) -> Tensor:
+                return self.head.loss(hidden, targets, weights)
+
+        bound = {f"head.{name}": value for name, value in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(Bound(), bound, ())
+
+    assert torch.autograd.gradcheck(loss, (hidden, weights, *values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("magnitude", [300.0, -300.0])
+def test_extreme_logits_are_finite_and_right(kind: str, magnitude: float) -> None:
+    """float32 at |z| = 300, where exp(z) and the papers' log(p + 1e-8) fail, against float64."""
+    exact = make_head(kind)
+    with torch.no_grad():
+        exact.weight.mul_(60 / exact.weight.abs().amax())
+        exact.bias.copy_(torch.linspace(0, magnitude, V))
+    head = make_head(kind).float()
+    head.load_state_dict(exact.state_dict())
+    hidden, targets, _ = example()
+    single = hidden.detach().float().requires_grad_()
+    wanted, loss = exact.loss(hidden, targets), head.loss(single, targets)
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-4, atol=1e-4)
+    wanted.backward()
+    loss.backward()
+    assert wanted > N * math.log(V)  # worse than a uniform guess
+    torch.testing.assert_close(single.grad.double(), hidden.grad, rtol=1e-3, atol=1e-3)
+    log_probs = head.log_probs(single)
+    assert log_probs.isfinite().all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_products_and_hidden_states(kind: str) -> None:
+    hidden, targets, _ = example()
+    exact = clear_of_kinks(make_head(kind), hidden)
+    low = make_head(kind, products="bfloat16").float()
+    low.load_state_dict(exact.state_dict())
+    single = hidden.detach().float().requires_grad_()
+    exact.loss(hidden, targets).backward()
+    loss = low.loss(single, targets)
+    loss.backward()
+    torch.testing.assert_close(loss.double(), exact.loss(hidden, targets), rtol=2e-2, atol=0)
+    error = (single.grad.double() - hidden.grad).norm() / hidden.grad.norm()
+    assert error < 2e-2
+    torch.testing.assert_close(
+        low.nll(single, targets).double(), exact.nll(hidden, targets), rtol=1e-4, atol=1e-4
+    )
+    half = exact.bfloat16()
+    log_probs = half.log_probs(hidden.bfloat16())
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_of_a_flat_batch_are_the_columns_of_a_rectangular_one(kind: str) -> None:
+    head = make_head(kind, latent_dropout=0.5)
+    hidden, targets = torch.randn(4, 3, H, dtype=torch.float64), torch.randint(0, V, (4, 3))
+    columns = torch.arange(3).repeat(4)
+    totals = []
+    for call in (
+        lambda: head.loss(hidden, targets),
+        lambda: head.loss(hidden.view(12, H), targets.view(12), streams=columns),
+        lambda: head.nll(hidden, targets).sum(),
+        lambda: head.nll(hidden.view(12, H), targets.view(12), columns).sum(),
+    ):
+        torch.manual_seed(1)
+        totals.append(call())
+    for total in totals[1:]:
+        torch.testing.assert_close(total, totals[0])
+    torch.manual_seed(1)
+    assert abs(head.loss(hidden.view(12, H), targets.view(12)) - totals[0]) > 1e-6
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX, SIGMOID, RELU], ids=lambda link: type(link).__name__)
+@pytest.mark.parametrize("shift", [None, 1.5])
+def test_links_in_place_and_out_of_place_are_one_function_and_its_derivative(
+    link: Link, shift: float | None
+) -> None:
+    """From −300 to 300, and where a slope of relu begins, in float32."""
+    special = torch.tensor([0.0, 1e-30, -1e-30, 1e-9, -1e-9, 1e-7])
+    logits = torch.cat([torch.linspace(-300, 300, 501), torch.randn(100), special]).view(1, -1)
+    moved = None if shift is None else torch.tensor(shift)
+    leaf = logits.clone().requires_grad_()
+    wanted = link.log(leaf, moved)
+    (slope,) = torch.autograd.grad(wanted.sum(), leaf)
+    torch.testing.assert_close(link.slope(logits, moved), slope)
+    buffers = torch.full((link.buffers, *logits.shape), math.nan)
+    buffers[0] = logits
+    torch.testing.assert_close(link.log_(buffers[0], moved, buffers[1:]), wanted.detach())
+    shares = torch.rand_like(logits)
+    got = link.times_slope_(shares.clone(), buffers[1:])
+    torch.testing.assert_close(got, shares * slope)
+    assert got.isfinite().all()
+    assert wanted.isfinite().all()
+
+
+def test_slope_of_relu_is_as_published() -> None:
+    slopes = RELU.slope(torch.tensor([-2.0, 0.0, 1e-20, 1e-8, 4.0]))
+    torch.testing.assert_close(slopes, torch.tensor([0.0, 0.0, 1e8, 5e7, 0.25]))
+
+
+def test_relu_without_a_positive_logit_is_uniform_and_learns_nothing() -> None:
+    head = make_head("relu").float()
+    torch.nn.init.constant_(head.bias, -100)
+    hidden = torch.randn(N, H, requires_grad=True)
+    targets = torch.randint(0, V, (N,))
+    loss = head.loss(hidden, targets)
+    loss.backward()
+    assert loss.item() == pytest.approx(N * math.log(V), rel=1e-6)
+    assert all((parameter.grad == 0).all() for parameter in (hidden, *head.parameters()))
+
+
+def test_relu_just_above_zero_has_a_huge_gradient_that_is_finite() -> None:
+    head = make_head("relu", size=H).float()
+    torch.nn.init.zeros_(head.weight)
+    head.bias.data.fill_(1.0)[0] = 1e-20
+    loss = head.loss(torch.randn(1, H), torch.tensor([0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(V - 1) - math.log(1e-8), rel=1e-5)
+    assert head.bias.grad[0].item() == pytest.approx(-1e8, rel=1e-5)
+    torch.testing.assert_close(head.bias.grad[1:], torch.full((V - 1,), 1 / (V - 1)))
+
+
+def test_a_head_whose_logits_are_not_numbers_says_so() -> None:
+    for kind in KINDS:
+        head = make_head(kind)
+        hidden, targets, _ = example()
+        head.bias.data[targets[0]] = math.nan
+        loss = head.loss(hidden, targets)
+        loss.backward()
+        assert loss.isnan()
+        assert hidden.grad.isnan().any()
+
+
+def test_learned_scale_and_shift_receive_gradients() -> None:
+    head = make_head("moss", learn_context_scale=True, context_scale=4.0)
+    hidden, targets, _ = example()
+    head.loss(hidden, targets).backward()
+    assert head.scale.grad.abs() > 0
+    assert head.shift.grad.abs() > 0
+
+
+def test_scratch_memory_does_not_grow_with_the_number_of_tokens() -> None:
+    """What one pass holds besides inputs and gradients is bounded by the chunk."""
+    options = LossOptions(HEADS["mos"].link)
+    assert options.tokens_per_chunk(15, 10_000) * 15 * 10_000 * 4 <= 2**25
+    assert options.tokens_per_chunk(15, 33_278) * 15 * 33_278 * 4 <= 2**25
+    assert options.tokens_per_chunk(5000, 10) == 1
+
+
+def test_no_tokens_are_no_loss() -> None:
+    head = make_head("mos")
+    hidden = torch.empty(0, H, dtype=torch.float64)
+    targets = torch.empty(0, dtype=torch.long)
+    assert head.loss(hidden, targets).item() == 0
+    assert head.nll(hidden, targets).shape == (0,)
+    assert head.log_probs(hidden).shape == (0, V)
+    assert math.isclose(head.log_probs(torch.zeros(1, H).double()).exp().sum().item(), 1, rel_tol=1e-9)
