@@ -3,31 +3,31 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dialog.schema import DialogConfig
+from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import Resolved, load_config, override, read_config
 from lm.console import (
     Checkpoint,
     JsonFile,
     Overrides,
     RunFolder,
-    add_check,
-    config_completion,
     counting,
     new_app,
     run_app,
     show,
     show_training,
-    table,
     writable,
     write_result,
 )
-from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible
 from lm.tokenizers import TokenizerKind
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = new_app(
     "Train, evaluate and talk to encoder-decoder dialog models that differ only in their output head.\n\n"
@@ -36,14 +36,7 @@ app = new_app(
 )
 
 
-Config = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A preset (`dialog presets` lists them) or a .toml file.",
-        autocompletion=config_completion("dialog"),
-    ),
-]
+Config = Annotated[str, config_argument("dialog")]
 DecodeOverrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,32 +70,14 @@ def demo(
     show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
 
 
-@app.command()
-def presets() -> None:
-    """List the configs that come with Highrank; parameters are for the largest vocabulary that they allow."""
-    from dialog.describe import describe as describe_config
+def _size(config: DialogConfig) -> dict[str, Any]:
+    from dialog.describe import describe
 
-    rows = []
-    for path in preset_paths("dialog"):
-        config = load_config(str(path), DialogConfig, family="dialog").config
-        parameters = describe_config(config)["parameters"]
-        rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
-    show(table("Presets", rows))
+    return describe(config)
 
 
-@app.command()
-def describe(config: Config, overrides: Overrides = None, json_file: JsonFile = None) -> None:
-    """Show a config with the origin of every value, parameters by part and estimated memory, without data.
-
-    Example: dialog describe smalltalk_mos --set head.components=8
-    """
-    resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
-    from dialog.describe import describe as describe_config
-    from lm.tables import config_table, description_tables
-
-    result = describe_config(resolved.config) | {"provenance": resolved.provenance}
-    write_result(json_file, result, config=resolved.config, seed=resolved.config.train.seed)
-    show(config_table(config, resolved), *description_tables(result))
+add_presets(app, "dialog", DialogConfig, _size)
+add_describe(app, "dialog", DialogConfig, _size, "smalltalk_mos")
 
 
 @app.command()
@@ -252,27 +227,14 @@ def references(
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")
 
 
-@app.command()
-def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several.")
-    ] = None,
-    resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
-    json_file: JsonFile = None,
-) -> None:
-    """Show evaluated runs side by side, with paired bootstrap p-values against the first.
+def _compared(runs: Sequence[Path], name: str | None, resamples: int) -> tuple[dict[str, Any], list["Table"]]:
+    from dialog.compare import compare, comparison_table
 
-    Example: dialog compare runs/softmax runs/mos
-    """
-    from dialog.compare import compare as compare_runs
-    from dialog.compare import comparison_table
+    result = compare(runs, name=name, resamples=resamples)
+    return result, [comparison_table(result)]
 
-    result = compare_runs(runs, name=name, resamples=resamples)
-    write_result(json_file, result)
-    show(comparison_table(result))
+
+add_compare(app, "dialog compare runs/softmax runs/mos", _compared)
 
 
 @app.command()

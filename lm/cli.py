@@ -4,33 +4,33 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lm.analysis.cli import analyze, bottleneck
+from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import load_config, read_config
 from lm.console import (
     Checkpoint,
     JsonFile,
     Overrides,
     RunFolder,
-    add_check,
-    config_completion,
     counting,
     new_app,
     run_app,
     show,
     show_training,
-    table,
     writable,
     write_result,
 )
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
-from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible
 from lm.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
@@ -38,14 +38,7 @@ app = new_app(
     "[bold]lm train ptb_small_mos[/bold], [bold]lm evaluate runs/ptb_small_mos[/bold]."
 )
 
-Config = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A preset (`lm presets` lists them) or a .toml file.",
-        autocompletion=config_completion("lm"),
-    ),
-]
+Config = Annotated[str, config_argument("lm")]
 Data = Annotated[str | None, typer.Option(metavar="F", help="Text; the run's test split if left out.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")]
 Compat = Annotated[
@@ -54,32 +47,14 @@ Compat = Annotated[
 ]
 
 
-@app.command()
-def presets() -> None:
-    """List the configs that come with Highrank."""
-    from lm.language.describe import describe as describe_config
+def _size(config: LmConfig) -> dict[str, Any]:
+    from lm.language.describe import describe
 
-    rows = []
-    for path in preset_paths("lm"):
-        config = load_config(str(path), LmConfig, family="lm").config
-        parameters = describe_config(config)["parameters"]
-        rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
-    show(table("Presets", rows))
+    return describe(config)
 
 
-@app.command()
-def describe(config: Config, overrides: Overrides = None, json_file: JsonFile = None) -> None:
-    """Show a config with the origin of every value, parameters by part and estimated memory, without data.
-
-    Example: lm describe ptb_mos --set head.components=10
-    """
-    resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
-    from lm.language.describe import describe as describe_config
-    from lm.tables import config_table, description_tables
-
-    result = describe_config(resolved.config) | {"provenance": resolved.provenance}
-    write_result(json_file, result, config=resolved.config, seed=resolved.config.train.seed)
-    show(config_table(config, resolved), *description_tables(result))
+add_presets(app, "lm", LmConfig, _size)
+add_describe(app, "lm", LmConfig, _size, "ptb_mos")
 
 
 @app.command()
@@ -315,27 +290,17 @@ def score(
     show(*scoring_tables(result))
 
 
-@app.command()
-def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several.")
-    ] = None,
-    resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
-    json_file: JsonFile = None,
-) -> None:
-    """Show evaluated runs side by side, with paired bootstrap p-values against the first.
-
-    Example: lm compare runs/ptb_small_softmax runs/ptb_small_mos
-    """
-    from lm.language.compare import compare as compare_runs
+def _compared(
+    runs: Sequence[Path], name: str | None, resamples: int
+) -> tuple[dict[str, Any], list["Table | str"]]:
+    from lm.language.compare import compare
     from lm.language.report import comparison_tables
 
-    result = compare_runs(runs, name, resamples)
-    write_result(json_file, result)
-    show(*comparison_tables(result))
+    result = compare(runs, name, resamples)
+    return result, comparison_tables(result)
+
+
+add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compared)
 
 
 def _config_of(run: Path) -> LmConfig:

@@ -19,7 +19,6 @@ from typer.core import TyperGroup
 
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
-from lm.presets import preset_paths
 from lm.storage import JSON, finite, require_writable, write_json
 
 if TYPE_CHECKING:
@@ -60,40 +59,6 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.
 Checkpoint = Annotated[
     str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
 ]
-
-
-def config_completion(family: str) -> Callable[[str], list[str]]:
-    """What completes the name of a config in the shell: presets of the family, and files and folders."""
-
-    def complete(incomplete: str) -> list[str]:
-        names = [path.stem for path in preset_paths(family) if path.stem.startswith(incomplete)]
-        folder, _, start = incomplete.rpartition("/")
-        found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
-        return names + [
-            f"{path}/" if path.is_dir() else str(path)
-            for path in found
-            if path.suffix == ".toml" or path.is_dir()
-        ]
-
-    return complete
-
-
-def add_check(app: typer.Typer) -> None:
-    """Gives a command line the command ``check``."""
-
-    @app.command()
-    def check(run: RunFolder, json_file: JsonFile = None) -> None:
-        """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
-
-        Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
-        """
-        from lm.check import check_run
-
-        result = check_run(run)
-        write_result(json_file, result)
-        show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
-        if result["problems"]:
-            raise StorageError(result["problems"][0])
 
 
 def show_training(folder: Path, result: "FitResult") -> None:

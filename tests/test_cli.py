@@ -20,8 +20,9 @@ from dialog.cli import app, main
 from dialog.schema import DialogConfig
 from lm import __version__
 from lm.cli import main as lm_main
+from lm.commands import config_completion
 from lm.config import load_config
-from lm.console import config_completion, new_app, one_line, run_app, show, table, write_result
+from lm.console import new_app, one_line, run_app, show, table, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
 from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible

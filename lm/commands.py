@@ -1,0 +1,126 @@
+"""Commands that both command lines have: ``presets``, ``describe``, ``compare`` and ``check``."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel
+
+from lm.config import load_config
+from lm.console import JsonFile, Overrides, RunFolder, show, table, write_result
+from lm.errors import StorageError
+from lm.presets import preset_paths
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from typer.models import ArgumentInfo
+
+C = TypeVar("C", bound=BaseModel)
+Result = dict[str, Any]
+
+
+def config_argument(family: str) -> "ArgumentInfo":
+    """The argument that names a config: a preset of the family or a file, completed by the shell."""
+    info: ArgumentInfo = typer.Argument(
+        metavar="CONFIG",
+        help=f"A preset (`{family} presets` lists them) or a .toml file.",
+        autocompletion=config_completion(family),
+    )
+    return info
+
+
+def config_completion(family: str) -> Callable[[str], list[str]]:
+    """What completes the name of a config in the shell: presets of the family, and files and folders."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = [path.stem for path in preset_paths(family) if path.stem.startswith(incomplete)]
+        folder, _, start = incomplete.rpartition("/")
+        found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
+        return names + [
+            f"{path}/" if path.is_dir() else str(path)
+            for path in found
+            if path.suffix == ".toml" or path.is_dir()
+        ]
+
+    return complete
+
+
+def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result]) -> None:
+    """Gives a command line the command ``presets``; ``size`` is the family's own ``describe``."""
+
+    @app.command()
+    def presets() -> None:
+        """List the configs that come with Highrank; parameters are for the largest vocabulary they allow."""
+        rows = []
+        for path in preset_paths(family):
+            config = load_config(str(path), schema, family=family).config
+            about = getattr(config, "about", "")
+            rows.append({"preset": path.stem, "about": about, "parameters": size(config)["parameters"]})
+        show(table("Presets", rows))
+
+
+def add_describe(
+    app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result], example: str
+) -> None:
+    """Gives a command line the command ``describe``."""
+    text = "Show a config with the origin of every value, its parameters and estimated memory, without data."
+
+    @app.command(
+        help=f"{text}\n\nExample: {family} describe {example} --set head.components=8"
+    )
+    def describe(
+        config: Annotated[str, config_argument(family)],
+        overrides: Overrides = None,
+        json_file: JsonFile = None,
+    ) -> None:
+        resolved = load_config(config, schema, family=family, overrides=overrides or ())
+        from lm.tables import config_table, description_tables
+
+        result = size(resolved.config) | {"provenance": resolved.provenance}
+        seed = getattr(resolved.config, "train").seed  # noqa: B009 (every family has the section)
+        write_result(json_file, result, config=resolved.config, seed=seed)
+        show(config_table(config, resolved), *description_tables(result))
+
+
+def add_compare(
+    app: typer.Typer,
+    example: str,
+    compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence["RenderableType"]]],
+) -> None:
+    """Gives a command line the command ``compare``; ``compared`` gives a result and the tables of it."""
+    text = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
+
+    @app.command(help=f"{text}\n\nExample: {example}")
+    def compare(
+        runs: Annotated[
+            list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
+        ],
+        name: Annotated[
+            str | None,
+            typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several."),
+        ] = None,
+        resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
+        json_file: JsonFile = None,
+    ) -> None:
+        result, tables = compared(runs, name, resamples)
+        write_result(json_file, result)
+        show(*tables)
+
+
+def add_check(app: typer.Typer) -> None:
+    """Gives a command line the command ``check``."""
+
+    @app.command()
+    def check(run: RunFolder, json_file: JsonFile = None) -> None:
+        """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
+
+        Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
+        """
+        from lm.check import check_run
+
+        result = check_run(run)
+        write_result(json_file, result)
+        show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
+        if result["problems"]:
+            raise StorageError(result["problems"][0])
