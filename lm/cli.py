@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.cli import analyze, bottleneck
+from lm.analysis.cli import Data, Limit, analyze, bottleneck
 from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import load_config, read_config
 from lm.console import (
@@ -39,8 +39,6 @@ app = new_app(
 )
 
 Config = Annotated[str, config_argument("lm")]
-Data = Annotated[str | None, typer.Option(metavar="F", help="Text; the run's test split if left out.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")]
 Compat = Annotated[
     Literal["none", "paper"] | None,
     typer.Option(help="paper: count tokens as the authors' code does; the run's train.compat if left out."),
@@ -169,6 +167,7 @@ def evaluate(
 
     Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
     """
+    config = _config_of(run)
     from lm.language.evaluate import evaluate as evaluate_run
     from lm.language.report import evaluation_tables
 
@@ -176,7 +175,7 @@ def evaluate(
         result = evaluate_run(
             run, data, checkpoint, temperature_search, mc_samples, mc_rate, limit, compat, poll, progress
         )
-    write_result(json_file, result, config=_config_of(run))
+    write_result(json_file, result, config=config)
     show(*evaluation_tables(result))
 
 
@@ -185,7 +184,7 @@ def dynamic(
     run: RunFolder,
     data: Data = None,
     setting: Annotated[
-        str, typer.Option(metavar="NAME", help="default, or paper-mos-ptb, paper-mos-wt2, paper-awd-ptb …")
+        str, typer.Option(metavar="NAME", help="default, or paper-mos-ptb, paper-mos-wt2, paper-awd")
     ] = "default",
     lr: Annotated[float | None, typer.Option(help="η, in place of the setting's.")] = None,
     decay: Annotated[float | None, typer.Option(help="λ, in place of the setting's.")] = None,
@@ -210,6 +209,7 @@ def dynamic(
 
     Example: lm dynamic runs/ptb_mos --grid
     """
+    config = _config_of(run)
     from lm.language.adaptation import SETTINGS
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.report import dynamic_tables
@@ -220,10 +220,11 @@ def dynamic(
     given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with interruptible(RESUME) as poll, counting("adapting") as progress:
+        chosen = replace(SETTINGS[setting], **changed)
         result = evaluate_dynamically(
-            run, data, checkpoint, replace(SETTINGS[setting], **changed), grid, limit, compat, poll, progress
+            run, data, checkpoint, chosen, grid, limit, compat, poll, progress, changed
         )
-    write_result(json_file, result, config=_config_of(run))
+    write_result(json_file, result, config=config)
     show(*dynamic_tables(result))
 
 
@@ -248,6 +249,7 @@ def generate(
 
     Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
     """
+    _config_of(run)
     from lm.language.generate import GenerateOptions
     from lm.language.generate import generate as write
     from lm.language.trained import TrainedLm
@@ -281,12 +283,13 @@ def score(
 
     Example: lm score runs/ptb_mos text.txt --output scores.jsonl
     """
+    config = _config_of(run)
     from lm.language.report import scoring_tables
     from lm.language.scoring import score_file
 
     with interruptible() as poll:
         result = score_file(run, file, output, checkpoint=checkpoint, independent=independent, poll=poll)
-    write_result(json_file, result)
+    write_result(json_file, result, config=config, seed=config.train.seed)
     show(*scoring_tables(result))
 
 
@@ -304,6 +307,7 @@ add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compar
 
 
 def _config_of(run: Path) -> LmConfig:
+    """The config of a run; what is no run of ours is refused here, before torch is loaded."""
     return read_config(run / "config.json", LmConfig).config
 
 

@@ -66,9 +66,7 @@ def add_describe(
     """Gives a command line the command ``describe``."""
     text = "Show a config with the origin of every value, its parameters and estimated memory, without data."
 
-    @app.command(
-        help=f"{text}\n\nExample: {family} describe {example} --set head.components=8"
-    )
+    @app.command(help=f"{text}\n\nExample: {family} describe {example} --set head.components=8")
     def describe(
         config: Annotated[str, config_argument(family)],
         overrides: Overrides = None,

@@ -5,7 +5,9 @@ import math
 import os
 import platform
 import shlex
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,6 +122,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
     _command.set(shlex.join([name, *given]))
+    signals = _like_ctrl_c()
     try:
         app(args=[argument for argument in given if argument != "--debug"], prog_name=name)
         code: str | int | None = 0
@@ -131,7 +134,22 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         if debug:
             traceback.print_exc()
         code = _report(error)
+    finally:
+        for number, handler in signals.items():
+            signal.signal(number, handler)
     sys.exit(_flush() or code)
+
+
+def _like_ctrl_c() -> dict[signal.Signals, Any]:
+    """Let SIGTERM and SIGHUP end the program as Ctrl-C does; returns the handlers of before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    wanted = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in wanted}
+    changed = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in changed:
+        signal.signal(number, signal.default_int_handler)
+    return changed
 
 
 def _flush() -> int:
@@ -152,7 +170,7 @@ def _report(error: Exception) -> int:
         place = f"{error.filename}: " if error.filename else ""
         message, code = f"{place}{error.strerror}", StorageError.exit_code
     elif type(error).__name__ in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
-        message, code = "out of memory: lower train.batch_size, data.segment or the beam", 1
+        message, code = "out of memory: lower train.batch_size, the sizes of the model, or the beam", 1
     else:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"

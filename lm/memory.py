@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lm.errors import ConfigError
 from lm.heads import Head
 from lm.mixture_loss import LossOptions
+from lm.optim import numbers_per_parameter
 from lm.schema import OptimConfig
 from lm.storage import megabytes
 
@@ -22,8 +24,8 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
     """
     weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
     stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-    moments = 2 if optim.name != "sgd" else int(optim.momentum > 0)
     averages = int(optim.average != "none")
+    moments = numbers_per_parameter(optim) - 1 - averages
     sizes = {
         "weights": weights,
         "gradients": weights,
@@ -43,9 +45,9 @@ def head_scratch(head: Head, tokens: int) -> int:
     return logits + 2 * head.vocab_size * head.size
 
 
-def require_memory(needed: int, remedy: str) -> None:
-    """Raises ConfigError where the machine, or the limit that it sets this process, has less memory."""
-    total = memory_limit()
+def require_memory(needed: int, device: torch.device, remedy: str) -> None:
+    """Raises ConfigError where the device, or what this process may have of the machine, is smaller."""
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_limit()
     if needed > total:
         raise ConfigError(
             f"training would take about {megabytes(needed)} of memory where there are {megabytes(total)};"

@@ -28,6 +28,7 @@ class StopFlag:
         self._remedy = remedy
         self._received: signal.Signals | None = None
         self._at = 0.0
+        self._told = False  # whether a check has raised
         self._previous: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
@@ -36,6 +37,7 @@ class StopFlag:
     def check(self) -> None:
         """Raises Interrupted once a signal has come."""
         if self._received is not None:
+            self._told = True
             raise Interrupted(f"interrupted by {self._received.name}; {self._remedy}")
 
     def install(self) -> None:
@@ -53,6 +55,11 @@ class StopFlag:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
+    def pass_on(self) -> None:
+        """Raise a signal that no check has told of again, for the handlers of before."""
+        if self._received is not None and not self._told:
+            signal.raise_signal(self._received)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._received is None:
@@ -61,11 +68,16 @@ class StopFlag:
             os._exit(Interrupted.exit_code)
 
 
+def no_poll() -> None:
+    """The poll of a caller that nothing interrupts."""
+
+
 @contextmanager
 def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
     """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
 
-    ``remedy`` ends its message: how to go on.
+    ``remedy`` ends its message: how to go on. A signal after the last poll is not lost: it comes again at the
+    end, to whatever heeded signals before.
     """
     stop = StopFlag(remedy)
     stop.install()
@@ -73,3 +85,4 @@ def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
         yield stop.check
     finally:
         stop.uninstall()
+    stop.pass_on()

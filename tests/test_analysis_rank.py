@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -286,6 +287,8 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
         "shape": np.array([4, 5]),
         "threshold_names": np.array(names),
         "threshold_values": np.array(limits),
+        "weights_sha256": np.array("w"),
+        "ids_sha256": np.array("i"),
     }
     changes: list[dict[str, np.ndarray]] = [
         {"singular_values": values[::-1]},
@@ -295,6 +298,7 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
         {"shape": np.array([4, 3])},
         {"shape": np.array([4])},
         {"threshold_values": np.array(limits) * 2},
+        {"weights_sha256": np.array(["w", "x"])},
         {"singular_values": np.array([{}] * 4, dtype=object)},
     ]
     for change in changes:
@@ -306,7 +310,8 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         RankResult.load(path)
     np.savez(path, **fields)
-    assert RankResult.load(path).rank == 4
+    loaded = RankResult.load(path)
+    assert (loaded.rank, loaded.weights_sha256, loaded.ids_sha256) == (4, "w", "i")
 
 
 def test_the_figure_shows_every_run_and_is_reproducible(tmp_path: Path) -> None:
@@ -336,11 +341,13 @@ class StandIn:
     """As much of a trained model as ranks ask for: a head on fixed hidden states."""
 
     def __init__(self, head: Head) -> None:
-        self.model = SimpleNamespace(head=head)
+        self.model = SimpleNamespace(head=head, named_parameters=head.named_parameters)
+        self.calls = 0
         self.codec = SimpleNamespace(vocabulary=range(head.vocab_size))
         self.states = torch.randn(500, head.hidden_size)
 
     def log_probs(self, ids: np.ndarray, poll: object = None, rows: int = 256) -> Iterator[torch.Tensor]:
+        self.calls += 1
         head = copy.deepcopy(self.model.head).double()
         for start in range(0, len(ids), rows):
             yield head.log_probs(self.states[start : min(start + rows, len(ids))].double()).detach()
@@ -351,7 +358,7 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
     kind: str, ceiling: int | None, tmp_path: Path
 ) -> None:
     run, path = StandIn(head_of(kind, bias=False)), tmp_path / "spectrum.npz"
-    result = rank_of_run(run, np.arange(400), max_tokens=200, spectrum=path, scratch=tmp_path)
+    result = rank_of_run(run, np.arange(200), spectrum=path, scratch=tmp_path)
     assert (result["tokens"], result["vocabulary"], result["dtype"]) == (200, 60, "float64")
     assert result["ceiling"] == ceiling
     assert (result["rank"] == 7) if ceiling else (result["rank"] > 30)
@@ -359,3 +366,34 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
     assert rank_report(loaded).items() <= result.items()
     canonical_json(result)
     assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
+
+
+def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:
+    run, path = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.first-80.npz"
+    ids, others = np.arange(80), np.arange(80)[::-1]
+
+    def measure(ids: np.ndarray) -> dict[str, Any]:
+        return rank_of_run(run, ids, spectrum=path, scratch=tmp_path)
+
+    first = measure(ids)
+    assert (first["spectrum"], first["kept_from_before"], run.calls) == (str(path), False, 1)
+    before = path.read_bytes()
+    assert measure(ids) == first | {"kept_from_before": True}
+    assert measure(ids.astype(np.int32)) == first | {"kept_from_before": True}, "the same ids, stored wider"
+    assert run.calls == 1
+    beside = measure(others)
+    assert beside["spectrum"] == str(tmp_path / f"rank-test.first-80.{beside['ids_sha256'][:6]}.npz")
+    assert not beside["kept_from_before"]
+    assert measure(others)["kept_from_before"]
+    assert measure(ids)["kept_from_before"]
+    assert (path.read_bytes(), run.calls) == (before, 2)
+    with torch.no_grad():
+        next(iter(run.model.head.parameters())).mul_(1.5)
+    again = measure(ids)
+    assert (again["spectrum"], again["kept_from_before"], run.calls) == (str(path), False, 3)
+    assert again["weights_sha256"] != first["weights_sha256"]
+    path.write_bytes(before[:100])
+    assert measure(ids) == again
+    assert run.calls == 4
+    footer = rank_tables({"a": again, "b": again | {"kept_from_before": True}})[-1]
+    assert footer == "kept from before: b"

@@ -223,8 +223,12 @@ print("LOADED", sorted(set({heavy!r}) & set(sys.modules)), code or 0)
 
 
 @pytest.mark.parametrize(
-    ("package", "arguments"), [("lm", ["--help"]), ("dialog", ["--help"]), ("dialog", ["train", "--help"])]
-)
+    ("package", "arguments"),
+    [
+        ("lm", ["--help"]), ("lm", ["train", "--help"]), ("lm", ["analyze", "rank", "--help"]),
+        ("lm", ["bottleneck", "--help"]), ("dialog", ["--help"]), ("dialog", ["train", "--help"]),
+    ],
+)  # fmt: skip
 def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:
     program = HELP.format(package=package, arguments=arguments, heavy=HEAVY)
     ended = subprocess.run(

@@ -346,7 +346,7 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {text!r} in {self.screen[-500:]!r}"
             time.sleep(0.01)
             try:
-                read = os.read(self.master, 65536).decode()
+                read = os.read(self.master, 65536).decode(errors="replace")  # echoed as typed
             except BlockingIOError:
                 continue
             if "\x1b[6n" in read:  # the prompt asks where the cursor is

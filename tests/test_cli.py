@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from dialog.cli import app, main
 from dialog.schema import DialogConfig
 from lm import __version__
+from lm.cli import app as lm_app
 from lm.cli import main as lm_main
 from lm.commands import config_completion
 from lm.config import load_config
@@ -30,6 +32,11 @@ from lm.stop import RESUME, interruptible
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
     "score", "train",
+)  # fmt: skip
+LM_COMMANDS = (
+    "analyze components", "analyze divergence", "analyze examples", "analyze rank", "bottleneck", "check",
+    "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare", "presets", "score",
+    "train",
 )  # fmt: skip
 TINY = """
 extends = "{base}"
@@ -60,16 +67,9 @@ Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
-def dialog(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Runs ``dialog`` in this process: exit code, stdout and stderr."""
-
-    def run(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as ending:
-            main(arguments)
-        out, err = capfd.readouterr()
-        return int(ending.value.code or 0), out, err
-
-    return run
+    return partial(ending, main)
 
 
 def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -96,18 +96,20 @@ def test_help_of_every_command_loads_nothing_heavy() -> None:
 import sys
 from dialog.cli import main
 from lm.cli import main as lm_main
-for run, arguments in [(main, []), (lm_main, []), (lm_main, ["presets"])] + [(main, [c]) for c in {COMMANDS}]:
+commands = [(main, command) for command in ("", *{COMMANDS})]
+commands += [(lm_main, command) for command in ("", "analyze", *{LM_COMMANDS})]
+for run, command in commands:
     try:
-        run([*arguments, "--help"])
+        run([*command.split(), "--help"])
     except SystemExit as ending:
-        assert not ending.code, arguments
+        assert not ending.code, command
 heavy = {{"torch", "numpy", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     ended = python("-c", program)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 1
-    assert ended.stdout.count("Usage: lm") == 2
+    assert ended.stdout.count("Usage: lm") == len(LM_COMMANDS) + 2
 
 
 @pytest.mark.parametrize("module", ["dialog", "lm"])
@@ -119,13 +121,44 @@ def test_help_answers_within_a_second(module: str) -> None:
     assert "--install-completion" in ended.stdout
 
 
-def test_every_command_has_help_and_its_options_have_too() -> None:
-    commands = typer.main.get_command(app).commands
-    assert tuple(sorted(commands)) == COMMANDS
-    for command in commands.values():
+def leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of a group by the words that call them, those of the groups inside it included."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            assert command.help
+            yield from leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+@pytest.mark.parametrize(("app", "names"), [(app, COMMANDS), (lm_app, LM_COMMANDS)])
+def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names: tuple[str, ...]) -> None:
+    commands = dict(leaves(typer.main.get_command(app)))
+    assert tuple(sorted(commands)) == names
+    for name, command in commands.items():
         assert command.help
         for parameter in command.params:
-            assert getattr(parameter, "help", "") or parameter.name == "help", (command.name, parameter.name)
+            assert getattr(parameter, "help", "") or parameter.name == "help", (name, parameter.name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_poll_is_not_lost(number: signal.Signals, capsys: Any) -> None:
+    probe = new_app("Probe.")
+
+    @probe.command()
+    def load() -> None:
+        with interruptible(RESUME) as poll:
+            poll()
+            os.kill(os.getpid(), number)
+        print("went on")
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(probe, "probe", ["load"])
+    assert ending.value.code == 75
+    printed = capsys.readouterr()
+    assert "went on" not in printed.out
+    assert printed.err.startswith("interrupted")
+    assert printed.err.count("\n") == 1
 
 
 def test_version(dialog: Callable[..., Outcome]) -> None:
@@ -166,7 +199,7 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
         (KeyboardInterrupt(), 75, "interrupted; run the same command again to start over or to resume\n"),
         (BrokenPipeError(), 0, ""),
         (OSError(errno.ENOSPC, "No space left on device", "f.txt"), 4, "f.txt: No space left on device\n"),
-        (MemoryError(), 1, "out of memory: lower train.batch_size, data.segment or the beam\n"),
+        (MemoryError(), 1, "out of memory: lower train.batch_size, the sizes of the model, or the beam\n"),
     ],
 )
 def test_every_failure_has_its_code_and_one_line(
@@ -325,19 +358,15 @@ def test_results_have_the_common_fields_and_no_nan(tmp_path: Path) -> None:
     assert {"highrank", "python", "torch"} <= result["versions"].keys()
 
 
-def test_lm_presets_says_that_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ending:
-        lm_main(["presets"])
-    out = capsys.readouterr().out
-    assert not ending.value.code
-    assert ("No presets" in out) == (not preset_paths("lm"))
-
-
-def test_presets_lists_every_preset(dialog: Callable[..., Outcome]) -> None:
-    code, out, _ = dialog("presets")
+@pytest.mark.parametrize(("main", "family"), [(main, "dialog"), (lm_main, "lm")])
+def test_presets_lists_every_preset(
+    ending: Callable[..., Outcome], main: Callable[..., Any], family: str
+) -> None:
+    code, out, _ = ending(main, "presets")
     assert code == 0
-    for path in preset_paths("dialog"):
-        assert f" {path.stem} " in out
+    names = {path.stem for path in preset_paths(family)}
+    assert len(names) > 5
+    assert names == {line.split()[1] for line in out.splitlines() if line.startswith("│")}
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,7 +1,10 @@
 """Dynamic evaluation: the published algorithm in both scalings, and a run that is left as it was."""
 
+import fcntl
 import json
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 from tiny_lm import ids_of, tiny_lm, write_run
 
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.adaptation import (
     GRID_DECAY,
     GRID_LR,
@@ -118,12 +121,13 @@ def test_the_papers_settings_convert_to_the_published_numbers() -> None:
     for name, windows, tensors, expected in [
         ("paper-mos-ptb", 1859, 17, (4.64e-5, 2.32e-5, 4.41e-3)),
         ("paper-mos-wt2", 4177, 17, (3.09e-5, 3.09e-5, 1.18e-3)),
-        ("paper-awd-ptb", 1859, 14, (4.64e-5, 2.32e-5, 1.43e-3)),
-        ("paper-awd-wt2", 4177, 14, (3.09e-5, 1.55e-5, 1.43e-3)),
+        ("paper-awd", 1859, 14, (4.64e-5, 2.32e-5, 1.43e-3)),
+        ("paper-awd", 4177, 14, (3.09e-5, 1.55e-5, 1.43e-3)),
     ]:
         setting = SETTINGS[name].normalised(windows, tensors)
         assert (setting.lr, setting.eps, setting.decay) == pytest.approx(expected, rel=3e-3)
         assert setting.normalised(7, 3) is setting
+    assert len(set(SETTINGS.values())) == len(SETTINGS), "a result is kept under the name of one setting"
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -219,6 +223,13 @@ def test_statistics_resume_to_the_same_bits() -> None:
         gather(trained, [ids_of(trained, 7)], Statistics.empty(trained.model, 8))
 
 
+@pytest.mark.parametrize(("tokens", "paper", "windows"), [(52, True, 10), (53, True, 11), (51, False, 11)])
+def test_a_last_window_of_one_token_counts_unless_as_the_papers(
+    tokens: int, paper: bool, windows: int
+) -> None:
+    assert statistics_of(tiny_lm(), 8 * tokens, paper=paper).windows == windows
+
+
 def test_impossible_settings_are_refused() -> None:
     for values in ({"lr": -1.0}, {"decay": math.nan}, {"eps": 0.0}, {"window": 0}, {"scaling": "x"}):
         with pytest.raises(ConfigError, match="--"):
@@ -227,9 +238,14 @@ def test_impossible_settings_are_refused() -> None:
 
 def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
     assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
-    settings = grid_settings(Setting(1, 1, 7e-5, "normalised", 10))
+    trained = tiny_lm()
+    statistics = Statistics(Statistics.empty(trained.model, 1).squares, [], windows=1859)
+    settings = grid_settings(Setting(1, 1, 7e-5, "normalised", 10), statistics)
     assert len({(s.lr, s.decay) for s in settings}) == 24
     assert settings[0] == Setting(6e-5, 2e-3, 7e-5, "normalised", 10)
+    for setting in grid_settings(SETTINGS["paper-mos-ptb"], statistics):
+        assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
+        assert setting.scaling == "normalised"
 
 
 def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
@@ -266,6 +282,33 @@ def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
     assert all(torch.equal(resumed.squares[name], whole.squares[name]) for name in whole.squares)
 
 
+def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    folder = run / "dynamic"
+    folder.mkdir()
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match=r"run/dynamic: another `lm dynamic`") as error:
+        dynamic(run)
+    assert "\n" not in str(error.value)
+    assert not list(folder.iterdir())
+    fcntl.flock(other, fcntl.LOCK_UN)
+
+    def held() -> bool:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(other, fcntl.LOCK_UN)
+        return False
+
+    seen: list[bool] = []
+    dynamic(run, progress=lambda done, total: seen.append(held()))
+    assert seen[0] is True
+    assert seen[-1] is False, "evaluating alone keeps nobody waiting"
+    os.close(other)
+
+
 def write_run_copy(run: Path, copy: Path) -> Path:
     copy.mkdir()
     return copy
@@ -297,3 +340,32 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=Setting(best["lr"], best["decay"]))
     assert alone["nll"] == pytest.approx(best["nll"], abs=1e-9)
     assert dynamic_tables(result)
+
+
+def test_grids_are_kept_apart_and_override_nothing_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.dynamic.GRID_LR", (1e-5,))
+    monkeypatch.setattr("lm.language.dynamic.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    for setting, label in [
+        (SETTINGS["default"], "grid"),
+        (replace(SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
+        (SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
+        (replace(SETTINGS["default"], window=10), "grid-window-10"),
+    ]:
+        result = dynamic(run, setting=setting, grid=True, changed=["eps", "scaling", "window"])
+        assert result["name"] == f"test.dynamic.{label}"
+        windows, tensors = result["statistics"]["windows"], result["statistics"]["tensors"]
+        eps = setting.normalised(windows, tensors).eps
+        assert {row["eps"] for row in result["grid"]} == {eps} == {result["setting"]["eps"]}
+        assert result["setting"]["scaling"] == "normalised"
+    kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
+    assert len(kept) == 4
+    for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
+        with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
+            dynamic(run, grid=True, changed=changed)
+        assert "\n" not in str(error.value)
+    assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
+    named = dynamic(run, setting=SETTINGS["paper-awd"], changed=["lr", "decay"])
+    assert named["name"] == "test.dynamic.paper-awd"

@@ -11,6 +11,7 @@ import torch
 from tiny_lm import ids_of, tiny_codec, tiny_lm, write_run
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.language.corpus import load_split
 from lm.language.evaluate import (
     BLOCK,
     MULTIPLIERS,
@@ -20,6 +21,7 @@ from lm.language.evaluate import (
     frequency_buckets,
     likelihood,
     mc_nll,
+    search_temperature,
 )
 from lm.language.evaluate import _with_dropout as with_dropout
 from lm.language.report import evaluation_tables, scoring_tables
@@ -51,7 +53,6 @@ def test_every_token_is_scored_once_whatever_the_window(head: dict[str, Any], te
     for window in (1, 7, 50, 64):
         nll = token_nll(trained, ids, window=window, temperature=temperature)
         np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(trained.nll(ids, temperature=temperature), expected, rtol=0, atol=1e-12)
 
 
 def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
@@ -174,6 +175,19 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     assert {"temperature_search", "mc_dropout"} <= set(kept["contexts"])
     assert json.dumps(result, allow_nan=False)
     assert evaluation_tables(result)
+
+
+def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", **MIXTURE)
+    trained = TrainedLm.load(run)
+    ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
+    for paper in (False, True):
+        search = search_temperature(trained, paper=paper)
+        assert search["searched_tokens"] == len(ids) - paper
+        for row in search["searched"]:
+            nll = token_nll(trained, ids, paper=paper, temperature=1 / row["multiplier"])
+            assert row["nll"] == pytest.approx(nll.mean(), abs=1e-12)
+    assert not hasattr(trained, "nll"), "there is one scoring function"
 
 
 def test_names_tell_what_is_unusual(tmp_path: Path) -> None:

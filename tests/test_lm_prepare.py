@@ -333,7 +333,7 @@ def test_every_tokenizer_is_stored_and_restores_the_text(kind: str, tmp_path: Pa
     assert load_split(f"{source}/valid.txt", codec).fingerprint == tokens.fingerprint
     if kind in ("unigram", "bpe"):
         assert len(codec.vocabulary) <= 40
-        with pytest.raises(ConfigError, match="needs a size"):
+        with pytest.raises(ConfigError, match="needs the size"):
             prepare(source, tmp_path / "none", PrepareOptions(tokenizer=kind))  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from lm.errors import ConfigError, DataError, StorageError
 from lm.language.config import LmConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.model import LanguageModel
+from lm.language.scoring import token_nll
 from lm.language.task import LmTask, score_streams
 from lm.language.trained import TrainedLm
 from lm.language.training import finetuned, train
@@ -128,7 +129,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     with torch.no_grad():
         eos = trained.codec.vocabulary.eos
         total, tokens = score_streams(trained.model, split.shards, 1, eos, lambda: None)
-    nll = trained.nll(split.ids())
+    nll = token_nll(trained, split.ids())
     assert tokens == len(nll) == len(split)
     assert total == pytest.approx(float(nll.sum()), rel=1e-6)
 
@@ -176,6 +177,23 @@ def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corp
     best = TrainedLm.load(Path("runs/base-finetuned")).model.state_dict()
     for name, tensor in base.weights("best").items():
         torch.testing.assert_close(best[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> None:
+    adam = ("optim.name=adamw", "optim.lr=1e-3", "optim.warmup_steps=9", "optim.weight_decay=0.1")
+    train(resolved(*adam, "train.max_steps=3", "train.patience=2"), Path("run"), NullReporter())
+    with pytest.raises(ConfigError, match=r"run: trained by adamw.*--set optim\.lr=20"):
+        finetuned(Path("run"), [])
+    config = finetuned(Path("run"), ["optim.lr=15.0", "train.max_steps=4"]).config
+    assert (config.optim.name, config.optim.lr, config.optim.warmup_steps) == ("sgd", 15.0, 0)
+    assert (config.optim.weight_decay, config.train.patience, config.train.stop_trigger) == (1.2e-6, 0, 5)
+    assert config.train.max_steps == 4
+
+
+def test_a_resumed_run_keeps_its_vocabulary_whatever_the_test_text_is(corpus: Path) -> None:
+    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    Path("other.txt").write_text("words that nobody has said\n")
+    train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), NullReporter())
 
 
 def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:

@@ -1,21 +1,19 @@
 """How a sweep of :mod:`lm.analysis.bottleneck` is shown: KL and measured rank against E, in two panels."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.analysis.bottleneck import WIDE
+from lm.analysis.pictures import save_figure
 from lm.console import table
-from lm.errors import ConfigError
-from lm.storage import shown, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.table import Table
-
-FORMATS = (".png", ".svg")
 
 # Okabe and Ito's colours, which the colour-blind tell apart; the hollow markers of heads that coincide nest.
 STYLES: dict[str, dict[str, Any]] = {
@@ -85,31 +83,21 @@ def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
         ConfigError: a suffix of another format.
         StorageError: a file cannot be written.
     """
-    for path in paths:
-        if path.suffix not in FORMATS:
-            raise ConfigError(f"{shown(path)}: pictures end in {' or '.join(FORMATS)}")
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    style = {"font.size": 11, "text.parse_math": False}
+    save_figure(paths, partial(_draw, result), size=(10.0, 4.9), style=style)
 
-    with mpl.rc_context({"svg.hashsalt": "highrank", "font.size": 11, "text.parse_math": False}):
-        figure = Figure(figsize=(10.0, 4.9), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
-        _plot(left, result, "kl", "KL(truth ‖ model), nats", [*STYLES])
-        _plot(right, result, "rank", "rank of the log-probability matrix", [*STYLES][:-1])
-        _guides(right, result["settings"])
-        left.set_title("How far the model stays from the truth", fontsize=11)
-        right.set_title("What rank it reaches", fontsize=11)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside upper center", ncols=min(6, len(labels)), frameon=False, fontsize=10
-        )
-        for path in paths:
-            content = io.BytesIO()
-            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-            figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
-            write_atomic(path, content.getvalue())
+
+def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
+    left, right = figure.subplots(1, 2)
+    _plot(left, result, "kl", "KL(truth ‖ model), nats", [*STYLES])
+    _plot(right, result, "rank", "rank of the log-probability matrix", [*STYLES][:-1])
+    _guides(right, result["settings"])
+    left.set_title("How far the model stays from the truth", fontsize=11)
+    right.set_title("What rank it reaches", fontsize=11)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=min(6, len(labels)), frameon=False, fontsize=10
+    )
 
 
 def _plot(axes: "Axes", result: Mapping[str, Any], measure: str, title: str, heads: Sequence[str]) -> None:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lm.analysis.steps import Poll
 from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
 from lm.errors import ConfigError
 from lm.stop import RESUME, interruptible
 
 if TYPE_CHECKING:
+    from lm.language.evaluate import Text
     from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
 analyze = typer.Typer(
     help="Look inside trained language models: rank, divergence, components, examples.",
@@ -23,8 +24,8 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of r
 Data = Annotated[
     str | None, typer.Option("--data", metavar="F", help="Text; the run's test split if left out.")
 ]
-Tokens = Annotated[
-    int | None, typer.Option("--tokens", metavar="N", min=2, help="Only the first N tokens of the text.")
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N tokens of the text.")
 ]
 Out = Annotated[
     Path,
@@ -38,16 +39,17 @@ Out = Annotated[
 def rank(
     runs: Runs,
     data: Data = None,
-    tokens: Tokens = None,
+    limit: Limit = None,
     checkpoint: Checkpoint = "best",
     out: Out = Path("analysis"),
     json_file: JsonFile = None,
 ) -> None:
     """Numerical rank of the log-probability matrix of runs, and their singular values in one picture.
 
-    A long text and a large vocabulary take minutes to hours; --tokens shortens it.
+    A long text and a large vocabulary take minutes to hours; --limit shortens it. Singular values are kept in
+    RUN/analysis, and taken from there while weights and text stay what they were.
 
-    Example: lm analyze rank runs/ptb_small_softmax runs/ptb_small_mos --tokens 20000
+    Example: lm analyze rank runs/ptb_small_softmax runs/ptb_small_mos --limit 20000
     """
     from lm.analysis.figure import draw_spectra
     from lm.analysis.rank import rank_of_run, rank_tables
@@ -58,16 +60,19 @@ def rank(
     spectra: dict[str, RankResult] = {}
     with interruptible() as poll, counting("factorising") as progress:
         for run in runs:
-            trained, ids, name = _open(run, data, checkpoint)
+            trained = _load(run, checkpoint)
+            text = _text(trained, data, limit, poll)
             folder = run / "analysis"
             make_folder(folder)
-            kept = folder / f"rank-{name}.npz"
-            results[str(run)] = rank_of_run(trained, ids, poll, progress, tokens, spectrum=kept)
-            spectra[str(run)] = RankResult.load(kept)
+            measured = rank_of_run(
+                trained, text.ids, poll, progress, spectrum=folder / _file_name("rank", text, checkpoint)
+            )
+            results[str(run)] = _facts(trained, text, checkpoint) | measured
+            spectra[str(run)] = RankResult.load(Path(measured["spectrum"]))
     make_folder(out)
     figures = [out / "rank.png", out / "rank.svg"]
     draw_spectra(spectra, figures)
-    write_result(json_file, {"runs": results, "figures": [str(path) for path in figures]})
+    write_result(json_file, _of_runs(results) | {"figures": [str(path) for path in figures]})
     show(*rank_tables(results), f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz")
 
 
@@ -75,7 +80,7 @@ def rank(
 def divergence(
     runs: Runs,
     data: Data = None,
-    tokens: Tokens = None,
+    limit: Limit = None,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
@@ -85,12 +90,14 @@ def divergence(
     """
     from lm.analysis.divergence import divergence_tables, expected_divergence
 
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     with interruptible() as poll:
         for run in runs:
-            trained, ids, _ = _open(run, data, checkpoint)
-            results[str(run)] = expected_divergence(trained.log_probs(ids[:tokens], poll), poll)
-    write_result(json_file, {"runs": results})
+            trained = _load(run, checkpoint)
+            text = _text(trained, data, limit, poll)
+            measured = expected_divergence(trained.log_probs(text.ids, poll), poll)
+            results[str(run)] = _facts(trained, text, checkpoint) | measured
+    write_result(json_file, _of_runs(results))
     show(*divergence_tables(results))
 
 
@@ -98,7 +105,7 @@ def divergence(
 def components(
     run: RunFolder,
     data: Data = None,
-    tokens: Tokens = None,
+    limit: Limit = None,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
@@ -109,9 +116,10 @@ def components(
     from lm.analysis.components import component_tables, components_of_run
 
     with interruptible() as poll:
-        trained, ids, _ = _open(run, data, checkpoint)
-        result = components_of_run(trained, ids, poll, tokens)
-    write_result(json_file, result)
+        trained = _load(run, checkpoint)
+        text = _text(trained, data, limit, poll)
+        result = _facts(trained, text, checkpoint) | components_of_run(trained, text.ids, poll)
+    write_result(json_file, result, config=trained.config)
     show(*component_tables(str(run), result))
 
 
@@ -120,7 +128,7 @@ def examples(
     first: Annotated[Path, typer.Argument(metavar="A", help="Run that is beaten.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Run that beats it.")],
     data: Data = None,
-    tokens: Tokens = None,
+    limit: Limit = None,
     margin: Annotated[float, typer.Option(help="Nats by which B has to be better.")] = 1.0,
     count: Annotated[int, typer.Option(min=1, help="Examples shown, the largest gains first.")] = 10,
     checkpoint: Checkpoint = "best",
@@ -130,15 +138,23 @@ def examples(
 
     Example: lm analyze examples runs/ptb_small_softmax runs/ptb_small_mos
     """
-    from lm.analysis.examples import Wanted, compare_runs, example_tables
+    import numpy as np
+
+    from lm.analysis.examples import Wanted, compare_runs, example_tables, require_same_words
 
     with interruptible() as poll:
-        beaten, ids, _ = _open(first, data, checkpoint)
-        better, other_ids, _ = _open(second, data, checkpoint)
-        if len(ids) != len(other_ids):
-            raise ConfigError(f"{first} and {second} have other test splits; name one text with --data")
-        result = compare_runs(beaten, better, ids[:tokens], Wanted(count, margin), poll)
-    write_result(json_file, result)
+        beaten, better = _load(first, checkpoint), _load(second, checkpoint)
+        require_same_words(beaten, better)
+        text, other = _text(beaten, data, limit, poll), _text(better, data, limit, poll)
+        if not np.array_equal(text.ids, other.ids):
+            raise ConfigError(
+                f"{first} and {second} read {data} as different tokens; train both on one corpus"
+                if data
+                else f"{first} and {second} have different test splits; name one text with --data"
+            )
+        result = _facts(better, text, checkpoint)
+        result |= compare_runs(beaten, better, text.ids, Wanted(count, margin), poll)
+    write_result(json_file, result, config=better.config)
     show(*example_tables(str(first), str(second), result))
 
 
@@ -199,14 +215,38 @@ def _integers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} {text!r}: give whole numbers with commas, as in 2,4,8") from None
 
 
-def _open(run: Path, data: str | None, checkpoint: str) -> tuple["TrainedLm", "Ids", str]:
-    """A run, a text in its tokens, and what the text is called."""
-    from lm.language.evaluate import load_text
+def _load(run: Path, checkpoint: str) -> "TrainedLm":
     from lm.language.trained import TrainedLm
 
-    trained = TrainedLm.load(run, checkpoint)
-    text = load_text(trained, data or trained.config.data.test)
-    return trained, text.ids, text.name
+    return TrainedLm.load(run, checkpoint)
 
 
-__all__: Sequence[str] = ("analyze", "bottleneck")
+def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll) -> "Text":
+    from lm.language.evaluate import load_text
+
+    return load_text(trained, data or trained.config.data.test, limit, poll)
+
+
+def _file_name(what: str, text: "Text", checkpoint: str) -> str:
+    """Of what is measured on a text: what is unusual is in it, as in the names of evaluations."""
+    from lm.records import plain
+
+    return f"{what}-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
+
+
+def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any]:
+    """What is measured, and on what."""
+    return {
+        "checkpoint": checkpoint,
+        "seed": trained.config.train.seed,
+        "device": str(trained.device),
+        "data": {"name": text.name, "source": text.source, "sha256": text.sha256},
+    }
+
+
+def _of_runs(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The results of several runs by name, with the devices that they were measured on."""
+    return {"runs": results, "device": ", ".join(sorted({result["device"] for result in results.values()}))}
+
+
+__all__: Sequence[str] = ("Data", "Limit", "analyze", "bottleneck")

@@ -146,14 +146,13 @@ def _preferences(expected: Tensor, words: Sequence[str], shown: int) -> list[dic
 
 
 def components_of_run(
-    trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll, max_tokens: int | None = None, shown: int = WORDS
+    trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll, shown: int = WORDS
 ) -> dict[str, Any]:
-    """The components of a run on the first ``max_tokens`` tokens of a text.
+    """The components of a run on a text.
 
     MoC mixes contexts, so its components have a prior but predict no words of their own.
     ConfigError for a head without components.
     """
-    ids = ids if max_tokens is None else ids[:max_tokens]
     head = trained.model.head
     if head.prior is None:
         raise ConfigError(

@@ -121,13 +121,8 @@ def compare_runs(
     poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """:func:`find_examples` for two runs; DataError where they do not have the same vocabulary."""
+    require_same_words(first, second)
     words = first.codec.vocabulary.tokens
-    if words != second.codec.vocabulary.tokens:
-        sizes = " and ".join(f"{len(run.codec.vocabulary):,}" for run in (first, second))
-        raise DataError(
-            f"the runs have different vocabularies, of {sizes} words, and only probabilities of the same"
-            " words compare; train both on one corpus"
-        )
     if not len(ids):
         raise DataError("a text without tokens has no examples; name a longer one")
     rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block, 64 MB of float64 at most
@@ -139,6 +134,16 @@ def compare_runs(
         wanted,
         poll,
     )
+
+
+def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
+    """DataError where two runs do not have the same vocabulary."""
+    if first.codec.vocabulary.tokens != second.codec.vocabulary.tokens:
+        sizes = " and ".join(f"{len(run.codec.vocabulary):,}" for run in (first, second))
+        raise DataError(
+            f"the runs have different vocabularies, of {sizes} words, and only probabilities of the same"
+            " words compare; train both on one corpus"
+        )
 
 
 def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Table | str"]:

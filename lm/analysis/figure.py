@@ -1,16 +1,18 @@
 """Figure 1 of Yang et al. (2018): how the singular values of log-probability matrices are distributed."""
 
-import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lm.analysis.pictures import save_figure
 from lm.analysis.spectrum import RankResult
-from lm.errors import ConfigError, DataError
-from lm.storage import shown, write_atomic
+from lm.errors import DataError
 
-FORMATS = (".png", ".svg")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> None:
@@ -25,35 +27,24 @@ def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> No
         DataError: there is nothing to draw.
         StorageError: a file cannot be written.
     """
-    for path in paths:
-        if path.suffix not in FORMATS:
-            raise ConfigError(f"{shown(path)}: pictures end in {' or '.join(FORMATS)}")
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    if not any(result.rank for result in spectra.values()):
+        raise DataError("every singular value is zero: there is no spectrum to draw")
+    save_figure(paths, partial(_draw, spectra), size=(6.4, 4.4))
 
-    with mpl.rc_context({"svg.hashsalt": "highrank", "svg.fonttype": "path"}):
-        if not any(result.rank for result in spectra.values()):
-            raise DataError("every singular value is zero: there is no spectrum to draw")
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xscale="log")
-        for index, (name, result) in enumerate(spectra.items()):
-            shares, percentages = curve(result)
-            colour = f"C{index % 10}"
-            axes.step(shares, percentages, where="pre", color=colour, label=f"{name}: rank {result.rank:,}")
-            threshold = result.thresholds["roundoff_float64"] / (float(result.singular_values[0]) or 1.0)
-            axes.axvline(threshold, color=colour, linestyle=":", linewidth=1)
-        axes.set(xlabel="singular value / largest singular value", ylabel="singular values below (%)")
-        axes.set_ylim(-2, 102)
-        axes.grid(alpha=0.3)
-        for text in axes.legend().get_texts():
-            text.set_parse_math(False)  # a name may have dollar signs
-        for path in paths:
-            content = io.BytesIO()
-            metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
-            write_atomic(path, content.getvalue())
+
+def _draw(spectra: Mapping[str, RankResult], figure: "Figure") -> None:
+    axes = figure.add_subplot(xscale="log")
+    for index, (name, result) in enumerate(spectra.items()):
+        shares, percentages = curve(result)
+        colour = f"C{index % 10}"
+        axes.step(shares, percentages, where="pre", color=colour, label=f"{name}: rank {result.rank:,}")
+        threshold = result.thresholds["roundoff_float64"] / (float(result.singular_values[0]) or 1.0)
+        axes.axvline(threshold, color=colour, linestyle=":", linewidth=1)
+    axes.set(xlabel="singular value / largest singular value", ylabel="singular values below (%)")
+    axes.set_ylim(-2, 102)
+    axes.grid(alpha=0.3)
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)  # a name may have dollar signs
 
 
 def curve(result: RankResult) -> tuple[np.ndarray, np.ndarray]:

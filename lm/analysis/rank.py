@@ -6,8 +6,10 @@ transformations, because the threshold is a few ε·σ_max. A matrix with T < V 
 columns take the part of rows.
 """
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,9 @@ from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.analysis.steps import Poll, Progress, Steps, no_poll, no_progress
 from lm.console import table
-from lm.errors import DataError
+from lm.errors import DataError, StorageError
+from lm.language.dynamic import weights_sha256
+from lm.language.shards import add_ids
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,23 +189,31 @@ def rank_of_run(
     ids: "Ids",
     poll: Poll = no_poll,
     progress: Progress = no_progress,
-    max_tokens: int | None = None,
     spectrum: Path | None = None,
     scratch: Path | None = None,
 ) -> dict[str, Any]:
-    """The rank of a run on the first ``max_tokens`` tokens of a text.
+    """The rank of a run on a text.
 
-    ``spectrum`` names the ``.npz`` that keeps the singular values; see :meth:`RankResult.load`.
+    ``spectrum`` names the ``.npz`` that keeps the singular values; see :meth:`RankResult.load`. One that is
+    there and of the same weights and tokens is taken as it is (``kept_from_before``), one of other weights is
+    replaced, and beside one of other tokens the new one gets six digits of the hash of its own.
     """
-    ids = ids if max_tokens is None else ids[:max_tokens]
     vocab = len(trained.codec.vocabulary)
     if not len(ids):
         raise DataError("a text without tokens has no rank; name a longer one")
-    rows = Plan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # of a block: a sixteenth of the memory
-    blocks = trained.log_probs(ids, poll=poll, rows=max(1, min(256, rows)))
-    result = log_prob_rank(iter(blocks), len(ids), vocab, poll, progress, scratch)
-    if spectrum is not None:
-        result.save(spectrum)
+    digest = hashlib.sha256()
+    add_ids(digest, ids)
+    hashes = weights_sha256(trained.model), digest.hexdigest()
+    spectrum, kept = (None, None) if spectrum is None else _place(spectrum, *hashes)
+    if kept is None:
+        rows = Plan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # of a block: a sixteenth of the memory
+        blocks = trained.log_probs(ids, poll=poll, rows=max(1, min(256, rows)))
+        measured = log_prob_rank(iter(blocks), len(ids), vocab, poll, progress, scratch)
+        result = RankResult(measured.singular_values, measured.shape, *hashes)
+        if spectrum is not None:
+            result.save(spectrum)
+    else:
+        result = kept
     head = trained.model.head
     bias = head.bias is not None
     ceiling = min(head.size + 1 + bias, *result.shape) if head.config.kind in LINEAR_HEADS else None
@@ -210,7 +222,20 @@ def rank_of_run(
         "embedding_size": head.size,
         "ceiling": ceiling,
         "spectrum": None if spectrum is None else str(spectrum),
+        "kept_from_before": kept is not None,
     }
+
+
+def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]:
+    """Where the spectrum of these weights and tokens belongs, and itself where it is there."""
+    for place in (path, path.with_name(f"{path.stem}.{ids[:6]}{path.suffix}")):
+        kept = None
+        with suppress(StorageError):  # there is none, or a damaged one, which is replaced
+            kept = RankResult.load(place)
+        if kept is None or kept.ids_sha256 == ids:
+            break
+    found = kept is not None and (kept.weights_sha256, kept.ids_sha256) == (weights, ids)
+    return place, kept if found else None
 
 
 def rank_report(result: RankResult) -> dict[str, Any]:
@@ -223,6 +248,8 @@ def rank_report(result: RankResult) -> dict[str, Any]:
         "dtype": result.dtype,
         "tokens": result.shape[0],
         "vocabulary": result.shape[1],
+        "weights_sha256": result.weights_sha256,
+        "ids_sha256": result.ids_sha256,
         "full_rank": len(values),
         "largest_singular_value": largest,
         "smallest_singular_value": float(values[-1]),
@@ -246,8 +273,10 @@ def rank_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]:
         }
         for name, result in results.items()
     ]
+    kept = [name for name, result in results.items() if result["kept_from_before"]]
     return [
         table("Numerical rank of the log-probability matrix", rows),
         "rank: singular values above ½·√(T + V + 1)·σ_max·ε, ε of float64; "
         "ceiling: the most that the head can have",
+        *([f"kept from before: {', '.join(kept)}"] if kept else []),
     ]

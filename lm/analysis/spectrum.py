@@ -15,15 +15,20 @@ from lm.storage import read_file, shown, write_atomic
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
 _LIMIT = 1 << 30  # bytes of a spectrum's file
-_SAVED = ("singular_values", "shape", "threshold_names", "threshold_values")
+_SAVED = (
+    *("singular_values", "shape", "threshold_names", "threshold_values"),
+    *("weights_sha256", "ids_sha256"),
+)
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """Singular values of a (T, V) matrix of float64, largest first."""
+    """Singular values of a (T, V) matrix of float64, largest first, and what they were measured on."""
 
     singular_values: NDArray[np.float64]  # (min(T, V),)
     shape: tuple[int, int]
+    weights_sha256: str = ""  # of the model; "" where there is none
+    ids_sha256: str = ""  # of the text's tokens
 
     @property
     def dtype(self) -> str:
@@ -69,6 +74,8 @@ class RankResult:
             shape=np.array(self.shape, np.int64),
             threshold_names=np.array(list(thresholds)),
             threshold_values=np.array(list(thresholds.values())),
+            weights_sha256=np.array(self.weights_sha256),
+            ids_sha256=np.array(self.ids_sha256),
         )
         write_atomic(path, content.getvalue())
 
@@ -85,7 +92,8 @@ class RankResult:
                 bool(np.isfinite(values).all() and (values >= 0).all()), "singular values are not negative"
             )
             _require(bool((np.diff(values) <= 0).all()), "singular values fall")
-            result = cls(values, (shape[0], shape[1]))
+            hashes = [str(arrays[name].item()) for name in ("weights_sha256", "ids_sha256")]
+            result = cls(values, (shape[0], shape[1]), *hashes)
             saved = dict(
                 zip(arrays["threshold_names"].tolist(), arrays["threshold_values"].tolist(), strict=True)
             )

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 
+from lm.stop import no_poll as no_poll  # its users import it from here
+
 Poll = Callable[[], None]
 Progress = Callable[[int, int], None]
-
-
-def no_poll() -> None:
-    """The poll of a caller that never stops the work."""
 
 
 def no_progress(done: int, total: int) -> None:

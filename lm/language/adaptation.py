@@ -30,7 +30,7 @@ from lm.recurrent import WeightDropLSTM
 
 Scaling = Literal["normalised", "original"]
 
-WINDOW = 5  # tokens that are predicted, then learnt from
+ADAPT_LENGTH = 5  # tokens that are predicted, then learnt from
 STREAMS = 100  # into which the training data are laid for statistics
 _CHECKED = 200  # windows between looks at whether the loss is still a number
 
@@ -47,7 +47,7 @@ class Setting:
     decay: float
     eps: float = 2e-5
     scaling: Scaling = "normalised"
-    window: int = WINDOW
+    window: int = ADAPT_LENGTH
 
     def __post_init__(self) -> None:
         if not (0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf):
@@ -72,8 +72,7 @@ SETTINGS = {
     "default": Setting(5e-5, 2e-3),
     "paper-mos-ptb": Setting(2e-3, 0.075, 1e-3, "original"),
     "paper-mos-wt2": Setting(2e-3, 0.02, 2e-3, "original"),
-    "paper-awd-ptb": Setting(2e-3, 0.02, 1e-3, "original"),
-    "paper-awd-wt2": Setting(2e-3, 0.02, 1e-3, "original"),
+    "paper-awd": Setting(2e-3, 0.02, 1e-3, "original"),  # for both corpora
 }
 GRID_LR, GRID_DECAY = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3)
 
@@ -97,7 +96,7 @@ def gather(
     trained: TrainedLm,
     shards: Sequence[Ids],
     statistics: Statistics,
-    window: int = WINDOW,
+    window: int = ADAPT_LENGTH,
     *,
     paper: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
@@ -105,16 +104,17 @@ def gather(
     """Goes on with the statistics to the end of the training data, laid out as streams.
 
     Dropout is off, and g is the gradient of the mean loss over the tokens of a window in all streams: not
-    clipped, without penalties or weight decay. ``advance`` is told of the windows done and of all, with the
-    statistics up to date; it may raise to interrupt. DataError where there is no window.
+    clipped, without penalties or weight decay. ``paper`` leaves out what :class:`Streams` leaves out for it
+    in training. ``advance`` is told of the windows done and of all, with the statistics up to date; it may
+    raise to interrupt. DataError where there is no window.
     """
     model, streams = trained.model, statistics.state[0][0].shape[0]
     laid_out = Streams(shards, streams, trained.codec.vocabulary.eos, paper=paper)
     config = WindowConfig(length=window, random=False, rescale_lr=False)
-    total = sum(1 for _ in laid_out.spans(config, np.random.default_rng(0)))
+    total = sum(1 for _ in laid_out.spans(config, np.random.default_rng(0), training=True))
     if not total:
         raise DataError(f"the training data have too few tokens for {streams} streams; use a longer text")
-    spans = laid_out.spans(config, np.random.default_rng(0))
+    spans = laid_out.spans(config, np.random.default_rng(0), training=True)
     parameters, squares = list(model.parameters()), list(statistics.squares.values())
     with adaptable(model):
         for span in islice(spans, statistics.windows, None):

@@ -8,6 +8,7 @@ from lm.errors import ConfigError
 from lm.heads import Head
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
+from lm.language.windows import longest
 from lm.memory import head_scratch, training_memory
 
 PARTS = ("embedding", "layers", "head")
@@ -38,8 +39,8 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
 
 
 def _activations(config: LmConfig, head: Head) -> int:
-    """Numbers that backpropagation through a window of usual length keeps, and the head's scratch."""
-    tokens = config.window.length * config.train.batch_size
+    """Numbers that backpropagation through a long window keeps, and the head's scratch."""
+    tokens = longest(config.window) * config.train.batch_size
     sizes = (config.model.embedding_size, *config.model.hidden_sizes)
     per_token = 2 * sizes[0] + sum((_LSTM_FLOATS + 2) * size for size in sizes[1:])
     per_token += head.components * head.size * (3 if head.latent is not None else 1)

@@ -4,22 +4,24 @@
 the grid. Both belong to weights and texts that they name by hash, and are made anew for others.
 """
 
+import fcntl
 import hashlib
+import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lm.checkpoint import CheckpointStore
-from lm.errors import DivergenceError, Interrupted, StorageError
+from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.language.adaptation import (
+    ADAPT_LENGTH,
     GRID_DECAY,
     GRID_LR,
     SETTINGS,
     STREAMS,
-    WINDOW,
     Setting,
     Statistics,
     dynamic_nll,
@@ -29,9 +31,10 @@ from lm.language.corpus import load_split
 from lm.language.evaluate import Compat, Text, advancing, blocks, facts, likelihood, load_text
 from lm.language.model import LanguageModel, state_from, state_tensors
 from lm.language.scoring import token_nll
-from lm.language.trained import TrainedLm, no_poll
+from lm.language.trained import TrainedLm
 from lm.records import keep, plain
-from lm.storage import JSON, read_json, remove_tree, write_json
+from lm.stop import no_poll
+from lm.storage import JSON, make_folder, read_json, remove_tree, shown, storage_errors, write_json
 
 Result = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -50,35 +53,42 @@ def dynamic(
     compat: Compat | None = None,
     poll: Callable[[], None] = no_poll,
     progress: Progress = lambda done, total: None,
+    changed: Collection[str] = (),
 ) -> Result:
     """Evaluate a run dynamically and keep the result in the run.
 
     Args:
         run, data, checkpoint, limit, compat, poll: as for :func:`lm.language.evaluate.evaluate`.
         setting: η, λ and ε; :data:`lm.language.adaptation.SETTINGS` has those of the papers.
-        grid: choose η and λ on the run's validation split from the published grid first; ε, scaling and
-            window are the setting's.  The chosen ones are then evaluated on ``data``, once.
+        grid: choose η and λ on the run's validation split from the published grid first, in place of the
+            setting's; ε and window are the setting's. The chosen ones are then evaluated on ``data``, once.
         progress: told how much of each part is done: of the statistics, of every text.
+        changed: fields of ``setting`` that were asked for one by one, which a grid must not override.
 
     Raises:
-        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`.
+        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`; ConfigError also
+            where a grid would override what was asked for, StorageError where another process gathers
+            statistics or searches a grid in the same run.
         DivergenceError: a loss is not finite, or all of the grid's are.
         Interrupted: by ``poll``; statistics and finished settings of the grid are kept.
     """
+    if grid and (overridden := [name for name in ("lr", "decay") if name in changed]):
+        names = " ".join(f"--{name}" for name in overridden)
+        raise ConfigError(f"{names}: --grid chooses lr and decay itself; leave out {names} or --grid")
     trained = TrainedLm.load(run, checkpoint)
     config = trained.config
     text = load_text(trained, data or config.data.test, limit, poll)
     compat = compat or config.train.compat
     paper = compat == "paper"
-    statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress)
-    label = next((name for name, known in SETTINGS.items() if known == setting), _spelled(setting))
+    label = _grid_label(setting) if grid else _label(setting)
     result: Result = {}
-    if grid:
-        valid = load_text(trained, config.data.valid, limit, poll)
-        search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
-        setting, result["grid"] = search.best(setting, poll, progress)
-        result["grid_on"] = valid.source
-        label = "grid"
+    with _alone_in(run / FOLDER):
+        statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress)
+        if grid:
+            valid = load_text(trained, config.data.valid, limit, poll)
+            search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
+            setting, result["grid"] = search.best(setting, poll, progress)
+            result["grid_on"] = valid.source
     advance = advancing(poll, progress, 2 * len(text.ids))
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
     nll = dynamic_nll(trained, text.ids, statistics, setting, paper=paper, advance=advance)
@@ -103,10 +113,29 @@ def dynamic(
     return result
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within, no other process is so in the folder, which is made; StorageError where one is."""
+    make_folder(folder)
+    with storage_errors(folder):
+        lock = os.open(folder, os.O_RDONLY)
+    try:
+        with storage_errors(folder):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StorageError(
+                    f"{shown(folder)}: another `lm dynamic` is writing it; wait for it to end"
+                ) from error
+        yield
+    finally:
+        os.close(lock)
+
+
 def run_statistics(
     trained: TrainedLm,
     run: Path,
-    window: int = WINDOW,
+    window: int = ADAPT_LENGTH,
     paper: bool = False,
     poll: Callable[[], None] = no_poll,
     progress: Progress = lambda done, total: None,
@@ -186,9 +215,9 @@ class _Grid:
         self, base: Setting, poll: Callable[[], None], progress: Progress
     ) -> tuple[Setting, list[Result]]:
         """The best setting and the results of all; one that diverges has none. DivergenceError if all do."""
-        key = self._key | {"eps": base.eps}
+        settings = grid_settings(base, self._statistics)
+        key = self._key | {"eps": settings[0].eps}
         rows = self._finished(key)
-        settings = grid_settings(base)
         tokens = len(self._valid.ids)
         advance = advancing(poll, progress, tokens * (len(settings) - len(rows)))
         for setting in settings[len(rows) :]:
@@ -221,17 +250,34 @@ class _Grid:
         return []
 
 
-def grid_settings(base: Setting) -> list[Setting]:
-    """The published grid: every η with every λ, both in proportion to the window, with the ε of ``base``."""
-    factor = base.window / WINDOW
+def grid_settings(base: Setting, statistics: Statistics) -> list[Setting]:
+    """The published grid: every η with every λ, both in proportion to the window, with the ε of ``base``.
+
+    All in normalised scaling, whichever ``base`` is in.
+    """
+    factor = base.window / ADAPT_LENGTH
+    eps = base.normalised(statistics.windows, len(statistics.squares)).eps
     return [
-        Setting(lr * factor, decay * factor, base.eps, "normalised", base.window)
+        Setting(lr * factor, decay * factor, eps, "normalised", base.window)
         for lr in GRID_LR
         for decay in GRID_DECAY
     ]
 
 
-def _spelled(setting: Setting) -> str:
-    parts = [f"{name}-{value:g}" for name, value in asdict(setting).items() if isinstance(value, float)]
-    other = [] if setting.window == WINDOW else [f"window-{setting.window}"]
-    return "-".join([*parts, *other, *([] if setting.scaling == "normalised" else [setting.scaling])])
+def _label(setting: Setting) -> str:
+    """The name of a setting, or its numbers where it has none."""
+    named = [name for name, known in SETTINGS.items() if known == setting]
+    numbers = [f"{name}-{getattr(setting, name):g}" for name in ("lr", "decay", "eps")]
+    return named[0] if named else "-".join([*numbers, *_unusual(setting)])
+
+
+def _grid_label(setting: Setting) -> str:
+    """What distinguishes a grid from others: ε and window, where they are not the usual ones."""
+    usual = SETTINGS["default"]
+    same = (setting.eps, setting.scaling) == (usual.eps, usual.scaling)
+    return "-".join(["grid", *([] if same else [f"eps-{setting.eps:g}"]), *_unusual(setting)])
+
+
+def _unusual(setting: Setting) -> list[str]:
+    window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
+    return [*window, *([] if setting.scaling == "normalised" else [setting.scaling])]

@@ -14,16 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lm.errors import ConfigError, DataError
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, begin, no_advance, perplexity, token_nll
-from lm.language.trained import WINDOW, TrainedLm, no_poll
+from lm.language.scoring import Floats, hidden_nll, no_advance, perplexity, readings, token_nll
+from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.records import keep, plain
 from lm.recurrent import WeightDropLSTM
+from lm.stop import no_poll
 
 Result = dict[str, Any]
 Compat = Literal["none", "paper"]
@@ -220,22 +222,20 @@ def search_temperature(
     Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
     """
     source = trained.config.data.valid
-    reader, tokens = begin(trained, load_split(source, trained.codec, poll).ids()[:SEARCHED], paper=paper)
-    read = []
-    with torch.no_grad():
-        for targets in tokens.split(WINDOW):
-            poll()
-            read.append((reader.read(targets), targets[:, None]))
+    ids = load_split(source, trained.codec, poll).ids()[:SEARCHED]
+    read: list[tuple[Tensor, Tensor]] = []
+    for reading in readings(trained, ids, paper=paper):
+        poll()
+        read.append(reading)
+    tokens = sum(len(targets) for _, targets in read)
     searched: list[dict[str, float]] = []
     best, stale = 0, 0
     for multiplier in MULTIPLIERS:
         total = 0.0
         for hidden, targets in read:
             poll()
-            with torch.no_grad():
-                nll = trained.model.head.nll(hidden, targets, component_temperature=1 / multiplier)
-            total += float(nll.double().sum())
-        searched.append({"multiplier": multiplier, "nll": total / len(tokens)})
+            total += float(hidden_nll(trained.model.head, hidden, targets, 1 / multiplier).sum())
+        searched.append({"multiplier": multiplier, "nll": total / tokens})
         if searched[-1]["nll"] < searched[best]["nll"]:
             best, stale = len(searched) - 1, 0
         elif len(searched) > 1:
@@ -248,7 +248,7 @@ def search_temperature(
         "temperature": 1 / multiplier,
         "searched": searched,
         "searched_on": source,
-        "searched_tokens": len(tokens),
+        "searched_tokens": tokens,
     }
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lm.errors import ConfigError, DivergenceError
-from lm.language.trained import WINDOW, TrainedLm, no_poll
+from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.sampling import INFINITY, draw
+from lm.stop import no_poll
 from lm.text import Codec
 
 _INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
@@ -84,7 +85,7 @@ def generate(
     temperature = options.temperature if options.temperature_on == "components" else 1.0
     state = model.initial_state(1)
     with torch.no_grad():
-        for piece in torch.tensor(said, device=trained.device).split(WINDOW):
+        for piece in torch.tensor(said, device=trained.device).split(READ_LENGTH):
             poll()
             read = model(piece[:, None], state)
             state = read.state

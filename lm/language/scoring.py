@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.errors import DataError, DivergenceError
+from lm.heads import Head
 from lm.language.model import LanguageModel, Outputs, detached
-from lm.language.trained import WINDOW, TrainedLm, no_poll
+from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import InputLog, open_regular, read_lines, visible
+from lm.stop import no_poll
 from lm.storage import require_writable, shown, write_atomic
 
 Result = dict[str, Any]
@@ -73,7 +75,7 @@ def token_nll(
     paper: bool = False,
     temperature: float = 1.0,
     model: LanguageModel | None = None,
-    window: int = WINDOW,
+    window: int = READ_LENGTH,
     advance: Callable[[int], None] = no_advance,
 ) -> Floats:
     """−log P of every token that is scored, in nats: (N,), or (N − 1,) for ``paper``.
@@ -84,16 +86,35 @@ def token_nll(
         window: tokens read at once; for a model that drops units, those that share a mask.
         advance: told of every window's tokens; may raise to interrupt.
     """
-    reader, tokens = begin(trained, ids, paper=paper, model=model)
     head = (model or trained.model).head
     pieces = [np.empty(0)]
+    for hidden, targets in readings(trained, ids, paper=paper, model=model, window=window):
+        pieces.append(hidden_nll(head, hidden, targets, temperature))
+        advance(len(targets))
+    return np.concatenate(pieces)
+
+
+def readings(
+    trained: TrainedLm,
+    ids: Ids,
+    *,
+    paper: bool = False,
+    model: LanguageModel | None = None,
+    window: int = READ_LENGTH,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window."""
+    reader, tokens = begin(trained, ids, paper=paper, model=model)
     for targets in tokens.split(window):
         with torch.no_grad():
             hidden = reader.read(targets)
-            nll = head.nll(hidden, targets[:, None], component_temperature=temperature)
-        pieces.append(nll[:, 0].double().cpu().numpy())
-        advance(len(targets))
-    return np.concatenate(pieces)
+        yield hidden, targets
+
+
+def hidden_nll(head: Head, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Floats:
+    """−log P in nats, (n,), of the targets of one of the :func:`readings`."""
+    with torch.no_grad():
+        nll = head.nll(hidden, targets[:, None], component_temperature=temperature)
+    return nll[:, 0].double().cpu().numpy()
 
 
 def score_lines(
@@ -115,7 +136,7 @@ def score_lines(
         tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
         pieces = []
         with torch.no_grad():
-            for targets in tokens.split(WINDOW):
+            for targets in tokens.split(READ_LENGTH):
                 poll()
                 pieces.append(trained.model.head.nll(reader.read(targets), targets[:, None])[:, 0])
         log_probs = -torch.cat(pieces).double().cpu()

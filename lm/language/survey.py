@@ -84,7 +84,10 @@ def learn_tokenizer(
     if kind not in ("unigram", "bpe"):
         return PLAIN[kind](lowercase)
     if vocab_size < 3:
-        raise ConfigError(f"data.vocab_size = {vocab_size}: {kind} needs a size, such as 8000; set it")
+        raise ConfigError(
+            f"a {kind} tokenizer needs the size of its vocabulary; give --vocab-size 8000, or data.vocab_size"
+            " in a config"
+        )
     sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command), poll)
     return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
 
@@ -112,7 +115,7 @@ def build_vocabulary(
     DataError where train has no word.
     """
     if train.words.total() == train.words[EOS_WORD]:
-        raise DataError("the training text contains no token; check data.train")
+        raise DataError("the training text contains no token; check that it is the right file")
     counts: Mapping[str, int] = train.words
     outside: int | None = None
     if isinstance(tokenizer, SentencePiece):

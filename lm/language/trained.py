@@ -13,7 +13,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.checkpoint import CheckpointStore
@@ -23,13 +22,10 @@ from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.language.windows import Ids
 from lm.state import load_model_tensors
+from lm.stop import no_poll
 from lm.text import Codec
 
-WINDOW = 256  # tokens that the recurrent layers read at once
-
-
-def no_poll() -> None:
-    """Nothing interrupts."""
+READ_LENGTH = 256  # tokens that the recurrent layers read at once
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class TrainedLm:
         return cls(config, codec, model.to(device).eval(), device)
 
     def hidden(
-        self, ids: Ids, poll: Callable[[], None] = no_poll, window: int = WINDOW
+        self, ids: Ids, poll: Callable[[], None] = no_poll, window: int = READ_LENGTH
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Hidden states (n, H) and the tokens (n,) to be predicted from them, window by window."""
         before = np.concatenate(([self.codec.vocabulary.eos], ids[:-1])).astype(np.int64)
@@ -75,22 +71,11 @@ class TrainedLm:
             targets = torch.from_numpy(ids[start : start + window].astype(np.int64)).to(self.device)
             yield outputs.hidden[:, 0], targets
 
-    def nll(
-        self, ids: Ids, poll: Callable[[], None] = no_poll, temperature: float = 1.0
-    ) -> NDArray[np.float64]:
-        """−log P of every token in nats, (N,); ``temperature`` divides the logits of every component."""
-        pieces = [np.empty(0)]
-        with torch.no_grad():
-            for hidden, targets in self.hidden(ids, poll):
-                nll = self.model.head.nll(hidden, targets, component_temperature=temperature)
-                pieces.append(nll.double().cpu().numpy())
-        return np.concatenate(pieces)
-
     def log_probs(
         self,
         ids: Ids,
         poll: Callable[[], None] = no_poll,
-        rows: int = WINDOW,
+        rows: int = READ_LENGTH,
         dtype: torch.dtype = torch.float64,
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""

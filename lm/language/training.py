@@ -5,7 +5,7 @@ from pathlib import Path
 from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, override, read_config
 from lm.errors import ConfigError, DataError
-from lm.inputs import CODEC_HASH, RESUMABLE, changed_inputs, codec_of
+from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
@@ -22,9 +22,11 @@ from lm.train import FitResult, configure_device, fit, require_end, seed_everyth
 
 START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
-    'optim.name="sgd"', 'optim.schedule="constant"', 'optim.average="uniform"', "optim.average_start=0",
-    "optim.average_trigger=0", "train.stop_trigger=5",
+    'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',
+    "optim.average_start=0", "optim.average_trigger=0", "train.stop_trigger=5", "train.patience=0",
+    "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
+SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 
 
 def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitResult:
@@ -40,12 +42,10 @@ def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitRe
     config = resolved.config
     require_end(config.train)
     device = configure_device(config.train)
-    codec, train_split, valid_split = _load(
-        config
-    )  # all of it before the folder is made: bad data leaves none
-    if device.type == "cpu":
-        needed = describe(config, len(codec.vocabulary))["memory"]["training"]
-        require_memory(needed, "lower train.batch_size, head.components, window.length or the model's sizes")
+    codec, train_split, valid_split = _load(config, folder)  # before the folder is made: bad data leaves none
+    needed = describe(config, len(codec.vocabulary))["memory"]["training"]
+    remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
+    require_memory(needed, device, remedy)
     seed_everything(config.train.seed)
     model = LanguageModel(config, len(codec.vocabulary))
     hashes = {
@@ -68,18 +68,30 @@ def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitRe
 
 
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
-    """The config that finetunes a run: its own, with averaged SGD from its best weights on, and overrides."""
+    """The config that finetunes a run: its own, with averaged SGD from its best weights on, and overrides.
+
+    The limits of the run do not hold, but for ``train.max_epochs``. ConfigError where the run was not trained
+    with SGD and no rate is given: that of another optimiser would be far too low.
+    """
     resolved = read_config(run / "config.json", LmConfig)
     given = {text.partition("=")[0].strip() for text in overrides}
-    usual = [text for text in FINETUNING if text.partition("=")[0] not in given]
+    trained_by = resolved.config.optim.name
+    if trained_by != "sgd" and "optim.lr" not in given:
+        raise ConfigError(
+            f"{shown(run)}: trained by {trained_by}, whose rate is not one for SGD;"
+            " give one, as in --set optim.lr=20"
+        )
+    settings = FINETUNING if trained_by == "sgd" else (*FINETUNING, *SGD_ONLY)
+    usual = [text for text in settings if text.partition("=")[0] not in given]
     changes = [*usual, f'train.start_from="{run}"', *overrides]
     return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
 
 
-def _load(config: LmConfig) -> tuple[Codec, TokenSplit, TokenSplit]:
-    """Codec and both splits that training needs; a signal ends it as it ends training."""
+def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit]:
+    """The codec, the run's own where it has one, and both splits; a signal ends it as it ends training."""
     with interruptible(RESUME) as poll:
-        codec = load_codec(config.data)
+        begun = (folder / DATA).is_file()  # written after the codec, so the codec is complete
+        codec = codec_of(folder) if begun else load_codec(config.data)
         poll()
         train_split = load_split(config.data.train, codec)
         poll()

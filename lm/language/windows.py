@@ -6,6 +6,7 @@ contiguous piece of the text. Every token is a target, predicted from the token 
 window of one token, as the authors' code does.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,14 @@ def _length(config: WindowConfig, generator: np.random.Generator) -> int:
     middle = config.length if generator.random() >= config.half_share else config.length / 2
     drawn = max(config.shortest, int(generator.normal(middle, config.spread)))
     return min(drawn, config.length + config.max_delta) if config.max_delta else drawn
+
+
+def longest(config: WindowConfig) -> int:
+    """The longest window, or where there is no limit one that is hardly ever exceeded: by four deviations."""
+    if not config.random:
+        return config.length
+    unlikely = config.length + math.ceil(4 * config.spread)
+    return min(unlikely, config.length + config.max_delta) if config.max_delta else unlikely
 
 
 def mean_length(config: WindowConfig) -> float:

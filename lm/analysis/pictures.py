@@ -1,0 +1,49 @@
+"""Figures as files: PNG or SVG by the suffix, and the same bytes for the same figure."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.errors import ConfigError
+from lm.storage import shown, write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg")
+_SAME_BYTES = {"svg.hashsalt": "highrank", "svg.fonttype": "path"}
+_METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither versions nor times
+
+
+def save_figure(
+    paths: Sequence[Path],
+    draw: Callable[["Figure"], None],
+    *,
+    size: tuple[float, float],
+    style: Mapping[str, Any] | None = None,
+) -> None:
+    """Write what ``draw`` puts on an empty figure of ``size`` inches to every path, atomically.
+
+    ``style`` has settings of matplotlib (``rcParams``) that the figure is drawn and saved under.
+
+    Raises:
+        ConfigError: a suffix of another format; nothing is drawn then.
+        StorageError: a file cannot be written.
+    """
+    for path in paths:
+        if path.suffix not in FORMATS:
+            raise ConfigError(f"{shown(path)}: pictures end in {' or '.join(FORMATS)}")
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {**_SAME_BYTES, **(style or {})}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        for path in paths:
+            content = io.BytesIO()
+            figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=_METADATA[path.suffix])
+            write_atomic(path, content.getvalue())

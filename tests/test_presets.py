@@ -1,0 +1,161 @@
+"""The presets of language models against the published recipes, number by number, and their sizes."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from lm.config import load_config
+from lm.language.config import LmConfig
+from lm.language.describe import describe
+from lm.presets import preset_paths
+
+PRESETS = [path.stem for path in preset_paths("lm")]
+LINKS = ("sigsoftmax", "sigmoid", "relu")
+
+# Merity et al. (2018) and the README of their code: what the default values of its flags are, and what both
+# corpora share.
+AWD: dict[str, Any] = {
+    "window.length": 70, "window.random": True, "window.half_share": 0.05, "window.spread": 5.0,
+    "window.shortest": 5, "window.max_delta": 0, "window.rescale_lr": True,
+    "model.embedding_size": 400, "model.hidden_sizes": (1150, 1150, 400), "model.init_range": 0.1,
+    "model.embedding_dropout": 0.1, "model.output_dropout": 0.4, "model.weight_dropout": 0.5,
+    "model.activation_penalty": 2.0, "model.slowness_penalty": 1.0,
+    "head.kind": "softmax", "head.components": 1, "head.tied": True, "head.output_bias": True,
+    "optim.name": "sgd", "optim.lr": 30.0, "optim.weight_decay": 1.2e-6, "optim.clip_norm": 0.25,
+    "optim.momentum": 0.0, "optim.schedule": "constant", "optim.average": "uniform",
+    "optim.average_trigger": 5, "train.accumulate": 1, "train.precision": "float32", "train.patience": 0,
+    "train.max_steps": 0, "train.max_minutes": 0.0, "train.stop_trigger": 0, "train.start_from": "",
+    "data.valid_streams": 10,
+}  # fmt: skip
+AWD_OF: dict[str, dict[str, Any]] = {
+    "ptb": AWD | {
+        "model.input_dropout": 0.4, "model.hidden_dropout": 0.25, "train.batch_size": 20, "train.seed": 141,
+        "train.max_epochs": 500, "data.vocab_size": 10_000,
+    },
+    "wt2": AWD | {
+        "model.input_dropout": 0.65, "model.hidden_dropout": 0.2, "train.batch_size": 80,
+        "train.seed": 1882, "train.max_epochs": 750, "data.vocab_size": 33_278,
+    },
+}  # fmt: skip
+
+# Yang et al. (2018): the README of their code, which corrects two rows of their Table 7.
+MIXTURE_OF: dict[str, dict[str, Any]] = {
+    "ptb": AWD_OF["ptb"] | {
+        "optim.lr": 20.0, "train.batch_size": 12, "window.max_delta": 40, "model.embedding_size": 280,
+        "model.hidden_sizes": (960, 960, 620), "head.embedding_size": 280, "head.components": 15,
+        "model.input_dropout": 0.4, "model.hidden_dropout": 0.225, "head.latent_dropout": 0.29,
+        "train.seed": 28, "train.max_epochs": 1000,
+    },
+    "wt2": AWD_OF["wt2"] | {
+        "optim.lr": 15.0, "train.batch_size": 15, "window.max_delta": 20, "model.embedding_size": 300,
+        "model.hidden_sizes": (1150, 1150, 650), "head.embedding_size": 300, "head.components": 15,
+        "model.input_dropout": 0.55, "model.hidden_dropout": 0.2, "head.latent_dropout": 0.29,
+        "train.seed": 1882, "train.max_epochs": 1000,
+    },
+}  # fmt: skip
+NARROW = {"ptb": (960, 960, 280), "wt2": (1150, 1150, 300)}  # the last layer is as large as the embedding
+LONG = {"ptb": 1000, "wt2": 1500}  # epochs of Kanai et al. (2018), App. C.1.1: twice as many
+CORPUS = {"ptb": "data/ptb", "wt2": "data/wikitext-2"}
+
+
+def recipes() -> dict[str, dict[str, Any]]:
+    """The keys that a publication decides, by preset."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, folder in CORPUS.items():
+        splits = {f"data.{split}": f"{folder}/{split}" for split in ("train", "valid", "test")}
+        awd, mixture, long = AWD_OF[name] | splits, MIXTURE_OF[name] | splits, LONG[name]
+        finetuning = {"optim.average_trigger": 0, "train.stop_trigger": 5}
+        found[f"{name}_softmax"] = awd
+        found[f"{name}_softmax_long"] = awd | {"train.max_epochs": long}
+        found |= {f"{name}_{link}": awd | {"train.max_epochs": long, "head.kind": link} for link in LINKS}
+        found |= {f"{name}_{kind}": mixture | {"head.kind": kind} for kind in ("moc", "mos", "moss")}
+        found[f"{name}_softmax_finetune"] = awd | finetuning | {
+            "window.max_delta": 10, "train.start_from": f"runs/{name}_softmax",
+        }  # fmt: skip
+        found[f"{name}_mos_finetune"] = found[f"{name}_mos"] | finetuning | {
+            "optim.lr": {"ptb": 25.0, "wt2": 20.0}[name], "train.start_from": f"runs/{name}_mos",
+        }  # fmt: skip
+        found[f"{name}_softmax_narrow"] = mixture | {
+            "model.hidden_sizes": NARROW[name], "head.components": 1, "head.latent_dropout": 0.0,
+        }  # fmt: skip
+    for components in (3, 5, 10, 20):
+        found[f"ptb_mos_k{components}"] = found["ptb_mos"] | {"head.components": components}
+    return found
+
+
+RECIPES = recipes()
+
+
+def preset(name: str) -> LmConfig:
+    return load_config(name, LmConfig, family="lm").config
+
+
+def value(config: LmConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_recipe_is_what_was_published(name: str) -> None:
+    config = preset(name)
+    assert {key: value(config, key) for key in RECIPES[name]} == RECIPES[name]
+
+
+def test_every_preset_is_published_or_known_to_be_our_own() -> None:
+    ours = {name for name in PRESETS if name.startswith(("ptb_small_", "lm1b_"))} | {"ptb_mos_fast"}
+    assert set(PRESETS) == set(RECIPES) | ours
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_says_what_it_is(name: str) -> None:
+    about = preset(name).about
+    assert about.strip()
+    assert "\n" not in about
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_parameters_of_a_preset(name: str) -> None:
+    """Embedding, tied to the output; its bias; LSTM layers of two biases; latent layer and prior."""
+    config = preset(name)
+    words, size, kind = config.data.vocab_size, config.model.embedding_size, config.head.kind
+    inputs = (size, *config.model.hidden_sizes)
+    expected = words * size + words
+    expected += sum(4 * to * (of + to + 2) for of, to in pairwise(inputs))
+    hidden, components = inputs[-1], config.head.components
+    if kind in ("moc", "mos", "moss"):
+        expected += (hidden + 1) * components * size + hidden * components
+    elif hidden != size:
+        expected += hidden * size  # from H to E, without a bias
+    assert config.head.tied
+    assert describe(config)["parameters"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("ptb_mos", 21_500_620), ("wt2_mos", 34_909_528), ("ptb_softmax", 24_221_600),
+        ("wt2_softmax", 33_556_078), ("ptb_moc", 21_500_620), ("ptb_moss", 21_500_620),
+        ("wt2_moss", 34_909_528), ("ptb_sigsoftmax", 24_221_600),
+    ],
+)  # fmt: skip
+def test_published_numbers_of_parameters(name: str, published: int) -> None:
+    assert describe(preset(name))["parameters"] == published
+
+
+@pytest.mark.parametrize(("name", "millions"), [("lm1b_softmax", 119.3), ("lm1b_mos", 112.9)])
+def test_one_billion_word_models_are_as_large_as_published(name: str, millions: float) -> None:
+    assert describe(preset(name))["parameters"] / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_small_presets_are_equally_large() -> None:
+    """And differ in nothing but the head and the width that makes them so."""
+    small = {name: preset(name) for name in PRESETS if name.startswith("ptb_small_")}
+    counts = {name: describe(config)["parameters"] for name, config in small.items()}
+    assert len(small) == 7
+    assert max(counts.values()) <= 1.02 * min(counts.values()), counts
+    shared = [
+        config.model_dump(exclude={"extends": True, "about": True, "head": True, "model": {"embedding_size"}})
+        for config in small.values()
+    ]
+    assert all(one == shared[0] for one in shared)
