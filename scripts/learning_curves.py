@@ -5,7 +5,9 @@ python scripts/learning_curves.py runs/small/*-1 --out docs/curves.svg
 
 import argparse
 import json
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 
@@ -39,15 +41,15 @@ def main() -> None:
     parser.add_argument("--top", type=float, help="highest perplexity shown")
     options = parser.parse_args()
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    named = set()
+    curves = defaultdict(list)
     for run in options.runs:
         head = json.loads((run / "config.json").read_text())["config"]["head"]["kind"]
-        label = head if head not in named else None
-        named.add(head)
-        steps, perplexities = curve(run)
-        axes.plot(steps, perplexities, color=COLOURS.get(head), label=label, marker=".", linewidth=1.5)
-        axes.annotate(f"{perplexities[-1]:.1f}", (steps[-1], perplexities[-1]), xytext=(4, -3), fontsize=8,
-                      textcoords="offset points", color=COLOURS.get(head))  # fmt: skip
+        curves[head].append(curve(run))
+    for head, found in curves.items():
+        ends = fmean(perplexities[-1] for _, perplexities in found)
+        for number, (steps, perplexities) in enumerate(found):
+            label = None if number else f"{head}: {ends:.1f} in the end"
+            axes.plot(steps, perplexities, color=COLOURS.get(head), label=label, marker=".", linewidth=1.5)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log", ylim=(None, options.top))
     axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())
