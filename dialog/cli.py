@@ -190,6 +190,9 @@ def score(
     hypotheses: Annotated[
         Path, typer.Argument(metavar="HYPS.jsonl", help="What `dialog evaluate --output` wrote.")
     ],
+    true_only: Annotated[
+        bool, typer.Option("--true-only", help="Against the true response alone, the first of each line.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Score a file of responses again, without the model: BLEU and variety.
@@ -199,7 +202,7 @@ def score(
     from dialog.evaluate import rescore
     from dialog.report import score_tables
 
-    result = rescore(hypotheses)
+    result = rescore(hypotheses, true_only=true_only)
     write_result(json_file, result)
     show(*score_tables(str(hypotheses), result))
 

@@ -242,8 +242,11 @@ def score_responses(
     return Scorer(references).score(hypotheses)[0]
 
 
-def rescore(path: Path) -> Result:
-    """Score a ``HYPS.jsonl`` again. DataError, naming the line, where it is not what ``evaluate`` writes."""
+def rescore(path: Path, *, true_only: bool = False) -> Result:
+    """Score a ``HYPS.jsonl`` again, ``true_only`` against the first reference alone, the true response.
+
+    DataError, naming the line, where it is not what ``evaluate`` writes.
+    """
     from lm.lines import InputLog, open_regular, read_lines
 
     hypotheses, references = [], []
@@ -252,7 +255,7 @@ def rescore(path: Path) -> Result:
             try:
                 row = json.loads(line)
                 hypotheses.append(row["hypotheses"])
-                references.append(row["references"])
+                references.append(row["references"][:1] if true_only else row["references"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise DataError(
                     f"{visible(str(path))}:{number}: not an object with hypotheses and references; "

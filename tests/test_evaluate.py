@@ -278,6 +278,19 @@ def test_hypotheses_are_written_and_score_the_same_again(run: Path) -> None:
     assert all(result[key] == again[key] for key in again)
 
 
+def test_responses_are_scored_against_the_true_response_alone(tmp_path: Path) -> None:
+    hypotheses = [[["yes", "i", "do"], ["no"]], [["well", "maybe", "so"]]]
+    references = [[["yes", "we", "do"], ["no", "no"]], [["maybe", "not"], ["well", "maybe", "so"], ["oh"]]]
+    path = tmp_path / "hyps.jsonl"
+    rows = zip(hypotheses, references, strict=True)
+    path.write_text("".join(json.dumps({"hypotheses": h, "references": r}) + "\n" for h, r in rows))
+    single, several = rescore(path, true_only=True), rescore(path)
+    assert single == score_responses(hypotheses, [listed[:1] for listed in references])
+    assert single["references"]["mean"] == 1
+    assert several["references"]["mean"] == 2.5
+    assert single["bleu"] != several["bleu"]
+
+
 def test_batch_size_changes_nothing(run: Path) -> None:
     evaluate(run, output=Path("one.jsonl"), batch_size=1)
     evaluate(run, output=Path("all.jsonl"), batch_size=64)
