@@ -56,9 +56,9 @@ class StopFlag:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def pass_on(self) -> None:
-        """Raise a signal that no check has told of again, for the handlers of before."""
+        """Raises KeyboardInterrupt where a signal came that no check has told of."""
         if self._received is not None and not self._told:
-            signal.raise_signal(self._received)
+            raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -76,8 +76,8 @@ def no_poll() -> None:
 def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
     """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
 
-    ``remedy`` ends its message: how to go on. A signal after the last poll is not lost: it comes again at the
-    end, to whatever heeded signals before.
+    ``remedy`` ends its message: how to go on. A signal after the last poll is not lost: it is a
+    KeyboardInterrupt at the end.
     """
     stop = StopFlag(remedy)
     stop.install()
