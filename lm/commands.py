@@ -76,8 +76,8 @@ def add_describe(
         from lm.tables import config_table, description_tables
 
         result = size(resolved.config) | {"provenance": resolved.provenance}
-        seed = getattr(resolved.config, "train").seed  # noqa: B009 (every family has the section)
-        write_result(json_file, result, config=resolved.config, seed=seed)
+        chosen: Any = resolved.config  # of whichever family: each has the section train
+        write_result(json_file, result, config=chosen, seed=chosen.train.seed)
         show(config_table(config, resolved), *description_tables(result))
 
 

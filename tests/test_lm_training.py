@@ -192,8 +192,11 @@ def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> 
 
 def test_a_resumed_run_keeps_its_vocabulary_whatever_the_test_text_is(corpus: Path) -> None:
     train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    vocabulary = Path("run/vocabulary.json").read_bytes()
     Path("other.txt").write_text("words that nobody has said\n")
-    train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), NullReporter())
+    result = train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), NullReporter())
+    assert result.step == 4
+    assert Path("run/vocabulary.json").read_bytes() == vocabulary
 
 
 def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:

@@ -1,6 +1,5 @@
 """``lm analyze …`` and ``lm bottleneck``: what heads can express, measured."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -247,6 +246,3 @@ def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any
 def _of_runs(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The results of several runs by name, with the devices that they were measured on."""
     return {"runs": results, "device": ", ".join(sorted({result["device"] for result in results.values()}))}
-
-
-__all__: Sequence[str] = ("Data", "Limit", "analyze", "bottleneck")

@@ -24,8 +24,8 @@ from lm.analysis.spectrum import RankResult
 from lm.analysis.steps import Poll, Progress, Steps, no_poll, no_progress
 from lm.console import table
 from lm.errors import DataError, StorageError
-from lm.language.dynamic import weights_sha256
 from lm.language.shards import add_ids
+from lm.language.trained import weights_sha256
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,6 @@ the grid. Both belong to weights and texts that they name by hash, and are made 
 """
 
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,9 +28,9 @@ from lm.language.adaptation import (
 )
 from lm.language.corpus import load_split
 from lm.language.evaluate import Compat, Text, advancing, blocks, facts, likelihood, load_text
-from lm.language.model import LanguageModel, state_from, state_tensors
+from lm.language.model import state_from, state_tensors
 from lm.language.scoring import token_nll
-from lm.language.trained import TrainedLm
+from lm.language.trained import TrainedLm, weights_sha256
 from lm.records import keep, plain
 from lm.stop import no_poll
 from lm.storage import JSON, make_folder, read_json, remove_tree, shown, storage_errors, write_json
@@ -191,15 +190,6 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm) -
         return Statistics({name: squares[name] for name in order}, state, commit.step)
     remove_tree(store.folder)
     return Statistics.empty(trained.model, STREAMS)
-
-
-def weights_sha256(model: LanguageModel) -> str:
-    """SHA-256 of every parameter's name and bytes."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 class _Grid:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lm.errors import DataError, DivergenceError
 from lm.heads import Head
-from lm.language.model import LanguageModel, Outputs, detached
-from lm.language.trained import READ_LENGTH, TrainedLm
+from lm.language.model import LanguageModel
+from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import InputLog, open_regular, read_lines, visible
 from lm.stop import no_poll
@@ -34,23 +34,6 @@ LINES = 4096  # tokens of successive lines that are scored together
 
 def no_advance(tokens: int) -> None:
     """Nobody is told how far it is, and nothing interrupts."""
-
-
-class Reader:
-    """A place in a text: all that came before is the last token and the state of the recurrent layers."""
-
-    def __init__(self, model: LanguageModel, last: Tensor) -> None:
-        self._model, self._last = model, last
-        self._state = model.initial_state(1)
-
-    def read(self, targets: Tensor) -> Tensor:
-        """Hidden states (n, 1, H) that the next n tokens, ``targets`` (n,), are predicted from.
-
-        No gradient goes back to what was read before.
-        """
-        outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
-        self._last, self._state = targets[-1:], detached(outputs.state)
-        return outputs.hidden
 
 
 def begin(

@@ -6,6 +6,7 @@ any batch (up to the rounding of matrix products).
 """
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,30 @@ from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.inputs import codec_of, device_here
 from lm.language.config import LmConfig
-from lm.language.model import LanguageModel
+from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids
 from lm.state import load_model_tensors
 from lm.stop import no_poll
 from lm.text import Codec
 
 READ_LENGTH = 256  # tokens that the recurrent layers read at once
+
+
+class Reader:
+    """A place in a text: all that came before is the last token and the state of the recurrent layers."""
+
+    def __init__(self, model: LanguageModel, last: Tensor) -> None:
+        self._model, self._last = model, last
+        self._state = model.initial_state(1)
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Hidden states (n, 1, H) that the next n tokens, ``targets`` (n,), are predicted from.
+
+        No gradient goes back to what was read before.
+        """
+        outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
+        self._last, self._state = targets[-1:], detached(outputs.state)
+        return outputs.hidden
 
 
 @dataclass(frozen=True)
@@ -60,16 +78,13 @@ class TrainedLm:
         self, ids: Ids, poll: Callable[[], None] = no_poll, window: int = READ_LENGTH
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Hidden states (n, H) and the tokens (n,) to be predicted from them, window by window."""
-        before = np.concatenate(([self.codec.vocabulary.eos], ids[:-1])).astype(np.int64)
-        state = self.model.initial_state(1)
+        reader = Reader(self.model, torch.tensor([self.codec.vocabulary.eos], device=self.device))
         for start in range(0, len(ids), window):
             poll()
-            inputs = torch.from_numpy(before[start : start + window]).to(self.device)
-            with torch.no_grad():
-                outputs = self.model(inputs[:, None], state)
-            state = outputs.state
             targets = torch.from_numpy(ids[start : start + window].astype(np.int64)).to(self.device)
-            yield outputs.hidden[:, 0], targets
+            with torch.no_grad():
+                hidden = reader.read(targets)
+            yield hidden[:, 0], targets
 
     def log_probs(
         self,
@@ -94,3 +109,12 @@ class TrainedLm:
             with torch.no_grad():
                 block = head.component_log_probs(hidden.double())
             yield block, targets
+
+
+def weights_sha256(model: LanguageModel) -> str:
+    """SHA-256 of every parameter's name and bytes."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
