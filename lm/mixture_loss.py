@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lm.kernels.rows import rows_for
 from lm.links import Link
 
 SCRATCH_BYTES = (
@@ -108,21 +109,20 @@ def mixture_nll(
 
 
 class _Pass:
-    """One pass over the tokens: gradient accumulators, operands, and buffers that every chunk uses again.
+    """One pass over the tokens: gradient accumulators, operands, and a buffer that every chunk uses again.
 
     Fresh memory costs more to touch than the products that fill it, so no chunk allocates (R, V) anew.
     """
 
-    def __init__(self, contexts: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions) -> None:
+    def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
         tokens, components, _ = contexts.shape
+        weight = output.weight
         rows = min(tokens, options.tokens_per_chunk(components, weight.shape[0])) * components
-        self.weight, self.bias, self.link = weight, bias, options.link
+        self.output, self.link = output, options.link
         self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
         self.operand = weight.to(self.dtype)  # (V, E)
-        self.buffers = contexts.new_empty(self.link.buffers, rows, weight.shape[0])
-        self.products = (
-            contexts.new_empty((rows, weight.shape[0]), dtype=self.dtype) if options.bf16_products else None
-        )
+        self.buffer = contexts.new_empty((rows, weight.shape[0]), dtype=self.dtype)
+        self.rows = rows_for(options.link, self.buffer)
         self.context_grad = torch.empty_like(contexts)  # (N, K, E)
         self.prior_grad = torch.empty_like(contexts[..., 0])  # (N, K)
         self.weight_grad = torch.zeros_like(weight)
@@ -131,17 +131,20 @@ class _Pass:
         self.token_nll = torch.empty_like(contexts[:, 0, 0])
 
     def logits(self, rows: Tensor) -> Tensor:
-        """W c + b for rows (R, E), in the first buffer."""
-        out = self.buffers[0, : rows.shape[0]]
-        if self.products is not None:
-            out.copy_(torch.mm(rows.to(self.dtype), self.operand.t(), out=self.products[: rows.shape[0]]))
-        else:
-            torch.mm(rows, self.operand.t(), out=out)
-        return out if self.bias is None else out.add_(self.bias)
+        """W c, without the bias, for rows (R, E), in the buffer."""
+        return torch.mm(rows.to(self.dtype), self.operand.t(), out=self.buffer[: rows.shape[0]])
 
-    def low(self, share: Tensor) -> Tensor:
-        """``share`` in the precision of the products."""
-        return share if self.products is None else self.products[: share.shape[0]].copy_(share)
+    def at_words(self, logits: Tensor, words: Tensor) -> Tensor:
+        """The logit of word words[r] in row r, bias included, (R, 1)."""
+        at_word = logits.gather(1, words[:, None]).to(self.output.weight.dtype)
+        return at_word if self.output.bias is None else at_word + self.output.bias[words, None]
+
+    def add_outer(self, shares: Tensor, rows: Tensor) -> None:
+        """Adds sharesᵀ · rows to the gradient of the output matrix."""
+        if shares.dtype == self.weight_grad.dtype:
+            self.weight_grad.addmm_(shares.t(), rows)
+        else:
+            self.weight_grad += torch.mm(shares.t(), rows.to(shares.dtype))
 
 
 class _MixtureLoss(torch.autograd.Function):
@@ -157,15 +160,11 @@ class _MixtureLoss(torch.autograd.Function):
         token_weights: Tensor,
         options: LossOptions,
     ) -> Tensor:
-        run = _Pass(contexts, weight, bias, options)
+        run = _Pass(contexts, Output(weight, bias, shift), options)
         size = options.tokens_per_chunk(contexts.shape[1], weight.shape[0])
-        one_hot = torch.zeros_like(weight)  # the [v = y] part of the weight gradient
         for start in range(0, contexts.shape[0], size):
             part = slice(start, start + size)
-            _chunk(
-                run, part, contexts[part], log_prior[part], shift, targets[part], token_weights[part], one_hot
-            )
-        run.weight_grad.sub_(one_hot)
+            _chunk(run, part, contexts[part], log_prior[part], targets[part], token_weights[part])
         ctx.kept = bias is not None, shift is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(
             run.context_grad, run.prior_grad, run.weight_grad, run.bias_grad, run.shift_grad, run.token_nll
@@ -184,44 +183,33 @@ class _MixtureLoss(torch.autograd.Function):
 
 
 def _chunk(
-    run: _Pass,
-    part: slice,
-    contexts: Tensor,
-    log_prior: Tensor,
-    shift: Tensor | None,
-    targets: Tensor,
-    token_weights: Tensor,
-    one_hot: Tensor,
+    run: _Pass, part: slice, contexts: Tensor, log_prior: Tensor, targets: Tensor, token_weights: Tensor
 ) -> None:
     """One chunk of n tokens: its loss, and its share of every gradient."""
     n, components, size = contexts.shape
+    shift = run.output.shift
     rows = contexts.reshape(n * components, size)  # (R, E)
     words = targets.repeat_interleave(components)  # (R,)
-    logits, spares = run.logits(rows), run.buffers[1:, : rows.shape[0]]  # (R, V)
-    at_word = logits.gather(1, words[:, None])  # (R, 1)
-    score_at_word = run.link.log(at_word, shift)
-    scores = run.link.log_(logits, shift, spares)
-    peak = scores.amax(1, keepdim=True)
-    share = scores.sub_(peak).exp_()  # exp(log g - max), not yet normalised
-    total = share.sum(1, keepdim=True)  # (R, 1)
+    logits = run.logits(rows)  # (R, V)
+    at_word = run.at_words(logits, words)  # (R, 1)
+    peak, total = run.rows.shares_(logits, run.output.bias, shift)  # logits are shares from here on
+    shares = logits
 
-    joint = log_prior + (score_at_word - peak - total.log()).view(n, components)  # log π_k p_k(y)
+    joint = log_prior + (run.link.log(at_word, shift) - peak - total.log()).view(n, components)
     run.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
     posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
     run.prior_grad[part] = -posterior
 
     at_target = posterior.reshape(-1, 1)  # (R, 1)
     factor = at_target / total
-    run.link.times_slope_(share, spares)
     at_target = at_target * run.link.slope(at_word, shift)
-    products = run.low(share)
-    towards = torch.mm(products, run.operand).to(rows.dtype).mul_(factor)  # (R, E)
-    run.context_grad[part] = towards.addcmul_(run.weight[words], at_target, value=-1).view(
+    towards = torch.mm(shares, run.operand).to(rows.dtype).mul_(factor)  # (R, E)
+    run.context_grad[part] = towards.addcmul_(run.output.weight[words], at_target, value=-1).view(
         n, components, size
     )
-    run.weight_grad += torch.mm(products.t(), (rows * factor).to(run.dtype))
-    one_hot.index_add_(0, words, rows * at_target)
-    at_logits = torch.mv(share.t(), factor[:, 0]).index_add_(0, words, at_target[:, 0], alpha=-1)  # (V,)
+    run.add_outer(shares, rows * factor)
+    run.weight_grad.index_add_(0, words, rows * at_target, alpha=-1)
+    at_logits = run.rows.column_sums(shares, factor).index_add_(0, words, at_target[:, 0], alpha=-1)  # (V,)
     run.bias_grad += at_logits
     # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's gradient
     # is the plain sum

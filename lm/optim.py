@@ -72,8 +72,7 @@ def load_optimizer_tensors(
 class Plateau:
     """What the plateau schedule remembers of the validations."""
 
-    best: float | None = None  # lowest nll
-    stale: int = 0  # validations since, or since the last drop
+    stale: int = 0  # validations since the last better one, or since the last drop
     factor: float = 1.0  # on the learning rate
 
 
@@ -112,15 +111,12 @@ class Schedule:
             return config.lr * warmup * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
         return config.lr * warmup * self._plateau.factor
 
-    def observe(self, nll: float) -> None:
-        """Takes note of a validation; a NaN is a stale one. Only the plateau schedule acts on it."""
+    def observe(self, better: bool) -> None:
+        """Takes note of a validation, better or stale. Only the plateau schedule acts on it."""
         config, plateau = self._config, self._plateau
         if config.schedule != "plateau":
             return
-        if math.isfinite(nll) and (plateau.best is None or nll < plateau.best):
-            plateau.best, plateau.stale = nll, 0
-            return
-        plateau.stale += 1
+        plateau.stale = 0 if better else plateau.stale + 1
         if plateau.stale > config.plateau_patience:
             plateau.factor = max(config.min_lr_ratio, plateau.factor * config.plateau_factor)
             plateau.stale = 0

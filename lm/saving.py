@@ -8,6 +8,7 @@ import torch
 
 from lm.checkpoint import Commit
 from lm.errors import StorageError
+from lm.kernels import native
 from lm.journal import Journal
 from lm.progress import Reporter
 from lm.run import Run
@@ -160,4 +161,5 @@ class Saver:
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
-        return {**versions, "threads": torch.get_num_threads(), "device": name}
+        kernels = "compiled" if native.library() else "in tensor operations"
+        return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}

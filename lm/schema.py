@@ -124,7 +124,9 @@ class TrainConfig(Section):
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better one; 0 never stops early"
     )
-    min_delta: float = Field(0.0, ge=0, description="nats a token that count as better")
+    min_delta: float = Field(
+        0.0, ge=0, description="nats a token that count as better, for patience and for the plateau schedule"
+    )
     stop_trigger: int = Field(
         0,
         ge=0,

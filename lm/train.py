@@ -274,7 +274,7 @@ class _Engine(Generic[BatchT]):
             before.restore()
         nll = metrics["nll"]
         best = self.progress.judge(nll, self.train.min_delta, self.train.keep_best)
-        self.state.schedule.observe(nll)
+        self.state.schedule.observe(better=self.progress.stale == 0)
         averages = self.state.averager.observe(self.progress.history, self.progress.step)
         self.saver.dirty = True
         metrics = {"nll": nll, "perplexity": perplexity(nll)} | metrics

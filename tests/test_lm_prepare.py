@@ -267,6 +267,9 @@ def test_a_file_is_cut_at_its_end_in_whole_lines(tmp_path: Path) -> None:
     assert shares == pytest.approx([0.7, 0.1, 0.2], abs=0.02)
     report = prepare(str(source), tmp_path / "two", PrepareOptions(ReadOptions(valid_fraction=0))).report
     assert list(report["splits"]) == ["train", "test"]
+    assert report["notes"] == [
+        "cut from the end of train: test; results compare only with those of the same cut"
+    ]
     source.write_text("one line\n")
     with pytest.raises(DataError, match="too short to split"):
         prepare(str(source), tmp_path / "short")

@@ -57,6 +57,7 @@ PUBLISHED = (
     Published("WikiText-2", "wikitext", (2_088_628, *_WIKITEXT), 33_278),
     Published("WikiText-103", "wikitext", (103_227_021, *_WIKITEXT), 267_735),
     Published("enwik8", "enwik8", (90_000_000, 5_000_000, 5_000_000), 205),
+    Published("text8", "text8", (90_000_000, 5_000_000, 5_000_000), 28),  # <unk> is ours
 )
 
 
@@ -115,7 +116,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
             return current
         log = InputLog(options.on_bad_line, COMMAND)
         codec, counts = _survey(located, kind, options, log, poll)
-        report = _report(located.format, codec, counts, log, options)
+        report = _report(located, codec, counts, log, options)
         with folder.building() as building, storage_errors(building):
             codec.save(building)
             for split, parts in located.splits.items():
@@ -181,11 +182,16 @@ def _survey(
 
 
 def _report(
-    format: str, codec: Codec, counts: Mapping[str, SplitCounts], log: InputLog, options: PrepareOptions
+    located: Located, codec: Codec, counts: Mapping[str, SplitCounts], log: InputLog, options: PrepareOptions
 ) -> dict[str, Any]:
-    vocabulary = codec.vocabulary
+    format, vocabulary = located.format, codec.vocabulary
     splits = {split: _describe(found, vocabulary) for split, found in counts.items()}
     notes = []
+    if located.cut and format not in _BYTES:  # those are one file that everybody cuts alike
+        notes.append(
+            f"cut from the end of train: {', '.join(located.cut)}; "
+            "results compare only with those of the same cut"
+        )
     never = sum(splits[split]["oov_tokens"] for split in splits if split != "train")
     if vocabulary.unk is not None and not vocabulary.counts[vocabulary.unk] and never:
         notes.append(

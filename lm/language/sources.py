@@ -70,6 +70,15 @@ class Located:
         parts = [part for parts in self.splits.values() for part in parts if isinstance(part, FilePart)]
         return list(dict.fromkeys(part.path for part in parts))
 
+    @property
+    def cut(self) -> list[str]:
+        """Splits that are a piece of what the corpus has as train."""
+        train, *others = (
+            (split, {part.path if isinstance(part, FilePart) else part.name for part in parts})
+            for split, parts in self.splits.items()
+        )
+        return [split for split, origins in others if origins & train[1]]
+
 
 def locate(source: str, options: ReadOptions) -> Located:
     """Find the splits of a source. DataError, naming path and remedy, where there are none."""

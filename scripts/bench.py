@@ -1,0 +1,167 @@
+"""Time and memory of what costs most, each way to do it beside the others in one process.
+
+python scripts/bench.py head
+python scripts/bench.py step --rounds 15 --json step.json
+python scripts/bench.py head step --check      # against the stored ratios
+
+Times are medians over rounds in which the variants take turns; the spread is half the distance between the
+quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
+shows for them. Memory is the peak above inputs and parameters, of one run in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks import beam, head, load, rank, recurrent, step
+from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
+from rich.console import Console
+from rich.table import Table
+
+SUBJECTS = {"head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load}
+STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
+SLOWER = 1.15  # times the stored ratio that count as slower
+TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+Record = dict[str, Any]
+
+
+def main() -> None:
+    options = _options()
+    if options.malloc == "tuned" and not TUNED.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | TUNED)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.memory_of:
+        print(_memory_here(*options.memory_of))
+        return
+    ceiling = ceilings()
+    console = Console()
+    console.print(
+        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, malloc"
+        f" {options.malloc}; products reach {ceiling.float32 / 1e9:.0f} GFLOP/s in float32,"
+        f" {ceiling.bfloat16 / 1e9:.0f} in bfloat16"
+    )
+    records: list[Record] = []
+    for subject in options.subjects:
+        for case in SUBJECTS[subject].cases(ceiling):
+            if options.only and options.only not in case.name:
+                continue
+            found = _records(subject, case, measure(case, options.rounds), options)
+            console.print(_table(case, found))
+            records += found
+    report = {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "malloc": options.malloc,
+        "gflops": {"float32": ceiling.float32 / 1e9, "bfloat16": ceiling.bfloat16 / 1e9},
+        "records": records,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.store:
+        stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+        STORED.write_text(json.dumps(stored | _ratios(records), indent=1, sort_keys=True) + "\n")
+    if options.check:
+        sys.exit(_check(_ratios(records), console))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("subjects", nargs="+", choices=SUBJECTS, help="what to measure")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds after the warm-up")
+    parser.add_argument("--only", help="cases whose name has this in it")
+    parser.add_argument("--threads", type=int, help="CPU threads; torch's choice if left out")
+    parser.add_argument(
+        "--malloc",
+        choices=["default", "tuned"],
+        default="default",
+        help="tuned: glibc keeps freed memory, which spares the naive formula most of its page faults",
+    )
+    parser.add_argument("--memory", action="store_true", help="measure peaks too, a process for each")
+    parser.add_argument("--json", type=Path, help="write every number here")
+    parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
+    parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)  # subject, case, variant
+    return parser.parse_args()
+
+
+def _records(
+    subject: str, case: Case, timings: Sequence[Timing], options: argparse.Namespace
+) -> list[Record]:
+    """A record a variant: seconds, and ratios to the floor and to the first variant."""
+    found = []
+    for timing in timings:
+        record: Record = {"subject": subject, "case": case.name, "variant": timing.name}
+        record |= {"seconds": timing.median, "spread": timing.spread}
+        if timing.floor:
+            record["over_floor"] = timing.median / timing.floor
+        if timing is not timings[0]:
+            record["speed_up"] = timings[0].median / timing.median
+        if case.unit:
+            record[f"{case.unit[0]} a second"] = case.unit[1] / timing.median
+        if options.memory and case.memory:
+            record["peak MB"] = _memory_apart(subject, case.name, timing.name, options)
+        found.append(record)
+    return found
+
+
+def _memory_apart(subject: str, case: str, variant: str, options: argparse.Namespace) -> float:
+    command = [sys.executable, __file__, subject, "--memory-of", subject, case, variant]
+    command += ["--threads", str(torch.get_num_threads()), "--malloc", options.malloc]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _memory_here(subject: str, case: str, variant: str) -> float:
+    unknown = Ceiling(1.0, 1.0)
+    (wanted,) = (found for found in SUBJECTS[subject].cases(unknown) if found.name == case)
+    (chosen,) = (found for found in wanted.variants if found.name == variant)
+    small = torch.randn(64, 64, requires_grad=True)
+    (small @ small).log_softmax(1).sum().backward()  # torch's own start-up
+    return peak_megabytes(chosen.prepare())
+
+
+def _table(case: Case, records: Sequence[Record]) -> Table:
+    columns = list(dict.fromkeys(key for record in records for key in record))[3:]
+    table = Table("", *columns, title=case.name, title_justify="left")
+    for record in records:
+        table.add_row(record["variant"], *(f"{record[key]:.3g}" if key in record else "" for key in columns))
+    return table
+
+
+def _ratios(records: Sequence[Record]) -> dict[str, float]:
+    """What is compared between machines and days: times over the floor, or over the first variant."""
+    found = {}
+    for record in records:
+        name = f"{record['subject']}: {record['case']}: {record['variant']}"
+        if "over_floor" in record:
+            found[f"{name}, over its floor"] = record["over_floor"]
+        if "speed_up" in record:
+            found[f"{name}, over the first"] = 1 / record["speed_up"]
+    return {name: round(ratio, 3) for name, ratio in found.items()}
+
+
+def _check(ratios: dict[str, float], console: Console) -> int:
+    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    slower = [name for name, ratio in ratios.items() if ratio > SLOWER * stored.get(name, float("inf"))]
+    for name in slower:
+        console.print(f"slower: {name}: {ratios[name]} where {stored[name]} is stored")
+    known = sum(name in stored for name in ratios)
+    console.print(f"{known} of {len(ratios)} ratios are stored; {len(slower)} got slower by more than 15 %")
+    return int(bool(slower))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks: one module a subject, each a list of cases whose variants are timed side by side."""

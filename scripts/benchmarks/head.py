@@ -1,0 +1,119 @@
+"""The loss of a head alone: contexts in, gradients out."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import Case, Ceiling, Variant, Work
+from lm.links import EXP, SIGSOFTMAX, Link
+from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
+
+TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
+
+
+class Inputs:
+    """Random contexts, priors and targets, and an output matrix as it is at the start of training."""
+
+    def __init__(self, components: int, vocab: int) -> None:
+        torch.manual_seed(1)
+        self.contexts = torch.tanh(torch.randn(TOKENS, components, SIZE)).requires_grad_()
+        self.prior = torch.randn(TOKENS, components, requires_grad=True)
+        self.weight = torch.empty(vocab, SIZE).uniform_(-0.1, 0.1).requires_grad_()
+        self.bias = torch.zeros(vocab, requires_grad=True)
+        self.targets = torch.randint(0, vocab, (TOKENS,))
+
+    def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            loss, (self.contexts, self.prior, self.weight, self.bias), allow_unused=True
+        )
+
+
+def cases(ceiling: Ceiling) -> list[Case]:
+    """The shapes of the papers, and what the other heads cost beside softmax and MoS."""
+    shapes = [("mos", 15, 10_000), ("mos", 5, 10_000), ("softmax", 1, 10_000), ("mos", 15, 33_278)]
+    found = [_against_naive(kind, components, vocab, ceiling) for kind, components, vocab in shapes]
+    return [*found, _links(1, ceiling), _links(15, ceiling), _evaluation(ceiling)]
+
+
+def _against_naive(kind: str, components: int, vocab: int, ceiling: Ceiling) -> Case:
+    variants = [
+        Variant("naive", lambda: _work(naive, components, vocab)),
+        *(
+            _ours(f"{kind} {precision}", EXP, components, vocab, precision, ceiling)
+            for precision in PRECISIONS
+        ),
+    ]
+    if components == 1 and hasattr(torch.nn.functional, "linear_cross_entropy"):
+        variants.append(Variant("F.linear_cross_entropy", lambda: _work(fused_by_torch, 1, vocab)))
+    return Case(f"{kind}, K = {components}, V = {vocab:,}", variants, ("tokens", TOKENS))
+
+
+def _links(components: int, ceiling: Ceiling) -> Case:
+    """Sigsoftmax beside softmax, MoSS beside MoS."""
+    names = ("softmax", "sigsoftmax") if components == 1 else ("mos", "moss")
+    variants = [
+        _ours(f"{name} {precision}", link, components, 10_000, precision, ceiling)
+        for precision in PRECISIONS
+        for name, link in zip(names, (EXP, SIGSOFTMAX), strict=True)
+    ]
+    return Case(f"{names[1]} beside {names[0]}, K = {components}, V = 10,000", variants, memory=False)
+
+
+def _evaluation(ceiling: Ceiling) -> Case:
+    """Per-token losses without gradients: one product."""
+    options = LossOptions(EXP)
+
+    def work() -> Work:
+        inputs = Inputs(15, 10_000)
+        output = Output(inputs.weight.detach(), inputs.bias.detach(), None)
+        prior = inputs.prior.detach().log_softmax(1)
+        contexts = inputs.contexts.detach()
+        return lambda: mixture_nll(contexts, prior, output, inputs.targets, options)
+
+    floor = ceiling.seconds(2 * TOKENS * 15 * SIZE * 10_000)
+    return Case("evaluation, K = 15, V = 10,000", [Variant("nll", work, floor)], ("tokens", TOKENS))
+
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+def _ours(name: str, link: Link, components: int, vocab: int, precision: str, ceiling: Ceiling) -> Variant:
+    options = LossOptions(link, bf16_products=precision == "bfloat16")
+
+    def loss(inputs: Inputs) -> Tensor:
+        prior = inputs.prior.log_softmax(1) if components > 1 else None
+        output = Output(inputs.weight, inputs.bias, None)
+        return mixture_loss(inputs.contexts, prior, output, inputs.targets, None, options)
+
+    flops = 3 * 2 * TOKENS * components * SIZE * vocab
+    return Variant(name, lambda: _work(loss, components, vocab), ceiling.seconds(flops, precision))
+
+
+def _work(loss: Callable[[Inputs], Tensor], components: int, vocab: int) -> Work:
+    inputs = Inputs(components, vocab)
+    return lambda: inputs.gradients(loss(inputs))
+
+
+def naive_loss(
+    contexts: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> Tensor:
+    """The papers' formula as it stands: every tensor kept, probabilities mixed, 1e-8 inside the logarithm."""
+    probabilities = torch.nn.functional.linear(contexts, weight, bias).softmax(2)  # (N, K, V)
+    mixed = (log_prior.exp()[..., None] * probabilities).sum(1)
+    return -(mixed + 1e-8).log().gather(1, targets[:, None]).sum()
+
+
+def naive(inputs: Inputs) -> Tensor:
+    """:func:`naive_loss` of the inputs."""
+    return naive_loss(
+        inputs.contexts, inputs.prior.log_softmax(1), inputs.weight, inputs.bias, inputs.targets
+    )
+
+
+def fused_by_torch(inputs: Inputs) -> Tensor:
+    """Torch's own loss of a linear layer, which knows one softmax."""
+    loss: Tensor = torch.nn.functional.linear_cross_entropy(  # type: ignore[attr-defined]
+        inputs.contexts[:, 0], inputs.weight, inputs.targets, linear_bias=inputs.bias, reduction="sum"
+    )
+    return loss

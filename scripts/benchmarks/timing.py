@@ -1,0 +1,114 @@
+"""Honest timing on a noisy machine: variants in turn in one process, medians, floors, memory apart."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+Work = Callable[[], object]
+
+
+class Ceiling(NamedTuple):
+    """What the machine's matrix products reach at best, in FLOP/s."""
+
+    float32: float
+    bfloat16: float
+
+    def seconds(self, flops: float, precision: str = "float32") -> float:
+        """The least time that so many operations take."""
+        return flops / (self.float32 if precision == "float32" else self.bfloat16)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do the work. ``prepare`` makes the inputs and returns what is timed."""
+
+    name: str
+    prepare: Callable[[], Work]
+    floor: float | None = None  # seconds; None where no arithmetic bounds it
+
+
+@dataclass(frozen=True)
+class Case:
+    """Variants of the same work; the first is what the others are compared with."""
+
+    name: str
+    variants: Sequence[Variant]
+    unit: tuple[str, float] | None = None  # what is counted, and how much of it one run does: tokens, 840
+    memory: bool = True  # whether the peak of every variant is worth a process of its own
+
+
+@dataclass
+class Timing:
+    """Seconds of every round of a variant."""
+
+    name: str
+    floor: float | None = None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        lower, _, upper = statistics.quantiles(self.seconds, n=4)
+        return (upper - lower) / 2 / self.median
+
+
+def measure(case: Case, rounds: int) -> list[Timing]:
+    """Every variant once to warm up, then in turn, each round in the opposite order of the last."""
+    works = [(Timing(variant.name, variant.floor), variant.prepare()) for variant in case.variants]
+    for _, work in works:
+        work()
+    for number in range(rounds):
+        for timing, work in works[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            work()
+            timing.seconds.append(time.perf_counter() - start)
+    return [timing for timing, _ in works]
+
+
+def ceilings(rounds: int = 9) -> Ceiling:
+    """The fastest of a square product and of the two shapes that a head of PTB's size has."""
+    shapes = [(1024, 1024, 1024), (840, 280, 10_000), (10_000, 840, 280)]
+    best = {torch.float32: 0.0, torch.bfloat16: 0.0}
+    for rows, inner, columns in shapes:
+        for dtype in best:
+            left, right = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+            out = torch.empty(rows, columns, dtype=dtype)
+            seconds = []
+            for _ in range(rounds):
+                start = time.perf_counter()
+                torch.mm(left, right, out=out)
+                seconds.append(time.perf_counter() - start)
+            best[dtype] = max(best[dtype], 2 * rows * inner * columns / statistics.median(seconds))
+    return Ceiling(best[torch.float32], best[torch.bfloat16])
+
+
+def peak_megabytes(work: Work) -> float:
+    """Memory that one run needs above what the process holds before it; for a fresh process only."""
+    before = _resident()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the high-water mark
+        work()
+        return _status("VmHWM") - before
+    except OSError:
+        work()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+
+
+def _resident() -> float:
+    return _status("VmRSS")
+
+
+def _status(key: str) -> float:
+    """A line of the process's status, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024

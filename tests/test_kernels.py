@@ -1,0 +1,138 @@
+"""The compiled kernels against the tensor operations that they stand for, and life without a compiler."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_heads import V, example, make_head
+from torch import Tensor
+
+from lm.kernels import native
+from lm.kernels.rows import CompiledRows, EagerRows, rows_for
+from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
+
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler")
+BOTH = pytest.mark.parametrize("link", [EXP, SIGSOFTMAX], ids=["exp", "sigsoftmax"])
+
+
+@pytest.fixture
+def fresh_library() -> Iterator[None]:
+    """The library is looked for again, before the test and after it."""
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def logits(columns: int, magnitude: float, offset: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    values = torch.randn(9, columns) * magnitude + offset
+    return values.to(dtype), torch.randn(columns) * magnitude
+
+
+@needs_compiler
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 1000, 2500])
+@pytest.mark.parametrize(("magnitude", "offset"), [(1, 0), (30, 0), (30, 300), (30, -300), (300, 0)])
+def test_compiled_rows_are_the_formula(
+    link: Link, dtype: torch.dtype, columns: int, magnitude: float, offset: float
+) -> None:
+    values, bias = logits(columns, magnitude, offset, dtype)
+    shift = torch.tensor(0.3) if link is SIGSOFTMAX else None
+    rows = rows_for(link, values)
+    assert isinstance(rows, CompiledRows)
+
+    exact = values.double() + bias
+    wide = None if shift is None else shift.double()
+    log_g = link.log(exact, wide)
+    top = log_g.amax(1, keepdim=True)
+    shares = (log_g - top).exp()
+
+    got_top, total = rows.shares_(values, bias, shift)
+    error = 4e-7 * (1 + exact.abs().max().item())  # a logit is rounded to float32 once the bias is on it
+    torch.testing.assert_close(got_top.double(), top, rtol=1e-6, atol=error)
+    torch.testing.assert_close(total.double(), shares.sum(1, keepdim=True), rtol=error, atol=0)
+    rounding = 2**-8 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(
+        values.double(), shares * link.slope(exact, wide), rtol=rounding + 2 * error, atol=1e-30
+    )
+
+    factors = torch.rand(9, 1)
+    sums = rows.column_sums(values, factors)
+    torch.testing.assert_close(sums.double(), (values.double() * factors).sum(0), rtol=1e-5, atol=1e-30)
+
+
+@needs_compiler
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("column", [0, 20, 32])
+def test_a_nan_reaches_the_total_of_its_row_and_no_other(link: Link, dtype: torch.dtype, column: int) -> None:
+    values, bias = logits(33, 1, 0, dtype)
+    values[4, column] = float("nan")
+    _, total = rows_for(link, values).shares_(values, bias, None)
+    assert total.isnan().flatten().tolist() == [row == 4 for row in range(9)]
+    assert values[4, column].isnan()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "moc", "mos", "moss"])
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_the_loss_of_every_head_and_its_gradients_are_those_without_a_compiler(
+    kind: str, products: str, monkeypatch: pytest.MonkeyPatch, fresh_library: None
+) -> None:
+    head = make_head(kind, products=products).float()
+    hidden, targets, weights = (
+        tensor.float() if tensor.is_floating_point() else tensor for tensor in example()
+    )
+    hidden = hidden.detach().requires_grad_()
+
+    def gradients() -> list[Tensor]:
+        loss = head.loss(hidden, targets, weights)
+        return [loss.detach(), *torch.autograd.grad(loss, [hidden, *head.parameters()])]
+
+    compiled = gradients()
+    monkeypatch.setenv(native.SWITCH, "0")
+    native.library.cache_clear()
+    for ours, theirs in zip(compiled, gradients(), strict=True):
+        tolerance = 1e-5 if products == "float32" else 5e-3  # shares are rounded from other last bits
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("link", "dtype"), [(RELU, torch.float32), (SIGMOID, torch.bfloat16), (EXP, torch.float64)], ids=str
+)
+def test_the_rest_goes_in_tensor_operations(link: Link, dtype: torch.dtype) -> None:
+    assert isinstance(rows_for(link, torch.empty(3, V, dtype=dtype)), EagerRows)
+
+
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/g++", "cat"])
+def test_a_machine_without_a_working_compiler_does_without(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library() is None
+    assert isinstance(rows_for(EXP, torch.empty(3, V)), EagerRows)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+def test_the_library_is_compiled_once_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library() is not None
+    (kept,) = tmp_path.rglob("*.so")
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "_compile", None)  # it would fail if it were called
+    assert native.library() is not None
+    assert list(tmp_path.rglob("*.so")) == [kept]
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_costs_a_compilation_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert native.library() is not None
