@@ -21,6 +21,7 @@ from dialog.batches import Batch
 from dialog.schema import DecoderConfig, DialogConfig, EncoderConfig
 from lm.heads import Head
 from lm.recurrent import LSTM
+from lm.regularize import dropout
 
 CELLS = {"lstm": LSTM, "gru": nn.GRU}
 
@@ -55,7 +56,7 @@ class HierarchicalEncoder(nn.Module):
             embedding, _pack(batch.utterances, batch.utterance_lengths), self.dropout, self.training
         )
         last = _hidden(self.utterance(words)[1])  # (2, U, size)
-        vectors = F.dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
+        vectors = dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
         heard = torch.cat(
             (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
         )  # (R, S, ·)
@@ -80,7 +81,7 @@ class FlatEncoder(nn.Module):
         tokens, floors, lengths = join_context(batch)
         words, spoken = _pack(tokens, lengths), _pack(floors, lengths)
         marked = embedding(words.data) + self.floor(spoken.data)
-        marked = F.dropout(marked, self.dropout, self.training)  # (tokens, E)
+        marked = dropout(marked, self.dropout, self.training)  # (tokens, E)
         outputs, _ = pad_packed_sequence(self.context(words._replace(data=marked))[0], batch_first=True)
         return _memory(outputs, lengths)
 
@@ -105,9 +106,9 @@ def _pack(rows: Tensor, lengths: Tensor) -> PackedSequence:
     return pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
 
 
-def _embed(embedding: nn.Embedding, ids: PackedSequence, dropout: float, training: bool) -> PackedSequence:
+def _embed(embedding: nn.Embedding, ids: PackedSequence, rate: float, training: bool) -> PackedSequence:
     """Word vectors of packed ids, dropped out: padding costs neither a look-up nor a random number."""
-    return ids._replace(data=F.dropout(embedding(ids.data), dropout, training))
+    return ids._replace(data=dropout(embedding(ids.data), rate, training))
 
 
 def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
@@ -248,7 +249,7 @@ class Seq2Seq(nn.Module):
             inputs = inputs._replace(data=inputs.data.masked_fill(lost, self.unk))
         words = _embed(self.embedding, inputs, self.config.model.dropout, self.training)
         hidden = self.decoder(words, state, rows).data
-        return F.dropout(hidden, self.config.model.dropout, self.training), targets, rows
+        return dropout(hidden, self.config.model.dropout, self.training), targets, rows
 
     def loss(self, batch: Batch) -> Tensor:
         """Σ −log P(response) of the batch in nats, a scalar."""
@@ -268,8 +269,12 @@ class Seq2Seq(nn.Module):
         return state.select(torch.argsort(batch.order))
 
     def step(
-        self, tokens: Tensor, state: DecoderState, component_temperature: float = 1.0
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        component_temperature: float = 1.0,
+        bf16_products: bool = False,
     ) -> tuple[Tensor, DecoderState]:
         """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state."""
         hidden, after = self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
-        return self.head.log_probs(hidden, component_temperature), after
+        return self.head.log_probs(hidden, component_temperature, bf16_products), after

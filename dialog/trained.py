@@ -156,10 +156,11 @@ class TrainedModel:
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
         state = self._start(items)
+        step = partial(self.model.step, bf16_products=decode.products == "bfloat16")
         if decode.method == "beam":
-            return beam_search(self.model.step, state, len(items), decode, marks, poll)
+            return beam_search(step, state, len(items), decode, marks, poll)
         temperature = decode.temperature if decode.temperature_on == "components" else 1.0
-        step = partial(self.model.step, component_temperature=temperature)
+        step = partial(step, component_temperature=temperature)
         seeds = [_seed(item, decode.seed) for item in items]
         return sample(step, state, len(items), decode, marks, seeds, poll)
 

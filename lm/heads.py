@@ -13,8 +13,7 @@ the log domain: there is no log(p + ε), which would cap the loss, falsify gradi
 N tokens · H hidden size · K components · E context size · V words.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
+from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll
+from lm.regularize import dropout_mask
 from lm.schema import HeadConfig
 
 __all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
@@ -150,7 +150,7 @@ class Head(nn.Module):
         streams: Tensor | None = None,
         component_temperature: float = 1.0,
     ) -> Tensor:
-        """−log P(target) of every token in nats, shaped like ``targets``; exact products in every setting.
+        """−log P(target) of every token in nats, shaped like ``targets``; exact products, no gradients.
 
         ``component_temperature`` is that of :meth:`log_probs`.
         """
@@ -166,21 +166,27 @@ class Head(nn.Module):
             )
         return nll.view(targets.shape)
 
-    def log_probs(self, hidden: Tensor, component_temperature: float = 1.0) -> Tensor:
+    def log_probs(
+        self, hidden: Tensor, component_temperature: float = 1.0, bf16_products: bool = False
+    ) -> Tensor:
         """log P(v) of every word, (..., V), normalised and at least float32.
 
+        Without gradients, what it needs beside the result does not depend on the number of tokens, and the
+        products may be in bfloat16.
         ``component_temperature`` divides the logits of every component. For a mixture that differs from
         tempering the mixed distribution, which callers do on the result.
         """
         contexts, log_prior = self._flat(hidden, None)
-        size = self._options.tokens_per_chunk(contexts.shape[1], self.vocab_size)
-        pieces = []
-        for part in _slices(contexts.shape[0], size):
-            scores = self._component_scores(contexts[part], component_temperature)  # (n, K, V)
-            pieces.append(
-                scores[:, 0] if log_prior is None else (scores + log_prior[part, :, None]).logsumexp(1)
-            )
-        return torch.cat(pieces).view(*hidden.shape[:-1], self.vocab_size)
+        if torch.is_grad_enabled():
+            scores = self._component_scores(contexts, component_temperature)  # (N, K, V)
+            log_probs = scores[:, 0] if log_prior is None else (scores + log_prior[..., None]).logsumexp(1)
+        else:
+            with torch.autocast(hidden.device.type, enabled=False):
+                options = replace(self._options, bf16_products=bf16_products)
+                log_probs = mixture_log_probs(
+                    contexts, log_prior, self._output(), options, component_temperature
+                )
+        return log_probs.view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> Tensor:
         """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos or moss.
@@ -214,15 +220,11 @@ class Head(nn.Module):
         if not self.training or rate == 0:
             return states
         if streams is not None:
-            masks = states.new_empty(int(streams.max()) + 1 if streams.numel() else 0, states.shape[-1])
-            return states * masks.bernoulli_(1 - rate).div_(1 - rate)[streams]
+            count = int(streams.max()) + 1 if streams.numel() else 0
+            return states * dropout_mask(states, (count, states.shape[-1]), rate)[streams]
         shape = states.shape if states.dim() < 3 else (1, *states.shape[1:])
-        return states * states.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
+        return states * dropout_mask(states, shape, rate)
 
     @staticmethod
     def _precise(tensor: Tensor) -> Tensor:
         return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, max(total, 1), size))

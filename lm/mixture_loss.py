@@ -13,7 +13,8 @@ scales the small operands of the products instead, and the [v = y] part is a gat
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -82,6 +83,7 @@ def mixture_loss(
     return loss
 
 
+@torch.no_grad()
 def mixture_nll(
     contexts: Tensor,
     log_prior: Tensor | None,
@@ -90,61 +92,140 @@ def mixture_nll(
     options: LossOptions,
     component_temperature: float = 1.0,
 ) -> Tensor:
-    """−log P(y_n) of every token, (N,) nats. Memory is bounded unless autograd records the products.
+    """−log P(y_n) of every token, (N,) nats, by one exact product and without gradients.
 
     ``component_temperature`` divides the logits of every component.
     """
-    size = options.tokens_per_chunk(contexts.shape[1], output.weight.shape[0])
-    pieces = []
-    for start in range(0, max(1, contexts.shape[0]), size):
-        chunk, wanted = contexts[start : start + size], targets[start : start + size]
-        logits = output.logits(chunk, component_temperature)  # (n, K, V)
-        scores = options.link.log(logits, output.shift)
-        picked = scores.gather(-1, wanted[:, None, None].expand(-1, scores.shape[1], 1)).squeeze(-1)
-        joint = picked - scores.logsumexp(-1)  # (n, K)
-        if log_prior is not None:
-            joint = joint + log_prior[start : start + size]
-        pieces.append(-joint.logsumexp(-1))
-    return torch.cat(pieces)
+    contexts, output = _tempered(contexts, output, component_temperature)
+    if log_prior is None:
+        log_prior = contexts.new_zeros(contexts.shape[:2])
+    products = _Products(contexts, output, replace(options, bf16_products=False))
+    nll = torch.empty_like(log_prior[:, 0])
+    for part in products.parts():
+        logits = products.logits(contexts[part])
+        picked = products.link.log(products.at_words(logits, targets[part]), output.shift)
+        joint = log_prior[part] + (picked - products.log_totals(logits)).view_as(log_prior[part])
+        nll[part] = -joint.logsumexp(1)
+    return nll
 
 
-class _Pass:
-    """One pass over the tokens: gradient accumulators, operands, and a buffer that every chunk uses again.
+@torch.no_grad()
+def mixture_log_probs(
+    contexts: Tensor,
+    log_prior: Tensor | None,
+    output: Output,
+    options: LossOptions,
+    component_temperature: float = 1.0,
+) -> Tensor:
+    """log P(v) of every word, (N, V), normalised, by one product and without gradients."""
+    contexts, output = _tempered(contexts, output, component_temperature)
+    if log_prior is None:
+        log_prior = contexts.new_zeros(contexts.shape[:2])
+    products = _Products(contexts, output, options)
+    log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
+    for part in products.parts():
+        logits = products.logits(contexts[part])
+        offsets = log_prior[part] - products.log_totals(logits).view_as(log_prior[part])
+        log_probs[part] = products.rows.mixed(logits, output.bias, output.shift, offsets)
+    return log_probs
+
+
+def _tempered(contexts: Tensor, output: Output, temperature: float) -> tuple[Tensor, Output]:
+    """What gives the logits divided by ``temperature``."""
+    if temperature == 1:
+        return contexts, output
+    bias = None if output.bias is None else output.bias / temperature
+    return contexts / temperature, output._replace(bias=bias)
+
+
+class _Products:
+    """The forward half: the logits of a chunk, in a buffer that every chunk uses again.
 
     Fresh memory costs more to touch than the products that fill it, so no chunk allocates (R, V) anew.
     """
 
     def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
-        tokens, components, _ = contexts.shape
-        weight = output.weight
-        rows = min(tokens, options.tokens_per_chunk(components, weight.shape[0])) * components
+        self.tokens, components, _ = contexts.shape
+        vocab = output.weight.shape[0]
+        self.size = options.tokens_per_chunk(components, vocab)
         self.output, self.link = output, options.link
         self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
-        self.operand = weight.to(self.dtype)  # (V, E)
-        self.buffer = contexts.new_empty((rows, weight.shape[0]), dtype=self.dtype)
+        self.operand = output.weight.to(self.dtype)  # (V, E)
+        rows = min(self.tokens, self.size) * components
+        self.buffer = contexts.new_empty((rows, vocab), dtype=self.dtype)
         self.rows = rows_for(options.link, self.buffer)
-        self.context_grad = torch.empty_like(contexts)  # (N, K, E)
-        self.prior_grad = torch.empty_like(contexts[..., 0])  # (N, K)
-        self.weight_grad = torch.zeros_like(weight)
-        self.bias_grad = torch.zeros_like(weight[:, 0])
-        self.shift_grad = weight.new_zeros(())
-        self.token_nll = torch.empty_like(contexts[:, 0, 0])
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """W c, without the bias, for rows (R, E), in the buffer."""
+    def parts(self) -> Iterator[slice]:
+        """The chunks."""
+        return (slice(start, start + self.size) for start in range(0, self.tokens, self.size))
+
+    def logits(self, contexts: Tensor) -> Tensor:
+        """W c for contexts (n, K, E), without the bias, (R, V)."""
+        rows = contexts.flatten(0, 1)  # (R, E)
         return torch.mm(rows.to(self.dtype), self.operand.t(), out=self.buffer[: rows.shape[0]])
 
-    def at_words(self, logits: Tensor, words: Tensor) -> Tensor:
-        """The logit of word words[r] in row r, bias included, (R, 1)."""
+    def at_words(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The logits of the targets (n,), bias included, (R, 1)."""
+        words = targets.repeat_interleave(logits.shape[0] // targets.shape[0])  # (R,)
         at_word = logits.gather(1, words[:, None]).to(self.output.weight.dtype)
         return at_word if self.output.bias is None else at_word + self.output.bias[words, None]
 
+    def log_totals(self, logits: Tensor) -> Tensor:
+        """log Σ_v g, (R, 1)."""
+        return self.rows.log_totals(logits, self.output.bias, self.output.shift)
+
+
+class _Gradients(_Products):
+    """Both halves: a chunk's gradients are computed while its shares are there."""
+
+    def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
+        super().__init__(contexts, output, options)
+        weight = output.weight
+        self.of_contexts = torch.empty_like(contexts)  # (N, K, E)
+        self.of_prior = torch.empty_like(contexts[..., 0])  # (N, K)
+        self.of_weight = torch.zeros_like(weight)
+        self.of_bias = torch.zeros_like(weight[:, 0])
+        self.of_shift = weight.new_zeros(())
+        self.token_nll = torch.empty_like(contexts[:, 0, 0])
+
+    def add(
+        self, part: slice, contexts: Tensor, log_prior: Tensor, targets: Tensor, token_weights: Tensor
+    ) -> None:
+        """One chunk of n tokens: its loss, and its share of every gradient."""
+        n, components, size = contexts.shape
+        shift = self.output.shift
+        logits = self.logits(contexts)
+        at_word = self.at_words(logits, targets)
+        peak, total = self.rows.shares_(logits, self.output.bias, shift)
+        shares = logits  # what they are from here on
+        picked = self.link.log(at_word, shift) - peak - total.log()  # log p_k(y), (R, 1)
+        joint = log_prior + picked.view(n, components)  # log π_k p_k(y), (n, K)
+        self.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
+        posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
+        self.of_prior[part] = -posterior
+
+        rows, words = contexts.reshape(-1, size), targets.repeat_interleave(components)
+        at_target = posterior.reshape(-1, 1)  # (R, 1)
+        factor = at_target / total
+        at_target = at_target * self.link.slope(at_word, shift)
+        towards = torch.mm(shares, self.operand).to(rows.dtype).mul_(factor)  # (R, E)
+        towards.addcmul_(self.output.weight[words], at_target, value=-1)
+        self.of_contexts[part] = towards.view(n, components, size)
+        self.add_outer(shares, rows * factor)
+        self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
+        at_logits = self.rows.column_sums(shares, factor)  # (V,)
+        at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
+        self.of_bias += at_logits
+        # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's
+        # gradient is the plain sum
+        self.of_shift += at_logits.sum()
+
     def add_outer(self, shares: Tensor, rows: Tensor) -> None:
         """Adds sharesᵀ · rows to the gradient of the output matrix."""
-        if shares.dtype == self.weight_grad.dtype:
-            self.weight_grad.addmm_(shares.t(), rows)
+        if shares.dtype == self.of_weight.dtype:
+            self.of_weight.addmm_(shares.t(), rows)
         else:
-            self.weight_grad += torch.mm(shares.t(), rows.to(shares.dtype))
+            self.of_weight += torch.mm(shares.t(), rows.to(shares.dtype))
 
 
 class _MixtureLoss(torch.autograd.Function):
@@ -160,16 +241,19 @@ class _MixtureLoss(torch.autograd.Function):
         token_weights: Tensor,
         options: LossOptions,
     ) -> Tensor:
-        run = _Pass(contexts, Output(weight, bias, shift), options)
-        size = options.tokens_per_chunk(contexts.shape[1], weight.shape[0])
-        for start in range(0, contexts.shape[0], size):
-            part = slice(start, start + size)
-            _chunk(run, part, contexts[part], log_prior[part], targets[part], token_weights[part])
+        gradients = _Gradients(contexts, Output(weight, bias, shift), options)
+        for part in gradients.parts():
+            gradients.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
         ctx.kept = bias is not None, shift is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(
-            run.context_grad, run.prior_grad, run.weight_grad, run.bias_grad, run.shift_grad, run.token_nll
+            gradients.of_contexts,
+            gradients.of_prior,
+            gradients.of_weight,
+            gradients.of_bias,
+            gradients.of_shift,
+            gradients.token_nll,
         )
-        return (token_weights * run.token_nll).sum()
+        return (token_weights * gradients.token_nll).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -180,37 +264,3 @@ class _MixtureLoss(torch.autograd.Function):
             contexts, log_prior, weight, bias if has_bias else None, shift if has_shift else None,
             None, token_nll, None,
         )  # fmt: skip
-
-
-def _chunk(
-    run: _Pass, part: slice, contexts: Tensor, log_prior: Tensor, targets: Tensor, token_weights: Tensor
-) -> None:
-    """One chunk of n tokens: its loss, and its share of every gradient."""
-    n, components, size = contexts.shape
-    shift = run.output.shift
-    rows = contexts.reshape(n * components, size)  # (R, E)
-    words = targets.repeat_interleave(components)  # (R,)
-    logits = run.logits(rows)  # (R, V)
-    at_word = run.at_words(logits, words)  # (R, 1)
-    peak, total = run.rows.shares_(logits, run.output.bias, shift)  # logits are shares from here on
-    shares = logits
-
-    joint = log_prior + (run.link.log(at_word, shift) - peak - total.log()).view(n, components)
-    run.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
-    posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
-    run.prior_grad[part] = -posterior
-
-    at_target = posterior.reshape(-1, 1)  # (R, 1)
-    factor = at_target / total
-    at_target = at_target * run.link.slope(at_word, shift)
-    towards = torch.mm(shares, run.operand).to(rows.dtype).mul_(factor)  # (R, E)
-    run.context_grad[part] = towards.addcmul_(run.output.weight[words], at_target, value=-1).view(
-        n, components, size
-    )
-    run.add_outer(shares, rows * factor)
-    run.weight_grad.index_add_(0, words, rows * at_target, alpha=-1)
-    at_logits = run.rows.column_sums(shares, factor).index_add_(0, words, at_target[:, 0], alpha=-1)  # (V,)
-    run.bias_grad += at_logits
-    # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's gradient
-    # is the plain sum
-    run.shift_grad += at_logits.sum()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from lm.regularize import dropout
+
 FEW = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
 
 
@@ -57,7 +59,7 @@ class LSTM(nn.LSTM):
                 outputs.append(out if order is None else out[order])
             data = torch.cat(outputs, 1) if directions == 2 else outputs[0]
             if self.dropout and layer + 1 < self.num_layers:
-                data = nn.functional.dropout(data, self.dropout, self.training)
+                data = dropout(data, self.dropout, self.training)
         return data, (torch.stack(hidden), torch.stack(cells))
 
     def _gates(self, data: Tensor, name: str) -> Tensor:
@@ -194,7 +196,7 @@ class WeightDropLSTM(nn.LSTM):
         self, inputs: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
-        recurrent = nn.functional.dropout(self.weight_hh_l0, self.weight_dropout, self.training)
+        recurrent = dropout(self.weight_hh_l0, self.weight_dropout, self.training)
         few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda
         if few and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             return self._few(inputs, recurrent, state)

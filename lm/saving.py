@@ -8,8 +8,8 @@ import torch
 
 from lm.checkpoint import Commit
 from lm.errors import StorageError
-from lm.kernels import native
 from lm.journal import Journal
+from lm.kernels import native
 from lm.progress import Reporter
 from lm.run import Run
 from lm.schema import TrainConfig

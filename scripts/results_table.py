@@ -1,6 +1,9 @@
 """A Markdown table of evaluated runs: one row a head, mean over the seeds and, in brackets, their range.
 
 python scripts/results_table.py --name test+test_multi_ref runs/small/*
+python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
+
+Columns are the results that all runs have. ``--analysis`` adds what ``lm analyze … --json`` wrote.
 """
 
 import argparse
@@ -11,7 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+Result = dict[str, Any]
+
+COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
+    "valid ppl": (".2f", lambda r: r["valid_perplexity"]),
     "perplexity": (".2f", lambda r: r["perplexity"]),
     "batch mean": (".2f", lambda r: r["perplexity_batch_mean"]),
     "BLEU-1 P": (".3f", lambda r: r["bleu_legacy"]["1"]["precision"]),
@@ -23,7 +29,25 @@ COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "inter-distinct-2": (".3f", lambda r: r["inter_distinct_2"]),
     "length": (".1f", lambda r: r["mean_length"]),
     "same answer": (".3f", lambda r: r["most_common_share"]),
+    "rank": (",.0f", lambda r: r["rank"]),
+    "divergence": (".2f", lambda r: r["expected_divergence"]),
+    "updates": (",.0f", lambda r: r["updates"]),
+    "minutes": (".0f", lambda r: r["minutes"]),
 }
+
+
+def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
+    """Everything that is known of a run."""
+    result: Result = json.loads((run / "evaluation" / f"{name}.json").read_text())["result"]
+    for analysis in analyses:
+        found = {Path(key).resolve(): value for key, value in analysis["runs"].items()}
+        result |= found[run.resolve()]
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    valid = [line["perplexity"] for line in metrics if line["split"] == "valid"]
+    timing = [json.loads(line)["seconds"] for line in (run / "timing.jsonl").read_text().splitlines()]
+    return result | {
+        "valid_perplexity": min(valid), "updates": metrics[-1]["step"], "minutes": max(timing) / 60
+    }  # fmt: skip
 
 
 def cell(values: Sequence[float], form: str) -> str:
@@ -32,10 +56,13 @@ def cell(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} [{min(values):{form}}, {max(values):{form}}]"
 
 
-def minutes(run: Path) -> float:
-    """Minutes of training, resumes included."""
-    lines = (run / "timing.jsonl").read_text().splitlines()
-    return max(json.loads(line)["seconds"] for line in lines) / 60
+def has(result: Result, column: str) -> bool:
+    """Whether a run was measured so."""
+    try:
+        COLUMNS[column][1](result)
+    except KeyError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -44,18 +71,21 @@ def main() -> None:
     )
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--name", required=True, help="which evaluation, as named in RUN/evaluation")
+    parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
     options = parser.parse_args()
-    results: dict[str, list[tuple[Path, dict[str, Any]]]] = defaultdict(list)
-    for run in options.runs:
-        result = json.loads((run / "evaluation" / f"{options.name}.json").read_text())["result"]
-        results[result["head"]].append((run, result))
-    print("| head | parameters | seeds | minutes | " + " | ".join(COLUMNS) + " |")
-    print("|---" * (len(COLUMNS) + 4) + "|")
-    for head, found in results.items():
-        cells = [cell([value(result) for _, result in found], form) for form, value in COLUMNS.values()]
-        seeds = ", ".join(str(result["seed"]) for _, result in found)
-        spent = cell([minutes(run) for run, _ in found], ".0f")
-        print(f"| {head} | {found[0][1]['parameters']:,} | {seeds} | {spent} | " + " | ".join(cells) + " |")
+    analyses = [json.loads(path.read_text()) for path in options.analysis]
+    results = [load(run, options.name, analyses) for run in options.runs]
+    columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
+    heads: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        heads[result["head"]].append(result)
+    print("| head | parameters | seeds | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 3) + "|")
+    for head, found in heads.items():
+        chosen = (COLUMNS[column] for column in columns)
+        cells = [cell([value(result) for result in found], form) for form, value in chosen]
+        seeds = ", ".join(str(result["seed"]) for result in found)
+        print(f"| {head} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

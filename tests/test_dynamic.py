@@ -68,7 +68,8 @@ def as_published(
     for start in range(0, rows, 5):
         outputs = model(before[start : start + 5], state)
         state = [(h.detach(), c.detach()) for h, c in outputs.state]
-        loss = model.head.nll(outputs.hidden, grid[start : start + 5]).mean()
+        targets = grid[start : start + 5, :, None]
+        loss = -model.head.log_probs(outputs.hidden).gather(-1, targets).mean()
         for square, g in zip(squares, torch.autograd.grad(loss, parameters), strict=True):
             square += g**2
         count += 1
@@ -87,7 +88,7 @@ def as_published(
         targets = said[start + 1 : start + 6, None]
         outputs = model(said[start : start + len(targets), None], state)
         state = [(h.detach(), c.detach()) for h, c in outputs.state]
-        nll = model.head.nll(outputs.hidden, targets)[:, 0]
+        nll = -model.head.log_probs(outputs.hidden).gather(-1, targets[..., None])[:, 0, 0]
         losses += nll.tolist()
         gradients = torch.autograd.grad(nll.mean(), parameters)
         with torch.no_grad():

@@ -65,6 +65,47 @@ def test_compiled_rows_are_the_formula(
 @needs_compiler
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("components", [1, 3])
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize(("magnitude", "offset"), [(1, 0), (30, 0), (30, 300), (30, -300), (300, 0)])
+def test_compiled_mixtures_are_the_formula(
+    link: Link, dtype: torch.dtype, components: int, columns: int, magnitude: float, offset: float
+) -> None:
+    values, bias = logits(columns, magnitude, offset, dtype)
+    shift = torch.tensor(0.3) if link is SIGSOFTMAX else None
+    offsets = torch.randn(9 // components, components)
+    kept, rows = values.clone(), rows_for(link, values)
+    assert isinstance(rows, CompiledRows)
+
+    exact = values.double() + bias
+    log_g = link.log(exact, None if shift is None else shift.double())
+    error = 6e-7 * (1 + 2 * exact.abs().max().item())
+    totals = rows.log_totals(values, bias, shift)
+    torch.testing.assert_close(totals.double(), log_g.logsumexp(1, keepdim=True), rtol=0, atol=error)
+    expected = (log_g.unflatten(0, offsets.shape) + offsets[..., None]).logsumexp(1)
+    mixed = rows.mixed(values, bias, shift, offsets)
+    torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=error)
+    assert torch.equal(values, kept)
+    eager = EagerRows(link, values)
+    torch.testing.assert_close(eager.log_totals(values, bias, shift), totals, rtol=0, atol=2 * error)
+    torch.testing.assert_close(eager.mixed(values, bias, shift, offsets), mixed, rtol=0, atol=2 * error)
+
+
+@needs_compiler
+@BOTH
+@pytest.mark.parametrize("column", [0, 20, 32])
+def test_a_nan_reaches_its_token_in_a_mixture(link: Link, column: int) -> None:
+    values, bias = logits(33, 1, 0, torch.float32)
+    values[4, column] = float("nan")
+    rows = rows_for(link, values)
+    assert rows.log_totals(values, bias, None)[4].isnan()
+    mixed = rows.mixed(values, bias, None, torch.zeros(3, 3))
+    assert mixed.isnan().nonzero().tolist() == [[1, column]]
+
+
+@needs_compiler
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("column", [0, 20, 32])
 def test_a_nan_reaches_the_total_of_its_row_and_no_other(link: Link, dtype: torch.dtype, column: int) -> None:
     values, bias = logits(33, 1, 0, dtype)

@@ -12,7 +12,14 @@ from lm.language.config import LmConfig, ModelConfig
 from lm.language.describe import describe
 from lm.language.model import LanguageModel, detached, state_from, state_tensors
 from lm.recurrent import WeightDropLSTM
-from lm.regularize import activation_penalty, locked_dropout, slowness_penalty, word_dropout
+from lm.regularize import (
+    activation_penalty,
+    dropout,
+    dropout_mask,
+    locked_dropout,
+    slowness_penalty,
+    word_dropout,
+)
 from lm.schema import HeadConfig
 
 V, T, B = 17, 6, 3
@@ -128,10 +135,39 @@ def test_weight_drop_scales_and_drops_nothing_but_the_recurrent_weights(
     torch.testing.assert_close(used["weight_hh_l0"][kept], layer.weight_hh_l0[kept] / 0.75)
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
+def test_a_mask_drops_its_share_each_entry_on_its_own(rate: float) -> None:
+    count = 400_000
+    mask = dropout_mask(torch.empty(0), (count // 4, 4), rate)
+    assert mask.unique().tolist() == pytest.approx([0, 1 / (1 - rate)], rel=2e-5)
+    deviation = (rate / (1 - rate) / count) ** 0.5  # of the mean
+    assert float(mask.double().mean()) == pytest.approx(1, abs=5 * deviation)
+    columns = (mask == 0).double().t()  # the four entries of one random number, (4, N)
+    correlations = torch.corrcoef(columns) - torch.eye(4, dtype=torch.float64)
+    assert float(correlations.abs().max()) < 5 / (count / 4) ** 0.5
+    later = torch.corrcoef(torch.stack((columns[0, 1:], columns[0, :-1])))[0, 1]
+    assert abs(float(later)) < 5 / (count / 4) ** 0.5
+
+
+def test_masks_of_extreme_rates_and_shapes() -> None:
+    like = torch.empty(0, dtype=torch.float64)
+    assert dropout_mask(like, (7, 3), 1e-9).unique().tolist() == [1.0]
+    assert dropout_mask(like, (5,), 1 - 1e-9).unique().tolist() in ([0.0], [0.0, 2.0**16])
+    assert dropout_mask(like, (0, 3), 0.5).shape == (0, 3)
+    assert dropout_mask(like, (), 0.5).shape == ()
+    assert dropout_mask(torch.empty(0, dtype=torch.bfloat16), (3,), 0.5).dtype == torch.bfloat16
+    states = torch.ones(1000)
+    assert dropout(states, 0.5, training=False) is states
+    torch.manual_seed(1)
+    dropped = dropout(states, 0.5, training=True)
+    torch.manual_seed(1)
+    assert torch.equal(dropped, dropout_mask(states, (1000,), 0.5))
+
+
 def test_locked_dropout_has_one_mask_for_all_steps() -> None:
     dropped = locked_dropout(torch.ones(50, 4, 100), 0.4, training=True)
     assert torch.equal(dropped, dropped[:1].expand_as(dropped))
-    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=2e-5)
     assert float((dropped[0] == 0).float().mean()) == pytest.approx(0.4, abs=0.1)
     assert not torch.equal(dropped[0, 0], dropped[0, 1]), "streams share a mask"
     assert locked_dropout(states := torch.ones(2, 2, 2), 0.4, training=False) is states
@@ -142,7 +178,7 @@ def test_word_dropout_equals_dropping_rows_of_the_matrix() -> None:
     torch.manual_seed(3)
     dropped = word_dropout(matrix[ids], ids, V, 0.5, training=True)
     torch.manual_seed(3)
-    rows = torch.empty(V).bernoulli_(0.5) / 0.5
+    rows = dropout_mask(matrix, (V,), 0.5)
     torch.testing.assert_close(dropped, (matrix * rows[:, None])[ids])
     assert 0 < int((rows == 0).sum()) < V
 

@@ -40,8 +40,30 @@ def test_results_table(tmp_path: Path) -> None:
         SCRIPTS / "results_table.py", "--name", "test", *runs
     ).splitlines()
     assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
-    assert "| mos | 1,234 | 1, 2 | 10 [10, 10] | 51.00 [50.00, 52.00] |" in mos
-    assert "| softmax | 1,234 | 1 | 10 | 55.50 |" in softmax
+    assert mos.startswith("| mos | 1,234 | 1, 2 | 50.00 [49.00, 51.00] | 51.00 [50.00, 52.00] |")
+    assert mos.endswith("| 20 [20, 20] | 10 [10, 10] |")
+    assert softmax.startswith("| softmax | 1,234 | 1 | 54.50 | 55.50 |")
+    assert "rank" not in header
+
+
+def test_results_table_of_language_models(tmp_path: Path) -> None:
+    """A column is there where all runs have it; analyses are found by the folder of the run."""
+    runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
+    for run in runs:
+        kept = run / "evaluation" / "test.json"
+        found = json.loads(kept.read_text())
+        for key in ("bleu", "bleu_legacy", "inter_distinct_2"):
+            del found["result"][key]
+        kept.write_text(json.dumps(found))
+    ranks = {str(tmp_path / "." / run.name): {"rank": 10_000 // (i + 1)} for i, run in enumerate(runs)}
+    (tmp_path / "rank.json").write_text(json.dumps({"runs": ranks}))
+    header, _, mos, softmax = run_script(
+        SCRIPTS / "results_table.py", "--name", "test", *runs, "--analysis", tmp_path / "rank.json"
+    ).splitlines()
+    assert "BLEU" not in header
+    assert header.endswith("| rank | updates | minutes |")
+    assert mos.endswith("| 10,000 | 20 | 10 |")
+    assert softmax.endswith("| 5,000 | 20 | 10 |")
 
 
 def test_learning_curves(tmp_path: Path) -> None:

@@ -91,6 +91,20 @@ def test_scores_and_responses_do_not_depend_on_the_batch(runs: dict[str, Path]) 
             assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
 
 
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_responses_by_low_precision_products_are_nearly_the_same(runs: dict[str, Path], method: str) -> None:
+    model = TrainedModel.load(runs["mos"])
+    examples = [example for example in list_examples(dialogs_of(runs["mos"])) if example.turn > 0]
+    exact, low = (
+        [found[0] for found in model.respond(examples, DecodeConfig(method=method, products=products))]
+        for products in ("float32", "bfloat16")
+    )
+    assert [best.tokens for best in low] == [best.tokens for best in exact], "the model is sure of them"
+    scores, rounded = ([best.log_prob for best in found] for found in (exact, low))
+    assert rounded == pytest.approx(scores, abs=0.1)
+    assert rounded != scores
+
+
 def test_reported_scores_are_those_of_scoring(runs: dict[str, Path]) -> None:
     """Beam search reports for the true response what scoring it gives."""
     model = TrainedModel.load(runs["softmax"])

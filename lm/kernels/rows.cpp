@@ -1,12 +1,13 @@
-// One pass over the rows of a logit matrix for the mixture loss: maximum, normaliser and gradient factor,
-// while the row is still in cache. In tensor operations the same takes eight passes over memory.
+// What the rows of a logit matrix come to, in one pass each while they are in cache. In tensor operations the
+// same takes eight passes over memory. The links g are those of lm/links.py.
 //
-// With m = max_v z_v of a row, the pass leaves in place of the logits
+//   rows     with m = max_v z_v of a row, leaves g(z_v) / g(m) * d log g / dz at z_v in place of the logits,
+//            and returns m and the total, sum_v g(z_v) / g(m)
+//   totals   m and the total alone; the logits stay
+//   mixed    log sum_k exp(log g(z_kv) + offset_k), the log-probability of a mixture
+//   columns  the sum of all rows, each times a factor
 //
-//     g(z_v) / g(m) * d log g / dz at z_v
-//
-// and returns m and the total, sum_v g(z_v) / g(m). Everything inside is float32, whatever the matrix holds.
-// The links g are those of lm/links.py. A NaN among the logits reaches the total.
+// Everything inside is float32, whatever the matrix holds. A NaN among the logits reaches the results.
 //
 // Vectors are GCC's and Clang's, so one source serves every width of register.
 
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace {
 
@@ -43,6 +45,19 @@ inline vec exponential(vec x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
+}
+
+// log(x) for normal x > 0, to about two units in the last place: x = 2^n (1 + f) with 1 + f between sqrt(1/2)
+// and sqrt(2), and log(1 + f) = 2 artanh(s) with s = f / (2 + f).
+inline vec logarithm(vec x) {
+    ivec bits = (ivec)x, n = (bits - 0x3f3504f3) >> 23;
+    vec f = (vec)(bits - (n << 23)) - 1.0f, s = f / (f + 2.0f), q = s * s;
+    vec p = q * 0x1.c71c72p-4f + 0x1.24924ap-3f;
+    p = p * q + 0x1.99999ap-3f;
+    p = p * q + 0x1.555556p-2f;
+    vec exponent = __builtin_convertvector(n, vec), tail = (exponent * 0x1.7f7d1cp-20f) + 2.0f * s * q * p;
+    vec result = exponent * 0x1.62e4p-1f + (2.0f * s + tail);
+    return x == x ? result : x;
 }
 
 inline vec load(const float* from) {
@@ -89,6 +104,8 @@ struct Softmax {  // g(z) = exp(z)
         vec e = exponential(z - peak);
         return {e, e};
     }
+
+    static vec log(vec z, float) { return z; }
 };
 
 // g(z) = exp(z) s(z) with s(z) = 1 / (1 + exp(-z - b)) and slope 2 - s. With e = exp(z - m), s is
@@ -105,9 +122,14 @@ struct Sigsoftmax {
         vec share = e * ((a + c) * ratio);
         return {share, share * (2 - a * ratio)};
     }
+
+    static vec log(vec z, float shift) {
+        vec s = z + shift, e = exponential(s < 0 ? s : -s);
+        return z + (s < 0 ? s : vec{}) - logarithm(1.0f + e);
+    }
 };
 
-template <typename Link, typename T>
+template <typename Link, bool replace, typename T>
 void do_row(T* logits, const float* bias, float shift, long columns, float* peak, float* total) {
     const long left = columns % lanes, whole = columns - left;
     vec most = load_tail(logits + whole, bias + whole, left);
@@ -123,25 +145,60 @@ void do_row(T* logits, const float* bias, float shift, long columns, float* peak
     vec sum{};
     for (long v = 0; v < whole; v += lanes) {
         Shares shares = link(load(logits + v) + load(bias + v));
-        store(logits + v, shares.weighted);
+        if (replace) store(logits + v, shares.weighted);
         sum += shares.plain;
     }
     const Shares rest = link(last);
-    T some[lanes];
-    store(some, rest.weighted);
-    std::memcpy(logits + whole, some, left * sizeof(T));
+    if (replace) {
+        T some[lanes];
+        store(some, rest.weighted);
+        std::memcpy(logits + whole, some, left * sizeof(T));
+    }
     *total = 0;
     for (int i = 0; i < lanes; i++) *total += sum[i];
     for (int i = 0; i < left; i++) *total += rest.plain[i];
 }
 
-template <typename T>
+template <bool replace, typename T>
 void do_rows(int sigsoftmax, T* logits, const float* bias, float shift, long rows, long columns, float* peak,
              float* total, int threads) {
-    auto row = sigsoftmax ? do_row<Sigsoftmax, T> : do_row<Softmax, T>;
+    auto row = sigsoftmax ? do_row<Sigsoftmax, replace, T> : do_row<Softmax, replace, T>;
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++)
         row(logits + r * columns, bias, shift, columns, peak + r, total + r);
+}
+
+// One token's log-probabilities from the logits of its components.
+template <typename Link, typename T>
+void do_mixed_row(const T* logits, const float* bias, float shift, const float* offsets, long components,
+                  long columns, float* out) {
+    std::vector<vec> scores(components);
+    for (long v = 0; v < columns; v += lanes) {
+        const long left = columns - v;
+        vec most = splat(-infinity), sum{}, result;
+        for (long k = 0; k < components; k++) {
+            const T* z = logits + k * columns + v;
+            vec logit = left < lanes ? load_tail(z, bias + v, left) : load(z) + load(bias + v);
+            scores[k] = Link::log(logit, shift) + offsets[k];
+            most = scores[k] > most ? scores[k] : most;
+        }
+        for (long k = 0; k < components; k++) sum += exponential(scores[k] - most);
+        result = components == 1 ? scores[0] : most + logarithm(sum);
+        if (left < lanes)
+            std::memcpy(out + v, &result, left * sizeof(float));
+        else
+            store(out + v, result);
+    }
+}
+
+template <typename T>
+void do_mixed(int sigsoftmax, const T* logits, const float* bias, float shift, const float* offsets, long tokens,
+              long components, long columns, float* out, int threads) {
+    auto row = sigsoftmax ? do_mixed_row<Sigsoftmax, T> : do_mixed_row<Softmax, T>;
+#pragma omp parallel for num_threads(threads)
+    for (long n = 0; n < tokens; n++)
+        row(logits + n * components * columns, bias, shift, offsets + n * components, components, columns,
+            out + n * columns);
 }
 
 // sums[v] = sum_r factors[r] matrix[r, v], a block of columns at a time so that the sums stay in cache.
@@ -171,12 +228,35 @@ extern "C" {
 // logits (rows, columns) in place; bias (columns); peak, total (rows).
 void rows_float32(int sigsoftmax, float* logits, const float* bias, float shift, long rows, long columns,
                   float* peak, float* total, int threads) {
-    do_rows(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
+    do_rows<true>(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
 }
 
 void rows_bfloat16(int sigsoftmax, bfloat16* logits, const float* bias, float shift, long rows, long columns,
                    float* peak, float* total, int threads) {
-    do_rows(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
+    do_rows<true>(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
+}
+
+// logits (rows, columns); bias (columns); peak, total (rows).
+void totals_float32(int sigsoftmax, float* logits, const float* bias, float shift, long rows, long columns,
+                    float* peak, float* total, int threads) {
+    do_rows<false>(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
+}
+
+void totals_bfloat16(int sigsoftmax, bfloat16* logits, const float* bias, float shift, long rows,
+                     long columns, float* peak, float* total, int threads) {
+    do_rows<false>(sigsoftmax, logits, bias, shift, rows, columns, peak, total, threads);
+}
+
+// logits (tokens, components, columns); bias (columns); offsets (tokens, components); out (tokens, columns).
+void mixed_float32(int sigsoftmax, const float* logits, const float* bias, float shift, const float* offsets,
+                   long tokens, long components, long columns, float* out, int threads) {
+    do_mixed(sigsoftmax, logits, bias, shift, offsets, tokens, components, columns, out, threads);
+}
+
+void mixed_bfloat16(int sigsoftmax, const bfloat16* logits, const float* bias, float shift,
+                    const float* offsets, long tokens, long components, long columns, float* out,
+                    int threads) {
+    do_mixed(sigsoftmax, logits, bias, shift, offsets, tokens, components, columns, out, threads);
 }
 
 // matrix (rows, columns); factors (rows); sums (columns).

@@ -1,14 +1,11 @@
-"""The elementwise work of the mixture loss on the rows of a logit matrix: compiled, or in tensor operations.
+"""What the rows of a logit matrix come to, for a link g: compiled, or in tensor operations.
 
-Both leave in place of the logits z (R, V) of a chunk the shares that the gradient needs,
-
-    g(z_v) / g(m) · d log g / dz at z_v,   m = max_v z_v,
-
-and return log g(m) and the totals Σ_v g(z_v) / g(m). They differ in rounding only.
+The two differ in rounding only. R rows · N tokens · K components · V words.
 """
 
 import ctypes
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,11 +19,23 @@ class Rows(ABC):
 
     @abstractmethod
     def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Shares in place of ``logits`` (r, V), once ``bias`` (V,) is added; log g(m) and totals, (r, 1)."""
+        """What the loss and its gradient need, in place of ``logits`` z (r, V), once ``bias`` (V,) is added.
+
+        With m = max_v z_v, left in place are the shares g(z_v) / g(m) · d log g / dz at z_v; returned are
+        log g(m) and the totals Σ_v g(z_v) / g(m), (r, 1).
+        """
 
     @abstractmethod
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
         """Σ_r factors_r · shares_rv, (V,), for the shares of the last :meth:`shares_` and factors (r, 1)."""
+
+    @abstractmethod
+    def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
+        """log Σ_v g(z_v), (r, 1); ``logits`` stay."""
+
+    @abstractmethod
+    def mixed(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, offsets: Tensor) -> Tensor:
+        """log Σ_k exp(log g(z_nkv) + o_nk), (N, V), of logits (N·K, V) and ``offsets`` o (N, K)."""
 
 
 def rows_for(link: Link, like: Tensor) -> Rows:
@@ -41,9 +50,15 @@ class EagerRows(Rows):
 
     def __init__(self, link: Link, like: Tensor) -> None:
         self.link = link
-        precision = torch.float64 if like.dtype == torch.float64 else torch.float32
-        self.exact = like.dtype == precision
-        self.buffers = like.new_empty((link.buffers - self.exact, *like.shape), dtype=precision)
+        self.precision = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self.exact = like.dtype == self.precision
+        self._like = like
+
+    @cached_property
+    def buffers(self) -> Tensor:
+        """What :meth:`shares_` needs beside the logits, (·, R, V)."""
+        count = self.link.buffers - self.exact
+        return self._like.new_empty((count, *self._like.shape), dtype=self.precision)
 
     def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
         buffers = self.buffers[:, : logits.shape[0]]
@@ -62,43 +77,70 @@ class EagerRows(Rows):
         exact = shares if self.exact else self.buffers[0, : shares.shape[0]]
         return torch.mv(exact.t(), factors[:, 0])
 
+    def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
+        return self._log(logits, bias, shift).logsumexp(1, keepdim=True)
+
+    def mixed(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, offsets: Tensor) -> Tensor:
+        scores: Tensor = self._log(logits, bias, shift).unflatten(0, offsets.shape)  # (N, K, V)
+        scores = scores.add_(offsets[..., None])
+        return scores[:, 0] if offsets.shape[1] == 1 else scores.logsumexp(1)
+
+    def _log(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
+        exact = logits.to(self.precision, copy=True)
+        if bias is not None:
+            exact.add_(bias)
+        return self.link.log(exact, shift)
+
 
 class CompiledRows(Rows):
     """By ``rows.cpp``, for exp and sigsoftmax in float32 and bfloat16 on a CPU."""
 
     def __init__(self, library: ctypes.CDLL, link: Link, like: Tensor) -> None:
-        suffix = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[like.dtype]
-        self.link = link
-        self._rows, self._columns = library[f"rows_{suffix}"], library[f"columns_{suffix}"]
+        self.link, self._library = link, library
+        self._suffix = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[like.dtype]
         self._no_bias = like.new_zeros(like.shape[1], dtype=torch.float32)
 
     def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-        peak, total = (self._no_bias.new_empty(logits.shape[0], 1) for _ in range(2))
-        self._rows(
-            ctypes.c_int(self.link is SIGSOFTMAX),
-            _pointer(logits),
-            _pointer(self._no_bias if bias is None else bias),
-            ctypes.c_float(0.0 if shift is None else float(shift)),
-            *map(ctypes.c_long, logits.shape),
-            _pointer(peak),
-            _pointer(total),
-            ctypes.c_int(torch.get_num_threads()),
-        )
-        return self.link.log(peak, shift), total
+        return self._reduced("rows", logits, bias, shift)
 
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
         sums = self._no_bias.new_empty(shares.shape[1])
-        self._columns(
-            _pointer(shares),
-            _pointer(factors),
-            *map(ctypes.c_long, shares.shape),
-            _pointer(sums),
-            ctypes.c_int(torch.get_num_threads()),
-        )
+        self._call("columns", shares, factors, *shares.shape, sums)
         return sums
 
+    def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
+        top, total = self._reduced("totals", logits, bias, shift)
+        return top + total.log()
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    if not tensor.is_contiguous():
-        raise ValueError(f"a kernel needs contiguous memory, found strides {tensor.stride()}")
-    return ctypes.c_void_p(tensor.data_ptr())
+    def mixed(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, offsets: Tensor) -> Tensor:
+        mixed = self._no_bias.new_empty(len(offsets), logits.shape[1])
+        self._call(
+            "mixed", *self._start(logits, bias, shift), offsets, *offsets.shape, logits.shape[1], mixed
+        )
+        return mixed
+
+    def _reduced(
+        self, name: str, logits: Tensor, bias: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """log g(m) and Σ_v g(z_v) / g(m), (r, 1)."""
+        peak, total = (self._no_bias.new_empty(logits.shape[0], 1) for _ in range(2))
+        self._call(name, *self._start(logits, bias, shift), *logits.shape, peak, total)
+        return self.link.log(peak, shift), total
+
+    def _start(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[object, ...]:
+        """The arguments that the functions on logits begin with."""
+        addend = self._no_bias if bias is None else bias
+        return ctypes.c_int(self.link is SIGSOFTMAX), logits, addend, ctypes.c_float(float(shift or 0))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        function = self._library[f"{name}_{self._suffix}"]
+        function(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
+
+
+def _as_c(value: object) -> object:
+    """Tensors as pointers to their memory, sizes as long."""
+    if isinstance(value, Tensor):
+        if not value.is_contiguous():
+            raise ValueError(f"a kernel needs contiguous memory, found strides {value.stride()}")
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_long(value) if isinstance(value, int) else value

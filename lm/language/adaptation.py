@@ -149,15 +149,19 @@ def dynamic_nll(
     with adaptable(model) as start:
         reader, tokens = begin(trained, ids, paper=paper)
         for targets in tokens.split(setting.window):
-            nll = model.head.nll(reader.read(targets), targets[:, None])[:, 0]
-            gradients = torch.autograd.grad(nll.mean(), parameters)
+            hidden, count = reader.read(targets), len(targets)
+            weights = hidden.new_ones(
+                count, requires_grad=True
+            )  # the gradient at a weight is its token's nll
+            loss = model.head.loss(hidden, targets[:, None], weights)
+            *gradients, nll = torch.autograd.grad(loss, [*parameters, weights])
             with torch.no_grad():
                 torch._foreach_lerp_(parameters, start, pull)
-                torch._foreach_addcmul_(parameters, gradients, step, value=-1)
-            losses.append(nll.detach())
+                torch._foreach_addcmul_(parameters, gradients, step, value=-1 / count)
+            losses.append(nll)
             if len(losses) % _CHECKED == 0:
                 _require_finite(losses[-_CHECKED:], setting)
-            advance(len(targets))
+            advance(count)
     _require_finite(losses, setting)
     return torch.cat(losses).double().cpu().numpy()
 

@@ -11,6 +11,7 @@ from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 
 VOCAB, LENGTH, BEAM = 10_000, 30, 10
+PRECISIONS = ("float32", "bfloat16")
 CONFIG = DialogConfig.model_validate(
     {
         "encoder": {"kind": "flat", "cell": "lstm", "context_size": 500},
@@ -25,20 +26,26 @@ def cases(ceiling: Ceiling) -> list[Case]:
     head, hidden = CONFIG.head, CONFIG.decoder.hidden_size
     size = head.embedding_size or hidden
     words = CONFIG.model.embedding_size
-    per_row = 4 * hidden * (words + 3 * hidden) + head.components * size * (hidden + VOCAB)
+    layers = 4 * hidden * (words + 3 * hidden) + head.components * size * hidden
+    output = head.components * size * VOCAB
     found = []
     for sources in (1, 8, 32):
-        floor = ceiling.seconds(2 * sources * BEAM * LENGTH * per_row)
-        variants = [Variant("beam search", partial(_work, sources), floor)]
+        flops = 2 * sources * BEAM * LENGTH
+        floors = {p: ceiling.seconds(flops * layers) + ceiling.seconds(flops * output, p) for p in PRECISIONS}
+        variants = [
+            Variant(f"{precision} products", partial(_work, sources, precision), floors[precision])
+            for precision in PRECISIONS
+        ]
         found.append(Case(f"beam search, {sources} sources", variants, ("sentences", sources), memory=False))
     return found
 
 
-def _work(sources: int) -> Work:
+def _work(sources: int, precision: str) -> Work:
     torch.manual_seed(1)
     model = Seq2Seq(CONFIG, VOCAB).eval()
     items = [Item(((2, 5, 6, 3),), (0,), (2, 7, 3)) for _ in range(sources)]
     decode = DecodeConfig(beam=BEAM, nbest=5, max_length=LENGTH, min_length=LENGTH)
     with torch.no_grad():
         state = model.start(collate(items, 0))
-    return lambda: beam_search(model.step, state, sources, decode, Marks(2, 3, (0, 1, 2)))
+    step = partial(model.step, bf16_products=precision == "bfloat16")
+    return lambda: beam_search(step, state, sources, decode, Marks(2, 3, (0, 1, 2)))

@@ -1,0 +1,74 @@
+"""The benchmark's own arithmetic; what it measures is for a quiet machine."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from rich.console import Console
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import bench
+
+    return bench
+
+
+def test_variants_take_turns_in_changing_order(bench: ModuleType) -> None:
+    from benchmarks.timing import Case, Variant, measure
+
+    calls: list[str] = []
+    case = Case("letters", [Variant(name, lambda name=name: lambda: calls.append(name)) for name in "abc"])
+    timings = measure(case, rounds=3)
+    assert "".join(calls) == "abc" + "abc" + "cba" + "abc", "the first time warms up"
+    assert [timing.name for timing in timings] == ["a", "b", "c"]
+    assert all(len(timing.seconds) == 3 for timing in timings)
+
+
+def test_ratios_are_to_the_floor_and_to_the_first_variant(bench: ModuleType) -> None:
+    from benchmarks.timing import Case, Timing
+
+    options = bench.argparse.Namespace(memory=False)
+    timings = [Timing("naive", None, [4.0, 4.0, 4.0]), Timing("ours", 1.0, [1.0, 2.0, 9.0])]
+    records = bench._records("head", Case("small", (), ("tokens", 10)), timings, options)
+    assert records[1]["speed_up"] == 2
+    assert records[1]["tokens a second"] == 5
+    assert bench._ratios(records) == {
+        "head: small: ours, over its floor": 2.0,
+        "head: small: ours, over the first": 0.5,
+    }
+    table = bench._table(Case("small", ()), records)
+    assert [column.header for column in table.columns][:3] == ["", "seconds", "spread"]
+
+
+def test_the_check_names_what_got_slower(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ratios.json").write_text(json.dumps({"kept": 1.0, "slower": 1.0}))
+    monkeypatch.setattr(bench, "STORED", tmp_path / "ratios.json")
+    console = Console(file=sys.stdout, width=200)
+    assert bench._check({"kept": 1.1, "new": 9.0}, console) == 0
+    assert bench._check({"kept": 0.5, "slower": 1.2}, console) == 1
+    assert "slower: slower: 1.2 where 1.0 is stored" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
+def test_peak_memory_is_what_a_run_needs_for_a_moment(bench: ModuleType) -> None:
+    from benchmarks.timing import peak_megabytes
+
+    assert 60 < peak_megabytes(lambda: torch.ones(64 * 2**18).sum()) < 80
+
+
+def test_every_subject_has_cases_with_names_of_their_own(bench: ModuleType) -> None:
+    from benchmarks.timing import Ceiling
+
+    for subject in bench.SUBJECTS.values():
+        names = [case.name for case in subject.cases(Ceiling(1e11, 2e11))]
+        assert names
+        assert len(set(names)) == len(names)
