@@ -24,9 +24,9 @@ from torch import Tensor
 from lm.kernels.rows import rows_for
 from lm.links import Link
 
-SCRATCH_BYTES = (
-    32 * 2**20
-)  # of one (R, V) float32 buffer: large enough for full-speed products, small enough for cache
+# Entries of the (R, V) buffer: enough for products at full speed, and no more than caches like. Products in
+# bfloat16 reach theirs with half as many.
+SCRATCH = 2**23
 MIN_ROWS, MAX_ROWS = 128, 4096
 
 
@@ -40,7 +40,8 @@ class LossOptions:
 
     def tokens_per_chunk(self, components: int, vocab: int) -> int:
         """How many tokens go through at once."""
-        rows = self.rows or min(MAX_ROWS, max(MIN_ROWS, SCRATCH_BYTES // (4 * vocab)))
+        entries = SCRATCH // 2 if self.bf16_products else SCRATCH
+        rows = self.rows or min(MAX_ROWS, max(MIN_ROWS, entries // vocab))
         return max(1, rows // components)
 
 

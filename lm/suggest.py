@@ -1,8 +1,10 @@
-"""The nearest valid name to one that is not: what a typing error was probably meant to be."""
+"""The nearest valid names to one that is not: what a typing error was probably meant to be."""
 
 import difflib
 import math
 from collections.abc import Iterable
+
+MOST = 3  # names that are suggested at once
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -23,8 +25,8 @@ def edit_distance(a: str, b: str) -> int:
     return previous[-1]
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that ``name`` most likely meant, or None where nothing is near.
+def nearest(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates that ``name`` most likely meant: all that are equally near, up to ``MOST``.
 
     Names may be dotted (``section.key``). Case and ``-`` against ``_`` count for little; the right key in
     another section counts for more than one error in the key, and for less than two.
@@ -32,16 +34,20 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     costs = {candidate: _cost(name, candidate) for candidate in candidates}
     least = min(costs.values(), default=math.inf)
     if least <= _tolerance(name):
-        tied = [candidate for candidate, cost in costs.items() if cost == least]
-        return max(tied, key=lambda candidate: _shared_letters(name, candidate))
-    best = max(costs, key=lambda candidate: _likeness(name, candidate), default=None)
-    return best if best is not None and _likeness(name, best) >= 0.75 else None
+        near = {one: _shared_letters(name, one) for one, cost in costs.items() if cost == least}
+    else:
+        near = {one: likeness for one in costs if (likeness := _likeness(name, one)) >= 0.75}
+    best = max(near.values(), default=0.0)
+    return [one for one, score in near.items() if score == best][:MOST]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """``; did you mean X?`` to end a message with, or nothing where no candidate is near."""
+    """``; did you mean X or Y?`` to end a message with, or nothing where no candidate is near."""
     found = nearest(name, candidates)
-    return f"; did you mean {found}?" if found else ""
+    if not found:
+        return ""
+    *others, last = found
+    return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
 
 
 def _cost(name: str, candidate: str) -> float:

@@ -3,6 +3,7 @@
 python scripts/bench.py head
 python scripts/bench.py step --rounds 15 --json step.json
 python scripts/bench.py head step --check      # against the stored ratios
+python scripts/bench.py scaling --memory --picture docs/scaling.svg
 
 Times are medians over rounds in which the variants take turns; the spread is half the distance between the
 quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
@@ -20,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks import beam, head, load, rank, recurrent, step
+from benchmarks import beam, head, load, rank, recurrent, scaling, step
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
 from rich.console import Console
 from rich.table import Table
 
-SUBJECTS = {"head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load}
+SUBJECTS = {
+    "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
+    "scaling": scaling,
+}  # fmt: skip
 STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
 SLOWER = 1.15  # times the stored ratio that count as slower
 TUNED = {
@@ -69,6 +73,8 @@ def main() -> None:
     }
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.picture:
+        scaling.draw(records, options.picture)
     if options.store:
         stored = json.loads(STORED.read_text()) if STORED.exists() else {}
         STORED.write_text(json.dumps(stored | _ratios(records), indent=1, sort_keys=True) + "\n")
@@ -92,6 +98,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--memory", action="store_true", help="measure peaks too, a process for each")
     parser.add_argument("--json", type=Path, help="write every number here")
+    parser.add_argument("--picture", type=Path, help="draw the records of scaling; needs --memory")
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)  # subject, case, variant

@@ -15,14 +15,14 @@ from lm.analysis.bottleneck import (
     RESULT,
     WIDE,
     BottleneckOptions,
-    Language,
     Point,
     bottleneck,
-    measured_rank,
+    models,
     points,
     train_point,
 )
-from lm.analysis.bottleneck_figure import bottleneck_tables, draw
+from lm.analysis.bottleneck_figure import bottleneck_tables, component_series, draw, series
+from lm.analysis.known_language import Language, measured_rank
 from lm.console import one_line
 from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.heads import HEADS, Head
@@ -35,6 +35,8 @@ TINY = BottleneckOptions(
     heads=("softmax", "mos"),
     embedding_sizes=(1, 2),
     components=(2,),
+    component_sweep=(1, 2),
+    sweep_size=2,
     hidden_size=6,
     steps=8,
 )
@@ -86,28 +88,45 @@ def test_parameters_are_counted_to_the_unit(kind: str, components: int, size: in
     assert Point(kind, components, size, hidden).parameters(contexts=5, vocab=11) == count
 
 
-def test_at_each_size_all_models_have_the_same_parameters() -> None:
+@pytest.mark.parametrize("components", [(2, 4, 8), BottleneckOptions().component_sweep])
+def test_at_each_size_all_models_have_the_same_parameters(components: tuple[int, ...]) -> None:
     options = BottleneckOptions(components=(2, 4, 8))
     for size in options.embedding_sizes:
-        models = dict.fromkeys(points(options, size))
-        assert {(point.kind, point.components) for name, point in models if name != WIDE} == {
+        named = dict.fromkeys(points(options, size, components))
+        assert {(point.kind, point.components) for name, point in named if name != WIDE} == {
             *(("softmax", 1), ("sigsoftmax", 1)),
-            *((kind, components) for kind in ("moc", "mos", "moss") for components in (2, 4, 8)),
+            *((kind, number) for kind in ("moc", "mos", "moss") for number in components),
         }
         counts = {
             (name, point.components): point.parameters(options.contexts, options.vocab)
-            for name, point in models
+            for name, point in named
         }
         wide = counts.pop((WIDE, 1))
         assert max(counts.values()) <= 1.02 * min(counts.values())
-        assert wide <= counts["mos", 8]
-        assert all(point.embedding_size == size for name, point in models if name != WIDE)
+        assert wide <= counts["mos", 8] == options.budget(size)
+        assert all(point.embedding_size == size for name, point in named if name != WIDE)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "moc"])
+def test_the_two_sweeps_share_the_models_that_they_have_in_common() -> None:
+    options = BottleneckOptions()
+    alone = models(replace(options, component_sweep=()))
+    both = models(options)
+    assert len(set(both)) == len(both)
+    assert both[: len(alone)] == alone  # the sweep of E comes first, as it is
+    assert {(size, name, point.components) for size, name, point in both[len(alone) :]} == {
+        (options.sweep_size, head, number) for head in ("moc", "mos", "moss") for number in (1, 2, 8, 16)
+    }
+    elsewhere = models(replace(options, sweep_size=5))  # what has no components is level, but has to be there
+    assert {name for size, name, _ in elsewhere if size == 5} == {*options.heads, WIDE}
+    for sweep in ((), (1, 2)):  # nothing has components
+        softmax = replace(options, heads=("softmax",), component_sweep=sweep, sweep_size=5)
+        assert {size for size, *_ in models(softmax)} == set(options.embedding_sizes)
+
+
+@pytest.mark.parametrize(("kind", "components"), [("softmax", 1), ("moc", 3), ("mos", 1)])
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_the_rank_of_softmax_and_moc_never_exceeds_the_wall(kind: str, size: int) -> None:
-    point = Point(kind, 1 if kind == "softmax" else 3, size, hidden_size=20)
+def test_the_rank_of_softmax_moc_and_one_component_is_the_wall(kind: str, components: int, size: int) -> None:
+    point = Point(kind, components, size, hidden_size=20)
     assert train_point(LANGUAGE, point, steps=30, lr=0.05)["rank"] == size + 2
 
 
@@ -126,6 +145,14 @@ def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
     assert mos["kl"] < 0.75 * min(softmax["kl"], moc["kl"])
     assert moc["kl"] == pytest.approx(softmax["kl"], rel=0.15)
     assert mos["rank"] > LANGUAGE.rank > softmax["rank"]
+
+
+def test_more_components_come_nearer_to_the_truth_at_equal_parameters() -> None:
+    options = BottleneckOptions(24, 40, 16, components=(2,), hidden_size=24)
+    named = points(replace(options, heads=("mos",)), 3, (1, 2, 4))
+    kl = [train_point(LANGUAGE, point, 200, 0.05)["kl"] for _, point in named]
+    assert kl[1] < 0.9 * kl[0]
+    assert kl[2] < 0.9 * kl[1]
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
@@ -189,6 +216,10 @@ def test_a_damaged_file_of_points_is_named(tmp_path: Path) -> None:
         ({"embedding_sizes": (2, 0)}, "--embedding-sizes 0: must be at least 1"),
         ({"embedding_sizes": (2, 2)}, "--embedding-sizes: one of them stands twice"),
         ({"components": (-1,)}, "--components -1: must be at least 1"),
+        ({"component_sweep": (1, 0)}, "--component-sweep 0: must be at least 1"),
+        ({"component_sweep": (2, 2)}, "--component-sweep: one of them stands twice"),
+        ({"component_sweep": (10**6,)}, "contexts × words × components need about"),
+        ({"sweep_size": 0}, "--sweep-size 0: must be at least 1"),
         ({"seeds": (-1,)}, "--seeds -1: a seed is between 0 and"),
         ({"seeds": (2**63,)}, "--seeds 9223372036854775808: a seed is between"),
         ({"steps": 0}, "--steps 0: must be at least 1"),
@@ -212,15 +243,21 @@ def test_a_training_that_diverges_says_so() -> None:
 
 
 def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
-    options = replace(TINY, heads=("softmax", "sigsoftmax", "moc", "mos"), components=(2, 3), seeds=(1, 2))
+    heads = ("softmax", "sigsoftmax", "moc", "mos")
+    swept = {"component_sweep": (1, 3, 4), "sweep_size": 3}
+    options = replace(TINY, heads=heads, components=(2, 3), seeds=(1, 2), **swept)  # type: ignore[arg-type]
     result = bottleneck(options, tmp_path)
-    kl, rank, *lines = bottleneck_tables(result)
-    names = ["softmax", "sigsoftmax", *(f"{kind} K = {k}" for kind in ("MoC", "MoS") for k in (2, 3)), WIDE]
-    for shown in (kl, rank):
+    *tables, language, _, wide = bottleneck_tables(result)
+    mixtures = [f"{kind} K = {k}" for kind in ("MoC", "MoS") for k in (2, 3)]
+    against_size = ["E", "parameters", "softmax", "sigsoftmax", *mixtures, WIDE]
+    against_components = ["K", "parameters", "softmax", "sigsoftmax", "MoC", "MoS", WIDE]
+    shapes = [(against_size, 2)] * 2 + [(against_components, 3)] * 2
+    for shown, (headers, rows) in zip(tables, shapes, strict=True):
         assert not isinstance(shown, str)
-        assert [str(column.header) for column in shown.columns] == ["E", "parameters", *names]
-        assert shown.row_count == 2
-    assert "rank 6" in str(lines[0])
+        assert [str(column.header) for column in shown.columns] == headers
+        assert shown.row_count == rows
+    assert "rank 6" in str(language)
+    assert str(wide).startswith(WIDE)
     pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
     draw(result, pictures)
     before = [path.read_bytes() for path in pictures]
@@ -230,3 +267,35 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in pictures] == before
     with pytest.raises(ConfigError, match="pictures end in"):
         draw(result, [tmp_path / "b.pdf"])
+
+
+def test_a_number_of_components_that_the_parameters_do_not_pay_is_left_out(tmp_path: Path) -> None:
+    fits = max(k for k in range(1, 40) if Point("mos", k, 2, 1).parameters(12, 20) <= TINY.budget(2))
+    options = replace(TINY, component_sweep=(1, fits, fits + 1))
+    assert options.swept_components == (1, fits)
+    result = bottleneck(options, tmp_path)
+    assert {row["components"] for row in result["rows"]} == {1, 2, fits}
+    assert str(bottleneck_tables(result)[-1]).startswith(f"K = {fits + 1} left out: at E = 2 more parameters")
+
+
+def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> None:
+    result = bottleneck(replace(TINY, component_sweep=(1, 2, 3)), tmp_path)
+    by_size, by_components = series(result), component_series(result)
+    assert set(by_size) == {("softmax", 1), ("mos", 2), (WIDE, 1)}
+    assert set(by_components) == {"softmax", "mos", WIDE}
+    assert by_components["mos"][2] == by_size["mos", 2][2]
+    assert [by_components["softmax"][k] for k in (1, 2, 3)] == [by_size["softmax", 1][2]] * 3
+    shown = [
+        row
+        for rows in (*by_size.values(), *by_components.values())
+        for seeds in rows.values()
+        for row in seeds
+    ]
+    assert all(row in shown for row in result["rows"])
+    for result in (
+        bottleneck(replace(TINY, component_sweep=()), tmp_path),
+        bottleneck(replace(TINY, heads=("softmax",)), tmp_path),
+    ):  # nothing to sweep K of
+        assert component_series(result) == {}
+        assert len(bottleneck_tables(result)) == 5
+    draw(result, [tmp_path / "b.svg"])

@@ -18,7 +18,7 @@ from lm.config import known_keys, known_tables, load_config, override, read_conf
 from lm.errors import ConfigError, StorageError
 from lm.presets import preset_paths
 from lm.schema import Section
-from lm.suggest import edit_distance, nearest
+from lm.suggest import did_you_mean, edit_distance, nearest
 from lm.tomlfile import key_lines
 
 KEYS = known_keys(DialogConfig)
@@ -401,5 +401,20 @@ def test_edit_distance_is_symmetric_and_bounded(a: str, b: str) -> None:
 def test_one_typing_error_costs_one() -> None:
     for mutant in ("setps", "step", "stepps", "staps"):
         assert edit_distance("steps", mutant) == 1
-    assert nearest("zzz", ["train.steps"]) is None
-    assert nearest("x", []) is None
+    assert nearest("zzz", ["train.steps"]) == []
+    assert nearest("x", []) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ptb_moz", "; did you mean ptb_moc or ptb_mos?"),
+        ("ptb_mso", "; did you mean ptb_mos?"),  # a swap is nearer than another letter
+        ("ptb_mos_k9", "; did you mean ptb_mos_k1, ptb_mos_k2 or ptb_mos_k3?"),  # of four
+        ("PTB-MOS", "; did you mean ptb_mos?"),
+        ("zzz", ""),
+    ],
+)
+def test_all_that_are_equally_near_are_suggested_up_to_three(name: str, hint: str) -> None:
+    names = ["ptb_moss", "ptb_moc", "ptb_mos", *(f"ptb_mos_k{k}" for k in (1, 2, 3, 4))]
+    assert did_you_mean(name, names) == hint

@@ -175,9 +175,15 @@ def bottleneck(
         str, typer.Option(metavar="E,E,…", help="Context sizes that are swept.")
     ] = "2,4,8,16,32,48",
     components: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Numbers of components that are swept.")
+        str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E.")
     ] = "4",
-    hidden_size: Annotated[int, typer.Option(help="H of the largest head; the others have more.")] = 48,
+    component_sweep: Annotated[
+        str, typer.Option(metavar="K,K,…", help="Numbers of components that are swept at one E; '' for none.")
+    ] = "1,2,4,8,16",
+    sweep_size: Annotated[int, typer.Option(metavar="E", help="That one E.")] = 8,
+    hidden_size: Annotated[
+        int, typer.Option(help="H of a mixture with the largest K of --components; sets the parameters.")
+    ] = 48,
     steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1000,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
@@ -185,10 +191,10 @@ def bottleneck(
 ) -> None:
     """Show the softmax bottleneck: every head against a language whose truth and rank are known.
 
-    Trains every head at equal parameters for a sweep of context sizes and draws what it misses of the truth,
-    and the rank that it reaches. The same command goes on where it was stopped.
+    Trains every head at equal parameters for a sweep of context sizes E and one of components K, and draws
+    what it misses of the truth, and the rank that it reaches. The same command goes on where it was stopped.
 
-    Example: lm bottleneck --rank 64 --components 2,4,8
+    Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
     from lm.analysis.bottleneck import BottleneckOptions
     from lm.analysis.bottleneck import bottleneck as sweep
@@ -197,6 +203,7 @@ def bottleneck(
     options = BottleneckOptions(
         contexts, vocab, rank, spread, context_law, tuple(heads.split(",")),
         _integers("--embedding-sizes", embedding_sizes), _integers("--components", components),
+        _integers("--component-sweep", component_sweep) if component_sweep else (), sweep_size,
         hidden_size, steps, lr, _integers("--seeds", seeds),
     )  # fmt: skip
     with interruptible(RESUME) as poll, counting("training") as progress:

@@ -33,14 +33,14 @@ def cases(ceiling: Ceiling) -> list[Case]:
         flops = 2 * sources * BEAM * LENGTH
         floors = {p: ceiling.seconds(flops * layers) + ceiling.seconds(flops * output, p) for p in PRECISIONS}
         variants = [
-            Variant(f"{precision} products", partial(_work, sources, precision), floors[precision])
+            Variant(f"{precision} products", partial(work_on, sources, precision), floors[precision])
             for precision in PRECISIONS
         ]
         found.append(Case(f"beam search, {sources} sources", variants, ("sentences", sources), memory=False))
     return found
 
 
-def _work(sources: int, precision: str) -> Work:
+def work_on(sources: int, precision: str) -> Work:
     torch.manual_seed(1)
     model = Seq2Seq(CONFIG, VOCAB).eval()
     items = [Item(((2, 5, 6, 3),), (0,), (2, 7, 3)) for _ in range(sources)]

@@ -1,6 +1,7 @@
 """The loss of a head alone: contexts in, gradients out."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,18 +11,19 @@ from lm.links import EXP, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
 
 TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
+PRECISIONS = ("float32", "bfloat16")
 
 
 class Inputs:
     """Random contexts, priors and targets, and an output matrix as it is at the start of training."""
 
-    def __init__(self, components: int, vocab: int) -> None:
+    def __init__(self, components: int, vocab: int, tokens: int = TOKENS) -> None:
         torch.manual_seed(1)
-        self.contexts = torch.tanh(torch.randn(TOKENS, components, SIZE)).requires_grad_()
-        self.prior = torch.randn(TOKENS, components, requires_grad=True)
+        self.contexts = torch.tanh(torch.randn(tokens, components, SIZE)).requires_grad_()
+        self.prior = torch.randn(tokens, components, requires_grad=True)
         self.weight = torch.empty(vocab, SIZE).uniform_(-0.1, 0.1).requires_grad_()
         self.bias = torch.zeros(vocab, requires_grad=True)
-        self.targets = torch.randint(0, vocab, (TOKENS,))
+        self.targets = torch.randint(0, vocab, (tokens,))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(
@@ -38,14 +40,14 @@ def cases(ceiling: Ceiling) -> list[Case]:
 
 def _against_naive(kind: str, components: int, vocab: int, ceiling: Ceiling) -> Case:
     variants = [
-        Variant("naive", lambda: _work(naive, components, vocab)),
+        Variant("naive", lambda: work_on(naive, components, vocab)),
         *(
             _ours(f"{kind} {precision}", EXP, components, vocab, precision, ceiling)
             for precision in PRECISIONS
         ),
     ]
     if components == 1 and hasattr(torch.nn.functional, "linear_cross_entropy"):
-        variants.append(Variant("F.linear_cross_entropy", lambda: _work(fused_by_torch, 1, vocab)))
+        variants.append(Variant("F.linear_cross_entropy", lambda: work_on(fused_by_torch, 1, vocab)))
     return Case(f"{kind}, K = {components}, V = {vocab:,}", variants, ("tokens", TOKENS))
 
 
@@ -75,24 +77,24 @@ def _evaluation(ceiling: Ceiling) -> Case:
     return Case("evaluation, K = 15, V = 10,000", [Variant("nll", work, floor)], ("tokens", TOKENS))
 
 
-PRECISIONS = ("float32", "bfloat16")
-
-
 def _ours(name: str, link: Link, components: int, vocab: int, precision: str, ceiling: Ceiling) -> Variant:
     options = LossOptions(link, bf16_products=precision == "bfloat16")
-
-    def loss(inputs: Inputs) -> Tensor:
-        prior = inputs.prior.log_softmax(1) if components > 1 else None
-        output = Output(inputs.weight, inputs.bias, None)
-        return mixture_loss(inputs.contexts, prior, output, inputs.targets, None, options)
-
     flops = 3 * 2 * TOKENS * components * SIZE * vocab
-    return Variant(name, lambda: _work(loss, components, vocab), ceiling.seconds(flops, precision))
+    return Variant(
+        name, lambda: work_on(partial(ours, options), components, vocab), ceiling.seconds(flops, precision)
+    )
 
 
-def _work(loss: Callable[[Inputs], Tensor], components: int, vocab: int) -> Work:
-    inputs = Inputs(components, vocab)
+def work_on(loss: Callable[[Inputs], Tensor], components: int, vocab: int, tokens: int = TOKENS) -> Work:
+    inputs = Inputs(components, vocab, tokens)
     return lambda: inputs.gradients(loss(inputs))
+
+
+def ours(options: LossOptions, inputs: Inputs) -> Tensor:
+    """The product's own loss of the inputs."""
+    prior = None if inputs.prior.shape[1] == 1 else inputs.prior.log_softmax(1)
+    output = Output(inputs.weight, inputs.bias, None)
+    return mixture_loss(inputs.contexts, prior, output, inputs.targets, None, options)
 
 
 def naive_loss(

@@ -22,14 +22,14 @@ def cases(ceiling: Ceiling) -> list[Case]:
         ("nn.LSTM", nn.LSTM),
         ("weight drop", partial(WeightDropLSTM, weight_dropout=0.5)),
     )
-    variants = [Variant(name, partial(_work, layer), floor) for name, layer in layers]
+    variants = [Variant(name, partial(work_on, layer), floor) for name, layer in layers]
     return [Case("recurrent layers 280-960-960-620", variants, ("tokens", STEPS * STREAMS))]
 
 
-def _work(layer: Layer) -> Work:
+def work_on(layer: Layer, steps: int = STEPS) -> Work:
     torch.manual_seed(1)
     layers = nn.ModuleList(layer(*sizes) for sizes in pairwise(SIZES))
-    inputs = torch.randn(STEPS, STREAMS, SIZES[0])
+    inputs = torch.randn(steps, STREAMS, SIZES[0])
 
     def work() -> None:
         outputs: Tensor = inputs
