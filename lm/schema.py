@@ -58,6 +58,27 @@ class HeadConfig(Section):
         return self
 
 
+class CellConfig(Section):
+    """The recurrent cell of every layer of a language model."""
+
+    kind: Literal["lstm", "mogrifier", "mlstm"] = Field("lstm", description="lstm, mogrifier or mlstm")
+    rounds: int = Field(
+        5, ge=0, description="mogrifier: how often input and state gate each other before a step"
+    )
+    rank: int = Field(0, ge=0, description="mogrifier: rank of the gates' matrices; 0 is full")
+    gate_bias: bool = Field(True, description="mogrifier: whether gates have biases")
+    zigzag: bool = Field(True, description="mogrifier: gates read the latest input and state, not the first")
+    cap_input_gate: bool = Field(False, description="the input gate is at most 1 - the forget gate")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        own = CellConfig.model_fields
+        for name in ("rounds", "rank", "gate_bias", "zigzag"):
+            if self.kind != "mogrifier" and getattr(self, name) != own[name].default:
+                raise ValueError(f"{name} belongs to the mogrifier; remove it from a {self.kind} cell")
+        return self
+
+
 class OptimConfig(Section):
     """Optimiser, learning-rate schedule, clipping and weight averaging."""
 

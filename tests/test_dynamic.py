@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_lm import ids_of, tiny_lm, write_run
+from tiny_lm import CELLS, ids_of, tiny_lm, write_run
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.adaptation import (
@@ -132,8 +132,9 @@ def test_the_papers_settings_convert_to_the_published_numbers() -> None:
 
 
 @pytest.mark.parametrize("paper", [False, True])
-def test_learning_nothing_is_static_evaluation(paper: bool) -> None:
-    trained = tiny_lm(**HEADS[1])
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_learning_nothing_is_static_evaluation(cell: dict[str, Any], paper: bool) -> None:
+    trained = tiny_lm(cell=cell, **HEADS[1])
     ids = ids_of(trained, 58)
     statistics = statistics_of(trained, paper=paper)
     nll = dynamic_nll(trained, ids, statistics, Setting(0, 0), paper=paper)

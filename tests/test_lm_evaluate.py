@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_lm import ids_of, tiny_codec, tiny_lm, write_run
+from tiny_lm import CELLS, ids_of, tiny_codec, tiny_lm, write_run
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.corpus import load_split
@@ -42,6 +42,18 @@ def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np
         state, last = outputs.state, token
         nll.append(-float(log_probs[token]))
     return np.array(nll)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_every_cell_is_scored_alike_in_windows_and_drops_in_mc_passes(cell: dict[str, Any]) -> None:
+    trained = tiny_lm(cell=cell, dropout=0.0)
+    ids = ids_of(trained, 50)
+    expected = by_hand(trained, ids, 1.0)
+    for window in (1, 7, 64):
+        np.testing.assert_allclose(token_nll(trained, ids, window=window), expected, rtol=0, atol=1e-12)
+    trained.model.config = trained.model.config.model_copy(update={"weight_dropout": 0.5})
+    sampler = with_dropout(trained.model, 1.0)
+    assert not np.allclose(token_nll(trained, ids, model=sampler), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("head", [{}, MIXTURE])

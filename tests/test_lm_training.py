@@ -150,9 +150,11 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
     assert total == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("compat", ["none", "paper"])
-def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, compat: str) -> None:
-    same = f'train.compat="{compat}"'
+@pytest.mark.parametrize(
+    "same",
+    ['train.compat="none"', 'train.compat="paper"', "cell.kind=mogrifier", "cell.kind=mlstm"],
+)
+def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str) -> None:
     train(resolved(same), Path("once"), NullReporter())
     for steps in (6, 18, 30, 40):  # each the place of a validation
         train(resolved(same, f"train.max_steps={steps}"), Path("twice"), NullReporter())

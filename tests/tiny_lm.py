@@ -13,16 +13,28 @@ from lm.config import Resolved, save_config
 from lm.language.config import DataConfig, LmConfig, ModelConfig, WindowConfig
 from lm.language.model import LanguageModel
 from lm.language.trained import TrainedLm
-from lm.schema import HeadConfig, TrainConfig
+from lm.schema import CellConfig, HeadConfig, TrainConfig
 from lm.state import model_tensors
 from lm.text import Codec, Vocabulary
 from lm.tokenizers import PLAIN
 
+CELLS: list[dict[str, Any]] = [
+    {},
+    {"cap_input_gate": True},
+    {"kind": "mogrifier", "rounds": 3, "rank": 2, "cap_input_gate": True},
+    {"kind": "mogrifier", "zigzag": False, "gate_bias": False},
+    {"kind": "mlstm"},
+]
 RATES = ("embedding", "input", "hidden", "output", "weight")
 
 
 def tiny_config(
-    folder: Path = Path(), *, dropout: float = 0.3, compat: Any = "none", **head: Any
+    folder: Path = Path(),
+    *,
+    dropout: float = 0.3,
+    compat: Any = "none",
+    cell: dict[str, Any] | None = None,
+    **head: Any,
 ) -> LmConfig:
     splits = {split: str(folder / f"{split}.txt") for split in ("train", "valid", "test")}
     model: dict[str, Any] = {f"{name}_dropout": dropout for name in RATES}
@@ -30,6 +42,7 @@ def tiny_config(
         data=DataConfig(**splits),
         window=WindowConfig(length=7),
         model=ModelConfig(embedding_size=6, hidden_sizes=(7, 6), init_range=1.0, **model),
+        cell=CellConfig(**(cell or {})),
         head=HeadConfig(**({"kind": "softmax", "tied": True, "latent_dropout": dropout} | head)),
         train=TrainConfig(device="cpu", compat=compat, seed=5),
     )

@@ -1,8 +1,8 @@
-"""Compiles ``rows.cpp`` with the C++ compiler of the machine, at first use, and opens it.
+"""Compiles the C++ sources of this folder with the C++ compiler of the machine, at first use, and opens it.
 
 Without a compiler, or with ``HIGHRANK_NATIVE=0`` in the environment, everything works in tensor operations,
 more slowly. The library is kept in the cache folder of the user, under a name that holds a hash of the
-source and the processor, so that a new one is made wherever the old one would not fit. Once it is there no
+sources and the processor, so that a new one is made wherever the old one would not fit. Once it is there no
 compiler is needed any more, and a new one changes no bit of a run that is resumed.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("rows.cpp")
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
 SWITCH = "HIGHRANK_NATIVE"
 
@@ -36,9 +36,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built() -> Path:
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), _processor().encode())
+    parts = (*(source.read_bytes() for source in SOURCES), " ".join(FLAGS).encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    target = _cache_folder() / f"rows-{name}.so"
+    target = _cache_folder() / f"kernels-{name}.so"
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -57,7 +57,10 @@ def _compile(compiler: str, target: Path) -> Path:
     os.close(handle)
     try:
         subprocess.run(
-            [compiler, *FLAGS, str(SOURCE), "-o", name], capture_output=True, check=True, timeout=300
+            [compiler, *FLAGS, *map(str, SOURCES), "-o", name],
+            capture_output=True,
+            check=True,
+            timeout=300,
         )
         os.replace(name, target)
     finally:

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.cells import Layer
 from lm.errors import ConfigError, DataError, DivergenceError
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel, State, detached
 from lm.language.scoring import Floats, begin, no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
-from lm.recurrent import WeightDropLSTM
 
 Scaling = Literal["normalised", "original"]
 
@@ -188,7 +188,7 @@ def adaptable(model: LanguageModel) -> Iterator[list[Tensor]]:
     """
     parameters, training = list(model.parameters()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
-    layers = [layer for layer in model.layers if isinstance(layer, WeightDropLSTM)]
+    layers = [layer for layer in model.layers if isinstance(layer, Layer)]
     rates = [layer.weight_dropout for layer in layers]
     model.eval()
     for layer in layers:

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from lm.schema import HeadConfig, OptimConfig, Section, TrainConfig
+from lm.schema import CellConfig, HeadConfig, OptimConfig, Section, TrainConfig
 from lm.tokenizers import TokenizerKind
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -67,6 +67,7 @@ class LmConfig(Section):
     data: DataConfig = DataConfig()
     window: WindowConfig = WindowConfig()
     model: ModelConfig = ModelConfig()
+    cell: CellConfig = CellConfig()
     head: HeadConfig = HeadConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()

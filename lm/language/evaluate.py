@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.cells import Layer
 from lm.errors import ConfigError, DataError
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
@@ -24,7 +25,6 @@ from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.records import keep, plain
-from lm.recurrent import WeightDropLSTM
 from lm.stop import no_poll
 
 Result = dict[str, Any]
@@ -287,7 +287,7 @@ def _with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
     sampler.config = model.config.model_copy(update=rates)
     sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})
     for layer in sampler.layers:
-        assert isinstance(layer, WeightDropLSTM)
+        assert isinstance(layer, Layer)
         layer.weight_dropout = rates["weight_dropout"]
     return sampler.train()
 

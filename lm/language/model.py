@@ -1,4 +1,4 @@
-"""The recurrent language model: embedding, a stack of weight-dropped LSTM layers, and a head of any kind.
+"""The recurrent language model: embedding, a stack of weight-dropped layers, and a head of any kind.
 
 T time · B streams · H hidden size of the last layer · V words.
 """
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lm.cells import recurrent_layer
 from lm.heads import Head
 from lm.language.config import LmConfig
-from lm.recurrent import WeightDropLSTM
 from lm.regularize import locked_dropout, word_dropout
 
 State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
@@ -26,7 +26,7 @@ class Outputs(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """AWD-LSTM (Merity et al. 2018) with a replaceable head, as in Yang et al. (2018).
+    """AWD-LSTM (Merity et al. 2018) with a replaceable head, as in Yang et al. (2018), and replaceable cells.
 
     Args:
         config: sizes and regularisation; the published places of dropout are the only ones.
@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):
         sizes = (config.model.embedding_size, *config.model.hidden_sizes)
         self.embedding = nn.Embedding(vocab_size, sizes[0])
         self.layers = nn.ModuleList(
-            WeightDropLSTM(inputs, outputs, config.model.weight_dropout)
+            recurrent_layer(config.cell, inputs, outputs, config.model.weight_dropout)
             for inputs, outputs in pairwise(sizes)
         )
         embedding = self.embedding.weight

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
+from lm.cells import MLSTM, MogrifierLSTM
 from lm.recurrent import WeightDropLSTM
 
 SIZES, STEPS, STREAMS = (280, 960, 960, 620), 70, 12
@@ -16,14 +17,21 @@ Layer = Callable[[int, int], nn.Module]
 
 def cases(ceiling: Ceiling) -> list[Case]:
     """The layers of PTB's MoS model."""
-    weights = sum(4 * h * (x + h) for x, h in pairwise(SIZES))
-    floor = ceiling.seconds(6 * STEPS * STREAMS * weights)
     layers: Sequence[tuple[str, Layer]] = (
         ("nn.LSTM", nn.LSTM),
         ("weight drop", partial(WeightDropLSTM, weight_dropout=0.5)),
+        ("Mogrifier, 5 rounds, rank 60", partial(MogrifierLSTM, rounds=5, rank=60)),
+        ("Mogrifier, 5 rounds", partial(MogrifierLSTM, rounds=5)),
+        ("mLSTM", MLSTM),
     )
-    variants = [Variant(name, partial(work_on, layer), floor) for name, layer in layers]
+    variants = [Variant(name, partial(work_on, layer), _floor(layer, ceiling)) for name, layer in layers]
     return [Case("recurrent layers 280-960-960-620", variants, ("tokens", STEPS * STREAMS))]
+
+
+def _floor(layer: Layer, ceiling: Ceiling) -> float:
+    """Three products of every matrix."""
+    weights = sum(parameter.numel() for sizes in pairwise(SIZES) for parameter in layer(*sizes).parameters())
+    return ceiling.seconds(6 * STEPS * STREAMS * weights)
 
 
 def work_on(layer: Layer, steps: int = STEPS) -> Work:

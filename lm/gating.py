@@ -1,0 +1,204 @@
+"""What a recurrent cell does to its input and its state before the LSTM equations, with analytic gradients.
+
+``Mogrify`` lets them gate each other in rounds (Melis et al. 2020); ``Multiply`` replaces the state by its
+product with the input (Krause et al. 2016). A step works on the B rows of one time step and writes what the
+gradients need into buffers of all steps, so that a weight gradient is one product after the loop over time.
+
+T time · B streams · I input size · H hidden size · k rank.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm.kernels.products import Products, products_with
+
+MaybeTensors = Sequence[Tensor | None]
+
+
+class Gating(ABC):
+    """Weights and buffers of one window: what the forward pass fills, the backward pass opens again."""
+
+    def __init__(self, tensors: MaybeTensors) -> None:
+        self.tensors = tensors
+
+    @abstractmethod
+    def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """From x (B, I) and h (B, H) of step t to what the LSTM equations read in their place."""
+
+    @abstractmethod
+    def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
+        """Turns the gradients of what :meth:`step` returned into those of its arguments, in place."""
+
+    @abstractmethod
+    def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
+        """What all steps returned, from the inputs (T, B, I) and the states that entered them, (T, B, H)."""
+
+    @abstractmethod
+    def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
+        """Of each of the tensors, after the last step back."""
+
+
+class Round(NamedTuple):
+    """One gate 2σ(up (down s) + bias) of a Mogrifier, of the target by the source s, and its buffers."""
+
+    down: Tensor | None  # (k, source); None for a gate of full rank
+    up: Tensor  # (target, k), or (target, source)
+    bias: Tensor | None  # (target,)
+    inner: Tensor | None  # (T, B, k), down s
+    gate: Tensor  # (T, B, target), holds the bias at first
+    gated: Tensor  # (T, B, target), the target times its gate
+
+    @staticmethod
+    def over(inputs: Tensor, down: Tensor | None, up: Tensor, bias: Tensor | None) -> "Round":
+        """With fresh buffers for a window of inputs (T, B, ·)."""
+        window = inputs.shape[:2]
+        inner = None if down is None else inputs.new_empty(*window, down.shape[0])
+        gate, gated = inputs.new_zeros(*window, up.shape[0]), inputs.new_empty(*window, up.shape[0])
+        if bias is not None:
+            gate.copy_(bias.detach())
+        return Round(down, up, bias, inner, gate, gated)
+
+
+class Mogrify(Gating):
+    """The rounds of Melis et al. (2020), eqs. 1 and 2: odd ones gate x by h, even ones h by x.
+
+    Args:
+        tensors: those of every :class:`Round`, one after another.
+        zigzag: gates read the latest x and h; without, the original ones (their §4.1).
+    """
+
+    def __init__(self, tensors: MaybeTensors, zigzag: bool = True) -> None:
+        super().__init__(tensors)
+        size = len(Round._fields)
+        self.zigzag = zigzag
+        self.rounds = [Round(*tensors[n : n + size]) for n in range(0, len(tensors), size)]  # type: ignore[arg-type]
+
+    def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        first, latest = (x, h), [x, h]
+        for n, (one, (down, up)) in enumerate(zip(self.rounds, self._forth, strict=True)):
+            target, source = n % 2, 1 - n % 2
+            read, gate = latest[source] if self.zigzag else first[source], one.gate[t]
+            if down is not None and one.inner is not None:
+                read = down.write(read, one.inner[t])
+            up.add(read, gate)
+            gate.sigmoid_().mul_(2)
+            latest[target] = torch.mul(latest[target], gate, out=one.gated[t])
+        return latest[0], latest[1]
+
+    def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
+        grads = (dx, dh)
+        into = grads if self.zigzag else (torch.zeros_like(dx), torch.zeros_like(dh))
+        for n in reversed(range(len(self.rounds))):
+            (down, up), (d_inner, d_affine) = self._back[n], self._slopes[n]
+            target, source = n % 2, 1 - n % 2
+            gate, d = self.rounds[n].gate[t], d_affine[t]
+            torch.mul(grads[target], self.rounds[n].gated[t], out=d)
+            d.addcmul_(d, gate, value=-0.5)  # d 2σ(z) = 2σ(z) (1 - 2σ(z) / 2) dz
+            grads[target].mul_(gate)
+            if down is None or d_inner is None:
+                up.add(d, into[source])
+            else:
+                down.add(up.write(d, d_inner[t]), into[source])
+        if not self.zigzag:
+            dx.add_(into[0])
+            dh.add_(into[1])
+
+    @cached_property
+    def _forth(self) -> list[tuple[Products | None, Products]]:
+        """Products with the matrices of every round."""
+        return [
+            (None if one.down is None else products_with(one.down, len(one.gate)),
+             products_with(one.up, len(one.gate)))
+            for one in self.rounds
+        ]  # fmt: skip
+
+    @cached_property
+    def _back(self) -> list[tuple[Products | None, Products]]:
+        """Products with their transposes."""
+        return [
+            (None if one.down is None else products_with(one.down.t(), len(one.gate)),
+             products_with(one.up.t(), len(one.gate)))
+            for one in self.rounds
+        ]  # fmt: skip
+
+    @cached_property
+    def _slopes(self) -> list[tuple[Tensor | None, Tensor]]:
+        """Buffers for the gradients of ``inner`` and of the arguments of the sigmoids in every round."""
+        return [
+            (None if one.inner is None else torch.empty_like(one.inner), torch.empty_like(one.gate))
+            for one in self.rounds
+        ]
+
+    def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
+        latest = [inputs, entering]
+        for n, one in enumerate(self.rounds):
+            latest[n % 2] = one.gated
+        return latest[0], latest[1]
+
+    def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        latest = [inputs, entering]
+        for n, (_, _, bias, inner, _, gated) in enumerate(self.rounds):
+            d_inner, d_affine = self._slopes[n]
+            read = latest[1 - n % 2]
+            found += [
+                None if d_inner is None else deferred(d_inner, read),
+                deferred(d_affine, read if inner is None else inner),
+                None if bias is None else d_affine.sum((0, 1)),
+                *(None, None, None),
+            ]
+            if self.zigzag:
+                latest[n % 2] = gated
+        return found
+
+
+class Multiply(Gating):
+    """The mLSTM of Krause et al. (2016): h becomes (W_mx x) ⊙ (W_mh h), of which nothing is squashed.
+
+    Args:
+        tensors: W_mx x of all steps (T, B, H), W_mh (H, H), buffers (T, B, H) for W_mh h and the product.
+    """
+
+    def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        factor, _, linear, product = self._present
+        return x, torch.mul(self._forth.write(h, linear[t]), factor[t], out=product[t])
+
+    def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
+        factor, _, linear, _ = self._present
+        d_factor, d_linear = self._slopes
+        torch.mul(dh, linear[t], out=d_factor[t])
+        self._back.write(torch.mul(dh, factor[t], out=d_linear[t]), dh)
+
+    @cached_property
+    def _present(self) -> list[Tensor]:
+        return [tensor for tensor in self.tensors if tensor is not None]
+
+    @cached_property
+    def _forth(self) -> Products:
+        return products_with(self._present[1], len(self._present[0]))
+
+    @cached_property
+    def _back(self) -> Products:
+        return products_with(self._present[1].t(), len(self._present[0]))
+
+    @cached_property
+    def _slopes(self) -> tuple[Tensor, Tensor]:
+        """Buffers for the gradients of the factor and of W_mh h."""
+        return torch.empty_like(self._present[0]), torch.empty_like(self._present[0])
+
+    def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, self._present[3]
+
+    def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
+        d_factor, d_linear = self._slopes
+        return [d_factor, deferred(d_linear, entering), None, None]
+
+
+def deferred(gradients: Tensor, read: Tensor) -> Tensor:
+    """A matrix's gradient over all steps, from that of its results (T, B, m) and what it read (T, B, n)."""
+    return gradients.flatten(0, 1).t() @ read.flatten(0, 1)
