@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
+from lm.lines import visible
 from lm.storage import JSON, finite, require_writable, write_json
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _report(error: Exception) -> int:
             f"internal error: {type(error).__name__} at {place}: {error} (run with --debug for the traceback)"
         )
         code = 1
-    typer.echo(one_line(message), err=True)
+    typer.echo(visible(message), err=True)
     return code
 
 
@@ -204,11 +205,6 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
         bar.stop()
 
 
-def one_line(text: str) -> str:
-    """Text with every character that could move the cursor (control, escape, bidi) written as ``\\x1b``."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> "Table":
     """Rows as a table whose columns are the keys of the first; numbers are aligned, text is never markup."""
     from rich.table import Table
@@ -228,7 +224,7 @@ def _cell(value: object) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(str(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else visible(str(value))
 
 
 def show(*renderables: "RenderableType") -> None:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -79,6 +79,9 @@ class OutputFolder:
         """The result that is there, if it is whole and was made from the ``wanted`` input and options."""
         if self._manifest is None or self._manifest != {**wanted, "outputs": _files(self.path)}:
             return None
+        if any(map(os.path.lexists, self._beside())):  # of a process that was killed
+            with suppress(StorageError), self._alone() as (tmp, _):
+                remove_tree(tmp)
         report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
 
@@ -86,14 +89,7 @@ class OutputFolder:
     def building(self) -> Iterator[Path]:
         """An empty folder beside the result, which takes its place if the body ends well, or vanishes."""
         out = Path(os.path.abspath(self.path))
-        tmp, old = out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
-        with storage_errors(out):
-            tmp.mkdir(parents=True, exist_ok=True)
-            lock = os.open(tmp, os.O_RDONLY)
-        try:
-            self._lock(lock)
-            for rest in (old, *sorted(tmp.iterdir())):  # of a process that was killed
-                remove_tree(rest)
+        with self._alone() as (tmp, old):
             try:
                 yield tmp
                 for path in sorted(tmp.rglob("*"), reverse=True):  # a folder after what is in it
@@ -107,6 +103,24 @@ class OutputFolder:
                 remove_tree(tmp)
                 raise
             remove_tree(old)
+
+    def _beside(self) -> tuple[Path, Path]:
+        """Where the result is built, and where an older one waits until it is replaced."""
+        out = Path(os.path.abspath(self.path))
+        return out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
+
+    @contextmanager
+    def _alone(self) -> Iterator[tuple[Path, Path]]:
+        """Both of :meth:`_beside`, the first there and empty, the second not; no other process has them."""
+        tmp, old = self._beside()
+        with storage_errors(self.path):
+            tmp.mkdir(parents=True, exist_ok=True)
+            lock = os.open(tmp, os.O_RDONLY)
+        try:
+            self._lock(lock)
+            for rest in (old, *sorted(tmp.iterdir())):  # of a process that was killed
+                remove_tree(rest)
+            yield tmp, old
         finally:
             os.close(lock)
 

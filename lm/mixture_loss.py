@@ -13,8 +13,11 @@ scales the small operands of the products instead, and the [v = y] part is a gat
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -242,9 +245,13 @@ class _MixtureLoss(torch.autograd.Function):
         token_weights: Tensor,
         options: LossOptions,
     ) -> Tensor:
-        gradients = _Gradients(contexts, Output(weight, bias, shift), options)
-        for part in gradients.parts():
-            gradients.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
+        output, fused = Output(weight, bias, shift), _fused(contexts, options)
+        if fused is not None:
+            gradients = fused.fused_loss(contexts, log_prior, output, targets, token_weights, options)
+        else:
+            gradients = _Gradients(contexts, output, options)
+            for part in gradients.parts():
+                gradients.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
         ctx.kept = bias is not None, shift is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(
             gradients.of_contexts,
@@ -254,7 +261,8 @@ class _MixtureLoss(torch.autograd.Function):
             gradients.of_shift,
             gradients.token_nll,
         )
-        return (token_weights * gradients.token_nll).sum()
+        total: Tensor = (token_weights * gradients.token_nll).sum()
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -265,3 +273,13 @@ class _MixtureLoss(torch.autograd.Function):
             contexts, log_prior, weight, bias if has_bias else None, shift if has_shift else None,
             None, token_nll, None,
         )  # fmt: skip
+
+
+def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
+    """The Triton kernels, where they are asked for, on a GPU that they suit."""
+    wanted = contexts.device.type == "cuda" and os.environ.get("HIGHRANK_FUSED") == "1"
+    if not wanted or find_spec("triton") is None:
+        return None
+    from lm.kernels import fused
+
+    return fused if fused.suits(contexts, options) else None

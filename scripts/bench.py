@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks import beam, head, load, rank, recurrent, scaling, step
+from benchmarks import beam, cuda, head, load, rank, recurrent, scaling, step
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
 from rich.console import Console
 from rich.table import Table
 
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
-    "scaling": scaling,
+    "scaling": scaling, "cuda": cuda,
 }  # fmt: skip
 STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
 SLOWER = 1.15  # times the stored ratio that count as slower
@@ -137,7 +137,8 @@ def _memory_here(subject: str, case: str, variant: str) -> float:
     (chosen,) = (found for found in wanted.variants if found.name == variant)
     small = torch.randn(64, 64, requires_grad=True)
     (small @ small).log_softmax(1).sum().backward()  # torch's own start-up
-    return peak_megabytes(chosen.prepare())
+    peak = getattr(SUBJECTS[subject], "peak_megabytes", peak_megabytes)
+    return float(peak(chosen.prepare()))
 
 
 def _table(case: Case, records: Sequence[Record]) -> Table:

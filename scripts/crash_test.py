@@ -1,12 +1,14 @@
-"""Kill training again and again, over every head and optimiser, and compare every end with the undisturbed.
+"""Kill processes again and again, in every case of both programs, and compare each end with one undisturbed.
 
-    python scripts/crash_test.py                     200 kills at random times and steps, 3 to 4 minutes
+    python scripts/crash_test.py                     200 kills at random times and steps, 4 to 5 minutes
+    python scripts/crash_test.py --only lm           the same of language models alone
     python scripts/crash_test.py --every-step mos    one kill at every single step of a training on the disk
     python scripts/crash_test.py --kills 2000 --seed 2 --json crash.json
 
-A kill is a SIGKILL to a real `dialog train`; the same command then resumes, is killed again in two trials of
-three, and finally runs to its end. A failure is a training that ends with any bit different from the one that
-was never killed, or with a checkpoint lost or damaged on the way. Exit code 1 if there is any.
+A kill is a SIGKILL to a real command: trainings of both programs, `lm finetune`, `lm dynamic`, `lm prepare`.
+The same command then goes on, is killed again in two trials of three, and finally runs to its end. A failure
+is an end with any bit different from the one that was never killed, or something lost or damaged on the way.
+Exit code 1 if there is any.
 """
 
 import argparse
@@ -24,7 +26,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from crash_driver import HEADS, Blow, Case, Lab, Outcome, all_cases, crash_lab, random_blows  # noqa: E402
+from crash_dialog import dialog_cases  # noqa: E402
+from crash_driver import Case, Lab, Outcome, crash_lab, random_blows  # noqa: E402
+from crash_lm import lm_cases  # noqa: E402
+from crash_process import Blow  # noqa: E402
 
 
 def random_trials(lab: Lab, cases: Sequence[Case], kills: int, seed: int) -> Iterator[Outcome]:
@@ -40,10 +45,15 @@ def random_trials(lab: Lab, cases: Sequence[Case], kills: int, seed: int) -> Ite
 
 
 def step_trials(lab: Lab, cases: Sequence[Case]) -> Iterator[Outcome]:
-    """One trial with one kill for every step of an undisturbed training."""
+    """One trial with one kill for every step of an undisturbed process."""
     for case in cases:
         for step in range(1, len(lab.reference(case).steps) + 1):
             yield lab.trial(case, [Blow(at=step)])
+
+
+def named(cases: Sequence[Case], text: str) -> list[Case]:
+    """The cases whose names contain the text."""
+    return [case for case in cases if text in case.name]
 
 
 def summarise(outcomes: Sequence[Outcome], seconds: float) -> dict[str, object]:
@@ -64,17 +74,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200, help="kills at random times and steps (200)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="the cases whose names contain it")
     parser.add_argument(
-        "--every-step", choices=HEADS, action="append", help="every step of a head's training"
+        "--every-step", metavar="TEXT", action="append", help="every step of the first case that contains it"
     )
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random trials (1)")
     parser.add_argument(
         "--dir", type=Path, help="folder for the runs; failed ones stay there (a temporary one)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     options = parser.parse_args()
-    cases = all_cases()
-    wanted = [next(case for case in cases if case.head == head) for head in options.every_step or ()]
+    cases = named([*dialog_cases(), *lm_cases()], options.only)
+    if options.list:
+        print(*(case.name for case in cases), sep="\n")
+        return 0
+    wanted = [case for text in options.every_step or () for case in named(cases, text)[:1]]
+    if len(wanted) < len(options.every_step or ()) or not cases:
+        parser.error("no case has such a name; --list prints them")
     folder = options.dir or Path(tempfile.mkdtemp(prefix="highrank-crash-"))
     started = time.monotonic()
     outcomes: list[Outcome] = []

@@ -1,49 +1,35 @@
-"""Kills real ``dialog train`` processes, runs the same command again, and compares what they leave behind.
+"""Kills real processes, runs the same command again, and compares what they leave behind.
 
-Shared by ``test_crash.py`` and ``scripts/crash_test.py``. A *case* is a tiny configuration, trained once
-without interruption; a *trial* trains it again in a new folder under one or more *blows*. After every blow
-the run must still check as intact and must not have lost a checkpoint; at the end no bit may differ.
+Shared by ``test_crash.py`` and ``scripts/crash_test.py``. A :class:`Case` is a command and all that it needs,
+tiny; it is run without interruption first. A *trial* runs it again in a new folder under one or more *blows*.
+After every blow what is there must be intact, and nothing that was saved may be lost; at the end no bit may
+differ. The cases are in ``crash_dialog.py`` and ``crash_lm.py``.
 """
 
 import hashlib
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
+from crash_process import Blow, Ended, ForkServer
 from crash_server import place_of
 
-HERE = Path(__file__).resolve().parent
-LIMIT = 120.0  # seconds after which a process that trains for half a second counts as hung
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1"}
 INTERRUPTED, UNREADABLE = 75, 4  # exit codes
 
-# Files of a run that tell the time, or who ran it; a manifest's hashes are those of the files beside it.
+# Files that tell the time, or who ran it; the hashes in a manifest are those of the files beside it.
 NOT_REPRODUCIBLE = {"timing.jsonl", "lock", "manifest.json"}
+# What a killed process was about to rename, in a folder where others may be writing, stays there.
+LEFTOVER = "run/evaluation/.*.tmp"
 
-BASE: dict[str, dict[str, object]] = {
-    "data": {"vocab_size": 60, "max_tokens": 12, "context": 3, "segment": 3},
-    "model": {"embedding_size": 8, "dropout": 0.2, "word_dropout": 0.1},
-    "encoder": {"kind": "hierarchical", "utterance_size": 6, "context_size": 8},
-    "decoder": {"hidden_size": 8},
-    "head": {"kind": "softmax"},
-    "optim": {"name": "adam", "lr": 0.01},
-    "train": {
-        "max_steps": 12, "batch_size": 4, "validate_every": 4, "checkpoint_every": 3,
-        "log_every": 2, "keep_best": 2, "keep_last": 2, "device": "cpu", "threads": 1,
-    },
-}  # fmt: skip
+# What the cases of both families have in common
 HEADS: dict[str, dict[str, object]] = {
     "softmax": {},
     "sigsoftmax": {"learn_shift": True},
@@ -51,110 +37,59 @@ HEADS: dict[str, dict[str, object]] = {
     "mos": {"components": 3, "embedding_size": 6, "latent_dropout": 0.2},
     "moss": {"components": 2, "embedding_size": 6, "learn_context_scale": True},
 }
-OPTIMIZERS: dict[str, dict[str, object]] = {
-    "adam": {"average": "ema", "ema_decay": 0.9, "schedule": "plateau"},
-    "adamw": {"weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2, "decay_steps": 10},
-    "sgd": {"lr": 0.5, "momentum": 0.9, "average": "uniform", "average_start": 5},
-}
-SENTENCES = (
-    "well I like the garden/my sister grows beans/we walk on sundays/that sounds nice/do you cook/uh-huh/yes"
-)
+TRAIN: dict[str, object] = {
+    "max_steps": 12, "batch_size": 4, "validate_every": 4, "checkpoint_every": 3,
+    "log_every": 2, "keep_best": 2, "keep_last": 2, "device": "cpu", "threads": 1,
+}  # fmt: skip
+Tables = dict[str, dict[str, object]]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A configuration; the parts that head and optimiser leave open differ from case to case."""
+class Case(ABC):
+    """A command that is run to its end in an empty folder, killed or not; equal ones have one reference."""
 
-    head: str = "softmax"
-    optimizer: str = "adam"
-    flat: bool = False
-    accumulate: int = 1
-    tokenizer: str = "wordpunct"
+    program: ClassVar[str]
+    settings: ClassVar[Mapping[str, object]] = {}  # module.ATTRIBUTE → value, where the usual one takes hours
 
     @property
-    def name(self) -> str:
-        encoder = "flat" if self.flat else "hierarchical"
-        return f"{self.head}-{self.optimizer}-{encoder}-{self.tokenizer}-x{self.accumulate}"
+    @abstractmethod
+    def name(self) -> str: ...
 
-    def tables(self, corpus: Path) -> dict[str, dict[str, object]]:
-        """The config sections."""
-        tables = {section: dict(values) for section, values in BASE.items()}
-        tables["data"] |= {split: str(corpus / f"{split}.jsonl") for split in ("train", "valid", "test")}
-        tables["data"]["tokenizer"] = self.tokenizer
-        tables["head"] |= {"kind": self.head, **HEADS[self.head]}
-        tables["optim"] |= {"name": self.optimizer, **OPTIMIZERS[self.optimizer]}
-        tables["train"]["accumulate"] = self.accumulate
-        if self.flat:
-            tables["encoder"] |= {"kind": "flat", "cell": "lstm", "layers": 2}
-            tables["decoder"] |= {"layers": 2, "attention": "additive"}
-        return tables
+    @abstractmethod
+    def arguments(self, lab: "Lab") -> list[object]:
+        """The command, run inside the folder; the files that it names are :meth:`Lab.shared`."""
 
+    def begin(self, lab: "Lab", place: Path) -> None:
+        """Puts into the folder what lies there before the first process: nothing, unless it is overridden."""
+        return
 
-def all_cases() -> list[Case]:
-    """Every head with every optimiser; encoders, accumulation and tokenizers take turns."""
-    tokenizers = ("wordpunct", "char", "bpe", "whitespace")
-    return [
-        Case(head, optimizer, number % 2 == 1, 1 + number % 3 // 2, tokenizers[number % 4])
-        for number, (head, optimizer) in enumerate(product(HEADS, OPTIMIZERS))
-    ]
+    @abstractmethod
+    def saved(self, lab: "Lab", place: Path) -> dict[str, str]:
+        """Marks of what is there: ``step``, a number that may not fall, and others.
+
+        RuntimeError where anything is damaged or half written.
+        """
+
+    @abstractmethod
+    def promise(self, step: str) -> str:
+        """What a process says that one signal has ended, where so much is saved."""
 
 
-def write_corpus(folder: Path) -> None:
-    """Invented conversations: about five batches an epoch, so that trainings end in the middle of one."""
-    rng = random.Random(7)
-    folder.mkdir()
-    for split, count in (("train", 8), ("valid", 2), ("test", 2)):
-        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
-            for _ in range(count):
-                utts = [
-                    ["AB"[turn % 2], " . ".join(rng.choices(SENTENCES.split("/"), k=rng.randint(1, 3)))]
-                    for turn in range(8)
-                ]
-                file.write(json.dumps({"topic": "weekend", "utts": utts}) + "\n")
+class Training(Case):
+    """A command that trains into ``run``."""
+
+    def saved(self, lab: "Lab", place: Path) -> dict[str, str]:
+        return lab.check(self.program, place / "run")
+
+    def promise(self, step: str) -> str:
+        return f"step {step} is saved"
 
 
-def write_toml(path: Path, tables: dict[str, dict[str, object]]) -> None:
+def write_toml(path: Path, tables: Tables) -> None:
     """A config file; JSON and TOML spell these values alike."""
     lines: list[str] = []
     for section, values in tables.items():
         lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Blow:
-    """Signals to a process: at its ``at``-th change of the disk (of those at ``place``), or after seconds."""
-
-    signals: tuple[int, ...] = (signal.SIGKILL,)
-    at: int = 0
-    place: str = ""
-    after: float = 0.0
-
-    @property
-    def deadly(self) -> bool:
-        return signal.SIGKILL in self.signals
-
-    def __str__(self) -> str:
-        names = "+".join(signal.Signals(number).name for number in self.signals)
-        return (
-            f"{names} after {self.after:.3f} s"
-            if self.after
-            else f"{names} at {self.place or 'step'} {self.at}"
-        )
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended: exit code or −signal, and the steps that it reached."""
-
-    code: int
-    seconds: float
-    steps: list[str]
-    hung: bool
-    output: str
-
-    def __str__(self) -> str:
-        return f"exit {self.code}{', hung' if self.hung else ''}: {self.output.strip()[-300:] or 'no output'}"
 
 
 @dataclass
@@ -171,56 +106,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reference:
-    """A case trained without interruption."""
+    """A case that nothing has interrupted."""
 
-    case: Case
-    config: Path
+    place: Path
     marks: dict[str, str]
     steps: list[str]
     seconds: float
-
-
-class ForkServer:
-    """``dialog`` commands in forked children of a process that has imported everything."""
-
-    def __init__(self, output: Path) -> None:
-        self.output = output
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "crash_server.py"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent,
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(HERE.parent)},
-        )  # fmt: skip
-        self.read()
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the fork server ended with exit code {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def run(self, arguments: Sequence[object], watch: Path, blow: Blow | None = None) -> Ended:
-        """Run one command to its end."""
-        self.output.write_text("")  # a child may be dead before it opens it
-        request: dict[str, Any] = {
-            "arguments": [str(argument) for argument in arguments],
-            "watch": str(watch),
-            "output": str(self.output),
-            "limit": LIMIT,
-        }
-        if blow:
-            request |= {"signals": [int(n) for n in blow.signals], "at": blow.at, "place": blow.place}
-        if blow and blow.after:
-            request["after"] = blow.after
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return Ended(**self.read(), output=self.output.read_text(encoding="utf-8", errors="replace"))
-
-    def close(self) -> None:
-        with self.process:  # closes its pipes, which ends it, and waits
-            pass
 
 
 @contextmanager
@@ -234,109 +125,138 @@ def crash_lab(folder: Path) -> Iterator["Lab"]:
 
 
 class Lab:
-    """Trains cases, undisturbed or not."""
+    """Runs cases, undisturbed or not, each in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_corpus(self.folder / "corpus")
         self.server = ForkServer(self.folder / "output.txt")
         self.references: dict[Case, Reference] = {}
         self.trials = 0
 
-    def train(self, config: Path, run: Path, blow: Blow | None = None) -> Ended:
-        return self.server.run(["train", config, "--run", run], run, blow)
+    def shared(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A file or folder of this name, which several cases may need: made where it is missing."""
+        path = self.folder / name
+        if not path.exists():
+            make(path)
+        return path
+
+    def run(self, case: Case, place: Path, blow: Blow | None = None) -> Ended:
+        """One process of a case."""
+        return self.server.run([case.program, *case.arguments(self)], place, blow, case.settings)
+
+    def command(
+        self, command: Sequence[object], place: Path, settings: Mapping[str, object] | None = None
+    ) -> Ended:
+        """A command that has to succeed: RuntimeError where it does not."""
+        ended = self.server.run(command, place, None, settings)
+        if ended.code:
+            raise RuntimeError(f"{' '.join(map(str, command))}: {ended}")
+        return ended
+
+    def finish(self, case: Case, place: Path) -> Ended:
+        """Run a case in a new folder from beginning to end; RuntimeError where it fails."""
+        place.mkdir()
+        case.begin(self, place)
+        return self.command([case.program, *case.arguments(self)], place, case.settings)
+
+    def marks(self, case: Case, place: Path) -> dict[str, str]:
+        """Everything that two equal results have in common."""
+        return fingerprint(place) | case.saved(self, place)
 
     def reference(self, case: Case) -> Reference:
-        """The case trained without interruption, twice: it must be reproducible to begin with."""
+        """The case without interruption, twice: it must be reproducible to begin with."""
         if case not in self.references:
-            config = self.folder / f"{case.name}.toml"
-            write_toml(config, case.tables(self.folder / "corpus"))
-            runs = [self.folder / f"{case.name}-{attempt}" for attempt in (1, 2)]
-            ended = [self.train(config, run) for run in runs]
-            for end in ended:
-                if end.code:
-                    raise RuntimeError(f"{case.name} does not train: {end}")
-            marks = [fingerprint(run) | self.check(run) for run in runs]
+            places = [self.folder / f"{case.name}-{attempt}" for attempt in (1, 2)]
+            ended = [self.finish(case, place) for place in places]
+            marks = [self.marks(case, place) for place in places]
             if marks[0] != marks[1]:
-                raise RuntimeError(f"{case.name} trains differently the second time: {difference(*marks)}")
+                raise RuntimeError(f"{case.name} ends differently the second time: {difference(*marks)}")
             seconds = min(end.seconds for end in ended)
-            self.references[case] = Reference(case, config, marks[0], ended[1].steps, seconds)
+            self.references[case] = Reference(places[0], marks[0], ended[1].steps, seconds)
         return self.references[case]
 
-    def check(self, run: Path) -> dict[str, str]:
-        """What ``dialog check`` says of a run; its step is −1 where there is no checkpoint yet."""
+    def check(self, program: str, run: Path) -> dict[str, str]:
+        """What ``check`` says of a run; its step is −1 where there is no checkpoint yet."""
+        if not run.exists():
+            return {"step": "-1"}
         report = self.folder / "check.json"
         report.unlink(missing_ok=True)
-        ended = self.server.run(["check", run, "--json", report], run)
+        ended = self.server.run([program, "check", run, "--json", report], run)
         if ended.steps:
-            raise RuntimeError(f"dialog check changed the run: {ended.steps}")
+            raise RuntimeError(f"{program} check changed the run: {ended.steps}")
         if ended.code == UNREADABLE and not list(run.glob("checkpoints/step-*[0-9]")):
-            return {"check step": "-1"}
+            return {"step": "-1"}
         if ended.code:
-            raise RuntimeError(f"dialog check: {ended}")
+            raise RuntimeError(f"{program} check: {ended}")
         said = json.loads(report.read_text(encoding="utf-8"))
-        return {"check step": str(said["step"]), "state_sha256": said["state_sha256"]}
+        return {"step": str(said["step"]), "state_sha256": said["state_sha256"]}
 
     def trial(self, case: Case, blows: Sequence[Blow]) -> Outcome:
-        """Train under the blows, one process for each, then to the end, and compare with the reference."""
+        """Run the case under the blows, one process for each, then to its end; compare with the reference."""
         reference = self.reference(case)
         outcome = Outcome(case.name, [str(blow) for blow in blows])
         self.trials += 1
-        run = self.folder / f"trial-{self.trials}"
+        place = self.folder / f"trial-{self.trials}"
+        place.mkdir()
+        case.begin(self, place)
         try:
-            outcome.failure = self.suffer(reference, run, blows, outcome)
+            outcome.failure = self.suffer(case, place, blows, outcome)
+            outcome.failure = outcome.failure or self.outlive(case, place, blows, reference)
         except RuntimeError as error:
             outcome.failure = str(error)
         if not outcome.failure:
-            shutil.rmtree(run)
+            shutil.rmtree(place)
         return outcome
 
-    def suffer(self, reference: Reference, run: Path, blows: Sequence[Blow], outcome: Outcome) -> str:
-        """What goes wrong in a trial; empty if nothing does."""
+    def suffer(self, case: Case, place: Path, blows: Sequence[Blow], outcome: Outcome) -> str:
+        """What goes wrong under the blows; empty if nothing does."""
         step = -1
         for blow in blows:
-            ended = self.train(reference.config, run, blow)
+            ended = self.run(case, place, blow)
             outcome.kills += ended.code == -signal.SIGKILL and not ended.hung
             outcome.interrupted += ended.code == INTERRUPTED
             outcome.struck.append(ended.steps[-1] if ended.steps else "before the first step")
             expected = (0, -signal.SIGKILL) if blow.deadly else (0, INTERRUPTED)
             if ended.hung or ended.code not in expected:
                 return f"{blow}: {ended}"
-            if not run.exists():
-                continue
-            before, step = step, int(self.check(run)["check step"])
+            before, step = step, int(case.saved(self, place)["step"])
             if step < before:
                 return f"{blow}: step {before} was saved, now it is step {step}"
-            if (
-                ended.code == INTERRUPTED
-                and len(blow.signals) == 1
-                and f"step {step} is saved" not in ended.output
-            ):
-                return f"{blow}: the last checkpoint is of step {step}, but it said: {ended}"
-        ended = self.train(reference.config, run)
+            told = (
+                ended.code != INTERRUPTED or len(blow.signals) > 1 or case.promise(str(step)) in ended.output
+            )
+            if not told:
+                return f"{blow}: what is saved is of step {step}, but it said: {ended}"
+        return ""
+
+    def outlive(self, case: Case, place: Path, blows: Sequence[Blow], reference: Reference) -> str:
+        """What is wrong with the end after all blows; empty if nothing is."""
+        ended = self.run(case, place)
         if ended.code or ended.hung:
             return f"the last process: {ended}"
-        marks, expected_marks = fingerprint(run) | self.check(run), reference.marks
+        marks, expected = self.marks(case, place), reference.marks
         if not all(blow.deadly for blow in blows):  # saving on a signal leaves a checkpoint of its own
-            marks, expected_marks = without_older(marks), without_older(expected_marks)
-        return difference(marks, expected_marks)
+            marks, expected = without_older(marks), without_older(expected)
+        return difference(marks, expected)
 
 
-def fingerprint(run: Path) -> dict[str, str]:
-    """SHA-256 of every file that two equal trainings have in common."""
-    files = (path for path in run.rglob("*") if path.is_file() and path.name not in NOT_REPRODUCIBLE)
+def fingerprint(place: Path) -> dict[str, str]:
+    """SHA-256 of every file that equal results have in common; of the others, that they are there."""
+    files = (path for path in sorted(place.rglob("*")) if path.is_file() and not path.match(LEFTOVER))
     return {
-        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)
+        str(path.relative_to(place)): ""
+        if path.name in NOT_REPRODUCIBLE
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
     }
 
 
 def without_older(marks: dict[str, str]) -> dict[str, str]:
     """Without the checkpoints before the last one."""
-    last = max(name.split("/")[1] for name in marks if name.startswith("checkpoints/step-"))
-    return {
-        name: mark for name, mark in marks.items() if last in name or not name.startswith("checkpoints/step-")
-    }
+    commits = {name: name.split("/")[2] for name in marks if name.startswith("run/checkpoints/step-")}
+    last = max(commits.values(), default="")
+    return {name: mark for name, mark in marks.items() if commits.get(name, last) == last}
 
 
 def difference(marks: dict[str, str], expected: dict[str, str]) -> str:
@@ -372,20 +292,3 @@ def random_blows(reference: Reference, rng: random.Random, count: int) -> list[B
         else:
             blows.append(Blow(at=rng.randint(1, int(share * len(reference.steps)))))
     return blows
-
-
-def kill_interpreter(config: Path, run: Path, delay: float) -> int:
-    """Train with ``python -m dialog`` itself, and SIGKILL it some seconds after its first commit."""
-    command = [sys.executable, "-m", "dialog", "train", str(config), "--run", str(run)]
-    process = subprocess.Popen(
-        command,
-        cwd=HERE.parent,
-        env=os.environ | ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while process.poll() is None and not list(run.glob("checkpoints/step-*[0-9]")):
-        time.sleep(0.002)
-    time.sleep(delay)
-    process.kill()
-    return process.wait()

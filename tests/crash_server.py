@@ -1,16 +1,16 @@
 """A fork server for killing commands: it imports everything once and forks a child for every command.
 
-Started by ``crash_driver.ForkServer``. A request is a line of JSON on stdin, its answer one on stdout:
+Started by ``crash_process.ForkServer``. A request is a line of JSON on stdin, its answer one on stdout:
 
-    {"arguments": […], "watch": FOLDER, "output": FILE, "limit": s,
-     "signals": [9], "at": n, "place": "", "after": s}
-    {"code": exit status or −signal, "seconds": …, "steps": ["mkdir checkpoints", …], "hung": false}
+    {"command": ["lm", "train", …], "place": FOLDER, "settings": {"module.NAME": value}, "output": FILE,
+     "limit": s, "signals": [9], "at": n, "at_place": "", "after": s}
+    {"code": exit status or −signal, "seconds": …, "steps": ["mkdir run", …], "hung": false}
 
-The child runs ``dialog`` with the arguments. Every change that it makes to the disk under ``watch`` is a
-step; before the ``at``-th one, or the ``at``-th of those that :func:`place_of` calls ``place``, it sends
-itself ``signals``. A write is two steps, the second with half of its bytes written. ``after`` (seconds) sends
-the first signal from outside instead. A child that takes longer than ``limit`` is killed, and reported as
-hung.
+The child runs the command in the folder ``place``, with those attributes of modules that ``settings`` names.
+Every change that it makes to the disk under the folder is a step; before the ``at``-th one, or the ``at``-th
+of those that :func:`place_of` calls ``at_place``, it sends itself ``signals``. A write is two steps, the
+second with half of its bytes written. ``after`` (seconds) sends the first signal from outside instead. A
+child that takes longer than ``limit`` is killed, and reported as hung.
 """
 
 import importlib
@@ -39,8 +39,8 @@ class Steps:
     """Counts the changes under a folder and strikes at one of them; the trace is one line for each."""
 
     def __init__(self, request: dict[str, Any], trace: int) -> None:
-        self.watch, self.trace = request["watch"], trace
-        self.at, self.place = request.get("at", 0), request.get("place", "")
+        self.folder, self.trace = os.path.join(request["place"], ""), trace
+        self.at, self.place = request.get("at", 0), request.get("at_place", "")
         self.signals: list[int] = request.get("signals", [])
         self.count = 0
         self.files: dict[int, str] = {}  # open descriptors under the folder
@@ -52,7 +52,7 @@ class Steps:
         if isinstance(path, int):
             return self.files.get(path, "")
         full = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
-        return os.path.relpath(full, self.watch) if full.startswith(self.watch) else ""
+        return full.removeprefix(self.folder) if full.startswith(self.folder) else ""
 
     def step(self, kind: str, path: str) -> None:
         """One step has been reached: note it, then strike if it is the one."""
@@ -134,10 +134,14 @@ def run_child(request: dict[str, Any], trace: int) -> None:
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
         sys.stdin, sys.stdout, sys.stderr = io.StringIO(), os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.chdir(request["place"])
+        for name, value in request["settings"].items():
+            module, _, attribute = name.rpartition(".")
+            setattr(sys.modules[module], attribute, value)
         Steps(request, trace).install()
-        sys.argv = ["dialog", *request["arguments"]]
+        sys.argv = request["command"]
         try:
-            sys.modules["dialog.cli"].main()
+            sys.modules[f"{sys.argv[0]}.cli"].main()
             code = 0
         except SystemExit as ending:
             code = ending.code or 0
@@ -172,13 +176,22 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return {"code": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": steps, "hung": not blows}
 
 
+def load(name: str) -> None:
+    """Import a module of ours, unless it is for a library that is not installed."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("lm", "dialog"):
+            raise
+
+
 def load_everything() -> None:
     """Import what any command may need, and do no arithmetic: a forked child must find no other thread."""
     for package in ("lm", "dialog"):
         module = importlib.import_module(package)
-        for found in pkgutil.iter_modules(module.__path__, f"{package}."):
+        for found in pkgutil.walk_packages(module.__path__, f"{package}."):
             if not found.name.endswith("__main__"):
-                importlib.import_module(found.name)
+                load(found.name)
     for name in ("torch._dynamo", "safetensors.torch", "rich.table"):
         importlib.import_module(name)
     threads = (

@@ -107,7 +107,9 @@ def test_files_and_functions_stay_small(name: str) -> None:
         arguments = function.args
         count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
         is_command = name.endswith(".cli")  # typer reads the options of a command from its signature
-        assert is_command or count <= MAX_PARAMETERS, f"{name}.{function.name} has {count} parameters"
+        is_kernel = any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+        free = is_command or is_kernel  # a kernel takes pointers and strides one by one
+        assert free or count <= MAX_PARAMETERS, f"{name}.{function.name} has {count} parameters"
         assert arguments.kwarg is None, (
             f"{name}.{function.name} takes **{arguments.kwarg and arguments.kwarg.arg}"
         )

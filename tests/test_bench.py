@@ -70,5 +70,5 @@ def test_every_subject_has_cases_with_names_of_their_own(bench: ModuleType) -> N
 
     for subject in bench.SUBJECTS.values():
         names = [case.name for case in subject.cases(Ceiling(1e11, 2e11))]
-        assert names
+        assert names or (subject is bench.cuda and not torch.cuda.is_available())
         assert len(set(names)) == len(names)

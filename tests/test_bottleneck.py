@@ -23,9 +23,9 @@ from lm.analysis.bottleneck import (
 )
 from lm.analysis.bottleneck_figure import bottleneck_tables, component_series, draw, series
 from lm.analysis.known_language import Language, measured_rank
-from lm.console import one_line
 from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.heads import HEADS, Head
+from lm.lines import visible
 from lm.schema import HeadConfig
 
 TINY = BottleneckOptions(
@@ -234,7 +234,7 @@ def test_bad_options_are_refused_in_one_line(change: dict[str, Any], message: st
     with pytest.raises(ConfigError) as caught:
         replace(TINY, **change)
     assert message in str(caught.value)
-    assert "\n" not in one_line(str(caught.value))
+    assert "\n" not in visible(str(caught.value))
 
 
 def test_a_training_that_diverges_says_so() -> None:

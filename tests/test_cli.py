@@ -24,8 +24,9 @@ from lm.cli import app as lm_app
 from lm.cli import main as lm_main
 from lm.commands import config_completion
 from lm.config import load_config
-from lm.console import new_app, one_line, run_app, show, table, write_result
+from lm.console import new_app, run_app, show, table, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
+from lm.lines import visible
 from lm.presets import preset_paths
 from lm.stop import RESUME, interruptible
 
@@ -239,7 +240,7 @@ def test_our_own_bugs_show_a_traceback_only_in_debug(
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters()))
 def test_a_message_is_one_printable_line(text: str) -> None:
-    shown = one_line(text)
+    shown = visible(text)
     assert shown.isprintable()
     assert not text.isprintable() or shown == text
 

@@ -336,13 +336,16 @@ def test_evaluations_do_not_replace_each_other(run: Path) -> None:
     assert evaluate(run)["name"] == "test"
 
 
-def refuse(run: Path, kind: type[Exception], message: str, **options: Any) -> None:
-    before = sorted(path for path in run.parent.rglob("*"))
+def refusal(run: Path, kind: type[Exception], **options: Any) -> str:
+    """The line that evaluating a run like this ends with."""
     with pytest.raises(kind) as caught:
         evaluate(run, **options)
-    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert sorted(path for path in run.parent.rglob("*")) == before, "something was left behind"
+    return str(caught.value)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
 def test_bad_input_leaves_nothing_behind(run: Path) -> None:
@@ -350,15 +353,18 @@ def test_bad_input_leaves_nothing_behind(run: Path) -> None:
     write_dialogs(
         Path("greek.jsonl"), [Dialog("x", "", (Utterance("A", "χαίρετε κόσμε"), Utterance("B", "γεια")))]
     )
-    refuse(run, DataError, "15 of 15 contexts have no item", references=Path("refs.json"))
-    refuse(run, DataError, "100% of its tokens are not in the vocabulary", data="greek.jsonl")
-    refuse(run, DataError, "nowhere.jsonl", data="nowhere.jsonl")
-    refuse(run, ConfigError, "--limit 0", limit=0)
-    refuse(run, ConfigError, "decode.baem", overrides=["decode.baem=3"])
-    refuse(run, ConfigError, "only decode.*", overrides=["model.dropout=0.5"])
-    refuse(run, StorageError, "its folder does not exist", output=Path("no/where.jsonl"))
-    refuse(run, StorageError, "step-7", checkpoint="step-7")
-    refuse(run.parent, StorageError, "not a run folder")
+    before = contents(run.parent)
+    references = refusal(run, DataError, references=Path("refs.json"))
+    assert "15 of 15 contexts have no item" in references
+    assert "100% of its tokens are not in the vocabulary" in refusal(run, DataError, data="greek.jsonl")
+    assert "nowhere.jsonl" in refusal(run, DataError, data="nowhere.jsonl")
+    assert "--limit 0" in refusal(run, ConfigError, limit=0)
+    assert "decode.baem" in refusal(run, ConfigError, overrides=["decode.baem=3"])
+    assert "only decode.*" in refusal(run, ConfigError, overrides=["model.dropout=0.5"])
+    assert "its folder does not exist" in refusal(run, StorageError, output=Path("no/where.jsonl"))
+    assert "step-7" in refusal(run, StorageError, checkpoint="step-7")
+    assert "not a run folder" in refusal(run.parent, StorageError)
+    assert contents(run.parent) == before
 
 
 def test_an_interrupted_evaluation_writes_nothing(run: Path) -> None:
@@ -377,9 +383,11 @@ def test_an_interrupted_evaluation_writes_nothing(run: Path) -> None:
     total = calls
     assert total > 10, "polled while scoring, decoding and counting"
     shutil.rmtree(run / "evaluation")
+    before = contents(run.parent)
     for limit in (0, 1, total // 2, total - 1):
         calls = 0
-        refuse(run, Interrupted, "stop", poll=stop_at(limit), output=Path("hyps.jsonl"))
+        assert refusal(run, Interrupted, poll=stop_at(limit), output=Path("hyps.jsonl")) == "stop"
+        assert contents(run.parent) == before
 
 
 @pytest.mark.parametrize(

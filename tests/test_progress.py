@@ -98,16 +98,27 @@ def test_plain_lines_are_rate_limited_but_never_withheld() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-class ClosedPipe(io.StringIO):
+class Broken(io.StringIO):
+    """Takes two lines; refuses the others, and counts them."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error, self.refused = error, 0
+
     def write(self, text: str) -> int:
-        raise BrokenPipeError
+        if self.getvalue().count("\n") == 2:
+            self.refused += 1
+            raise self.error
+        return super().write(text)
 
 
-def test_a_closed_stream_ends_the_lines_and_not_the_training() -> None:
-    drive(PlainReporter(ClosedPipe(), seconds=0.0))
-    closed = io.StringIO()
-    closed.close()
-    drive(PlainReporter(closed, seconds=0.0))
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+def test_a_closed_stream_ends_the_lines_and_not_the_training(error: type[Exception]) -> None:
+    """A pipe that nobody reads any more, or a stream that was closed: 20 more lines are not even tried."""
+    stream = Broken(error)
+    drive(PlainReporter(stream, seconds=0.0))
+    assert stream.refused == 1
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 @pytest.mark.parametrize("goal", [Goal(20, 0.0), Goal(0, 60.0), Goal(0, 0.0)])

@@ -33,7 +33,7 @@ from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.records import keep, plain
 from lm.stop import no_poll
-from lm.storage import JSON, make_folder, read_json, remove_tree, shown, storage_errors, write_json
+from lm.storage import JSON, make_folder, move, read_json, remove_tree, shown, storage_errors, write_json
 
 Result = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -126,6 +126,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
                 raise StorageError(
                     f"{shown(folder)}: another `lm dynamic` is writing it; wait for it to end"
                 ) from error
+            leftovers = sorted(folder.glob("*.tmp"))  # of a process that was killed
+        for path in leftovers:
+            remove_tree(path)
         yield
     finally:
         os.close(lock)
@@ -152,6 +155,7 @@ def run_statistics(
         "paper": paper,
     }
     store = CheckpointStore(run / FOLDER / "statistics")
+    store.clean()
     statistics = _kept(store, key, trained)
     saved = time.monotonic()
 
@@ -188,7 +192,10 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm) -
         order = [name for name, _ in trained.model.named_parameters()]
         state = state_from(commit.tensors("state"), trained.device)
         return Statistics({name: squares[name] for name in order}, state, commit.step)
-    remove_tree(store.folder)
+    discarded = store.folder.with_name(f"{store.folder.name}.tmp")  # half deleted, it would count as damaged
+    if store.folder.exists():
+        move(store.folder, discarded)
+    remove_tree(discarded)
     return Statistics.empty(trained.model, STREAMS)
 
 

@@ -59,10 +59,13 @@ def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitRe
     with Run.open(folder, resolved, resumable_keys=RESUMABLE) as run:
         codec.save(folder)
         if changed := changed_inputs(folder, hashes):
-            source = config.data.valid if changed == ["valid_sha256"] else config.data.train
+            others = {
+                "valid_sha256": f"{config.data.valid}: the text",
+                START_HASH: f"{config.train.start_from}: the best checkpoint",
+            }
+            what = others.get(changed[0], f"{config.data.train}: the text")
             raise DataError(
-                f"{source}: the text changed since this run began; "
-                "restore it, or train into another folder with --run"
+                f"{what} changed since this run began; restore it, or train into another folder with --run"
             )
         return fit(task, config.train, config.optim, run, report)
 

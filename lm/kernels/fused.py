@@ -1,0 +1,246 @@
+"""The mixture loss and its gradients on CUDA, by Triton kernels that keep no logit in memory.
+
+A tile of logits, some rows by some words, lives on the chip only. The first kernel reduces the tiles of
+every row r to L_r = log Σ_v g(z_rv), and picks the logit of the row's target y. What is left of the loss has
+N·K numbers and goes in tensor operations: posteriors times the weights of tokens, f_r. The second kernel
+computes the tiles again, as shares s_rv = f_r · p_r(v) · slope and 0 at v = y, and is launched twice:
+
+    Σ_v s_rv W_v    a block of rows to each program, which goes through the words
+    Σ_r s_rv c_r    a block of words to each program, which goes through the rows
+
+Five products of the size of the logits, where the eager path, which keeps a chunk of them, has three. At
+v = y the gradient is f_r · slope · (p_r(y) − 1): one number a row, which needs no tile and so is exact in
+float32. As a share rounded to bfloat16, little would be left of it where p_r(y) is near 1.
+
+All sums are float32 and in a fixed order, for no two programs write to one place: results repeat to the bit.
+The scheme is that of FlashAttention (Dao et al. 2022) and Cut Your Losses (Wijmans et al. 2025).
+
+N tokens · K components · E context size · V words · R = N·K rows.
+"""
+
+import os
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lm.kernels import fused_tiles, native
+from lm.links import EXP, SIGSOFTMAX
+from lm.mixture_loss import LossOptions, Output
+
+# typed as Triton has them, a launch would have to pass numbers of its own kind
+_totals: Any = fused_tiles.totals
+_shares: Any = fused_tiles.shares
+REGISTERS = 13 * 2**12  # numbers in accumulators and tiles that a program of 8 warps holds without spilling
+PROGRAMS = 3  # a multiprocessor at most, where a launch is split to keep all of them busy
+START_AND_END = 4  # of a program, in streamed blocks
+OVERHEAD = 2**11  # bytes of shared memory for what is not a block
+
+
+class Gradients(NamedTuple):
+    """The losses of tokens, and the gradients of Σ_n w_n · nll_n."""
+
+    token_nll: Tensor  # (N,)
+    of_contexts: Tensor  # (N, K, E)
+    of_prior: Tensor  # (N, K), at log π
+    of_weight: Tensor  # (V, E)
+    of_bias: Tensor  # (V,)
+    of_shift: Tensor  # ()
+
+
+class Tiles(NamedTuple):
+    """What a program owns, what it takes at a time of what streams past; its warps, and blocks in flight."""
+
+    owned: int
+    streamed: int
+    warps: int
+    stages: int
+
+
+TENSOR_CORES = (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2))
+NO_TENSOR_CORES = Tiles(32, 32, 8, 1)  # more would spill
+INTERPRETED = Tiles(16, 16, 1, 1)
+
+
+def suits(contexts: Tensor, options: LossOptions) -> bool:
+    """Whether the kernels can and should serve a loss at ``contexts`` (N, K, E) on CUDA.
+
+    They should not where products must be exact float32: tensor cores cannot help there, and the three
+    products of the eager path cost less than five. Nor where E is too large for tiles to stay on the chip.
+    """
+    if contexts.dtype != torch.float32 or options.link not in (EXP, SIGSOFTMAX):
+        return False
+    if os.environ.get(native.SWITCH) == "0" or torch.version.cuda is None:
+        return False
+    if not options.bf16_products and _precision() == "ieee":
+        return False
+    needed = (8, 0) if options.bf16_products else (9, 0)  # before, tiles of tf32 spill
+    if torch.cuda.get_device_capability(contexts.device) < needed:
+        return False
+    return _tiles_on(contexts, options) is not None
+
+
+@torch.no_grad()
+def fused_loss(
+    contexts: Tensor,
+    log_prior: Tensor,
+    output: Output,
+    targets: Tensor,
+    token_weights: Tensor,
+    options: LossOptions,
+) -> Gradients:
+    """Losses and gradients at contexts (N, K, E), float32, with log π (N, K), targets (N,), weights (N,).
+
+    Raises:
+        ValueError: if E is too large for the device.
+    """
+    kernels = _Kernels(contexts, output, targets, options)
+    at_words, picked = kernels.picked()
+    joint = log_prior + picked  # log π_k p_k(y), (N, K)
+    nll = -joint.logsumexp(1)  # (N,)
+    posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (N, K)
+    of_contexts = kernels.towards_contexts(posterior)
+    of_weight, of_bias = kernels.towards_weight(posterior)
+
+    at_target = torch.expm1(picked) * posterior * options.link.slope(at_words, output.shift)
+    of_contexts.addcmul_(output.weight[targets][:, None], at_target[..., None])
+    towards = torch.einsum("nk,nke->ne", at_target, contexts)
+    # unlike index_add_, this adds in a fixed order on CUDA
+    of_weight.index_put_((targets,), towards, accumulate=True)
+    of_bias.index_put_((targets,), at_target.sum(1), accumulate=True)
+    # the shift as in the eager path: Σ_v d loss / d log g = 0 in every row
+    return Gradients(nll, of_contexts, -posterior, of_weight, of_bias, of_bias.sum())
+
+
+@torch.no_grad()
+def fused_nll(
+    contexts: Tensor, log_prior: Tensor, output: Output, targets: Tensor, options: LossOptions
+) -> Tensor:
+    """−log P(y_n) of every token, (N,): the first kernel alone. For the rest see :func:`fused_loss`."""
+    _, picked = _Kernels(contexts, output, targets, options).picked()
+    return -(log_prior + picked).logsumexp(1)
+
+
+def _precision() -> str:
+    """How Triton multiplies float32: as torch is told to."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def _widths(size: int) -> tuple[int, int]:
+    """Powers of two from 16 on, or 0 for the second, that hold ``size`` together: 280 → 256 and 32."""
+    wide = max(16, 1 << size.bit_length() - 1)
+    rest = size - wide
+    return wide, 0 if rest <= 0 else max(16, 1 << (rest - 1).bit_length())
+
+
+def tiles_for(size: int, dtype: torch.dtype, precision: str, shared: int) -> Tiles | None:
+    """The largest tiles that registers and ``shared`` bytes hold for contexts of ``size``, if any."""
+    width = sum(_widths(size))
+    if dtype == torch.float32 and precision == "ieee":
+        return NO_TENSOR_CORES if width <= 320 else None
+    for tiles in TENSOR_CORES:
+        staged = (tiles.owned + tiles.stages * tiles.streamed) * width * dtype.itemsize
+        held = tiles.owned * (width + 2 * tiles.streamed)
+        if staged + OVERHEAD <= shared and held <= REGISTERS:
+            return tiles
+    return None
+
+
+def _tiles_on(contexts: Tensor, options: LossOptions) -> Tiles | None:
+    if contexts.device.type == "cpu":
+        return INTERPRETED
+    dtype = torch.bfloat16 if options.bf16_products else torch.float32
+    properties = torch.cuda.get_device_properties(contexts.device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 2**10)
+    return tiles_for(contexts.shape[-1], dtype, _precision(), shared)
+
+
+class _Kernels:
+    """The operands of a loss as the kernels read them, and the launches."""
+
+    def __init__(self, contexts: Tensor, output: Output, targets: Tensor, options: LossOptions) -> None:
+        tiles = _tiles_on(contexts, options)
+        if tiles is None:
+            raise ValueError(f"no tile for contexts of size {contexts.shape[-1]} fits on {contexts.device}")
+        self.tiles, self.link, self.shift, self.shape = tiles, options.link, output.shift, contexts.shape
+        dtype = torch.bfloat16 if options.bf16_products else torch.float32
+        self.contexts, self.weight = _operand(contexts.flatten(0, 1), dtype), _operand(output.weight, dtype)
+        nothing = output.weight.new_zeros(len(output.weight))
+        self.addends = tuple(nothing if p is None else p.contiguous() for p in (output.bias, output.shift))
+        self.targets = targets.to(torch.int32).repeat_interleave(contexts.shape[1])  # (R,)
+        self.log_totals = nothing.new_empty(0)  # (R,), once picked() has been called
+        wide, rest = _widths(contexts.shape[-1])
+        self.constants = {
+            "SIGMOID": options.link is SIGSOFTMAX,
+            "SIZE": self.weight.shape[1],
+            "WIDE": wide,
+            "REST": rest,
+            "OWNED": tiles.owned,
+            "STREAMED": tiles.streamed,
+            "PRECISION": _precision(),
+            "num_warps": tiles.warps,
+            "num_stages": tiles.stages,
+            "enable_fp_fusion": True,
+        }
+
+    def picked(self) -> tuple[Tensor, Tensor]:
+        """The logits of the targets, and log p_k(y), (N, K) each."""
+        rows, words = len(self.contexts), len(self.weight)
+        grid, per_part = self._grid(rows, words)
+        log_totals, at_words = (self.log_totals.new_empty(grid[1], rows) for _ in range(2))
+        with torch.cuda.device_of(self.contexts):
+            _totals[grid](
+                self.contexts, self.weight, *self.addends, self.targets, log_totals, at_words,
+                rows, words, per_part, **self.constants,
+            )  # fmt: skip
+        self.log_totals, at_word = log_totals.logsumexp(0), at_words.sum(0)
+        picked = self.link.log(at_word, self.shift) - self.log_totals
+        return at_word.view(self.shape[:2]), picked.view(self.shape[:2])
+
+    def towards_contexts(self, factors: Tensor) -> Tensor:
+        """Σ_v s_rv W_v, (N, K, E), for f (N, K)."""
+        products, _ = self._products(self.contexts, self.weight, factors)
+        return products.view(self.shape)
+
+    def towards_weight(self, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_r s_rv c_r, (V, E), and Σ_r s_rv, (V,), for f (N, K)."""
+        return self._products(self.weight, self.contexts, factors)
+
+    def _products(self, owned: Tensor, streamed: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        grid, per_part = self._grid(len(owned), len(streamed))
+        products = self.log_totals.new_empty(grid[1], *owned.shape)
+        sums = self.log_totals.new_empty(grid[1], len(owned))
+        with torch.cuda.device_of(owned):
+            _shares[grid](
+                owned, streamed, *self.addends, self.targets, self.log_totals, factors.contiguous(),
+                products, sums, len(self.contexts), len(self.weight), per_part,
+                OF_WORDS=owned is self.weight, **self.constants,
+            )  # fmt: skip
+        total = products[0] if grid[1] == 1 else products.sum(0)
+        return total[:, : self.shape[-1]].contiguous(), sums.sum(0)
+
+    def _grid(self, owned: int, streamed: int) -> tuple[tuple[int, int], int]:
+        """Blocks owned × parts of what is streamed, and the length of a part.
+
+        Parts keep every multiprocessor busy where there are few blocks; their sums are added afterwards.
+        """
+        processors = 4
+        if self.contexts.device.type == "cuda":
+            processors = torch.cuda.get_device_properties(self.contexts.device).multi_processor_count
+        blocks, pieces = ceil(owned / self.tiles.owned), max(1, ceil(streamed / self.tiles.streamed))
+        most = max(1, min(pieces, PROGRAMS * processors // max(1, blocks)))
+
+        def time(parts: int) -> int:
+            return ceil(blocks * parts / processors) * (ceil(pieces / parts) + START_AND_END)
+
+        each = ceil(pieces / min(range(1, most + 1), key=time))
+        return (blocks, ceil(pieces / each)), each * self.tiles.streamed
+
+
+def _operand(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """``matrix`` in the precision of the products, its rows a multiple of 16 bytes apart for fast loads."""
+    lacking = -matrix.shape[1] % 8
+    operand = matrix.to(dtype)
+    return F.pad(operand, (0, lacking)) if lacking else operand.contiguous()

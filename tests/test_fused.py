@@ -1,0 +1,371 @@
+"""The Triton kernels against the formula in float64 and against the eager path.
+
+Without CUDA they run under Triton's interpreter, in a process of its own, since that is chosen when Triton is
+imported. With CUDA, ``-m gpu`` runs the same tests compiled, on shapes of several tiles.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from test_heads import example, make_head
+from torch import Tensor
+
+from lm.links import EXP, RELU, SIGSOFTMAX, Link
+from lm.mixture_loss import LossOptions, Output, mixture_loss
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NAMES = ("of_contexts", "of_prior", "of_weight", "of_bias", "of_shift")
+outside = pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+on_devices = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="for the interpreter's process")
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+
+
+@outside
+@pytest.mark.timeout(400)
+def test_under_the_interpreter() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    if "passed" not in ended.stdout:
+        pytest.skip(f"the interpreter of this Triton does not work here: {ended.stdout.splitlines()[-1]}")
+
+
+@pytest.fixture(scope="module")
+def fused() -> Any:
+    """The module under test, imported where the tests that need it run."""
+    from lm.kernels import fused
+
+    if INTERPRETED:
+        _repair_interpreter()
+    return fused
+
+
+def _repair_interpreter() -> None:
+    """Makes it multiply bfloat16, which it holds as bits; skips where it cannot loop under a recent NumPy."""
+    import numpy as np
+    import triton
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    multiply = InterpreterBuilder.create_dot
+
+    def wide(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
+        return multiply(self, wide(left), wide(right), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+    @triton.jit
+    def count(out: Any, end: Any) -> None:
+        for number in range(0, end, 1):
+            tl.store(out + number, number)
+
+    try:
+        count[(1,)](torch.empty(2), 2)
+    except triton.runtime.errors.InterpreterError as error:
+        pytest.skip(f"this Triton cannot loop under this NumPy: {error}")
+
+
+class Case(NamedTuple):
+    """What a loss takes; the gradient of the loss at its first five."""
+
+    contexts: Tensor
+    log_prior: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    shift: Tensor | None
+    targets: Tensor
+    token_weights: Tensor
+
+    def to(self, where: Any) -> "Case":
+        """On a device, or, except for the targets, in a precision."""
+        moved = [None if part is None else part.to(where) for part in self]
+        return Case(*moved)._replace(targets=self.targets) if where == torch.float64 else Case(*moved)
+
+
+def case(link: Link, sizes: tuple[int, int, int, int], bias: bool = True, shift: float | None = None) -> Case:
+    """Random float32 inputs of N tokens, K components, V words and contexts of E."""
+    tokens, components, words, size = sizes
+    return Case(
+        torch.randn(tokens, components, size),
+        torch.randn(tokens, components).log_softmax(1),
+        torch.randn(words, size) * size**-0.5,
+        torch.randn(words) if bias else None,
+        None if shift is None else torch.tensor(shift),
+        torch.randint(0, words, (tokens,)),
+        torch.rand(tokens) - 0.2,
+    )
+
+
+def run(fused: Any, link: Link, given: Case, bf16: bool = False) -> Any:
+    contexts, log_prior, weight, bias, shift, targets, weights = given
+    options = LossOptions(link, bf16_products=bf16)
+    return fused.fused_loss(contexts, log_prior, Output(weight, bias, shift), targets, weights, options)
+
+
+def exact(link: Link, given: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """Losses (N,) and gradients of the formula, everything kept, in float64 on the CPU."""
+    wide = given.to("cpu").to(torch.float64)
+    leaves = [None if part is None else part.requires_grad_() for part in wide[:5]]
+    contexts, log_prior, weight, bias, shift = leaves
+    logits = contexts @ weight.t() if bias is None else contexts @ weight.t() + bias
+    log_p = link.log_normalised(logits, shift)  # (N, K, V)
+    index = wide.targets[:, None, None].expand(-1, contexts.shape[1], 1)
+    nll = -(log_prior + log_p.gather(2, index)[..., 0]).logsumexp(1)
+    wanted = [(name, leaf) for name, leaf in zip(NAMES, leaves, strict=True) if leaf is not None]
+    gradients = torch.autograd.grad((wide.token_weights * nll).sum(), [leaf for _, leaf in wanted])
+    return nll.detach(), {name: grad for (name, _), grad in zip(wanted, gradients, strict=True)}
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    return ((got.cpu().double() - wanted).norm() / wanted.norm()).item()
+
+
+PLAIN, SHIFTED, BARE = (EXP, True, None), (SIGSOFTMAX, True, 0.7), (SIGSOFTMAX, False, None)
+SHAPES = [  # N, K, V, E: less than a tile, odd sizes, a column over a power of two, several tiles
+    (*PLAIN, (1, 3, 5, 3)),
+    (*SHIFTED, (7, 1, 37, 5)),
+    (*PLAIN, (7, 3, 50, 33)),
+    (*BARE, (6, 3, 50, 33)),
+    (*SHIFTED, (17, 2, 70, 48)),
+    pytest.param(*PLAIN, (301, 3, 1003, 280), marks=pytest.mark.gpu),
+    pytest.param(*SHIFTED, (301, 3, 1003, 280), marks=pytest.mark.gpu),
+    pytest.param(*PLAIN, (840, 1, 10_000, 300), marks=pytest.mark.gpu),
+    pytest.param(*BARE, (130, 15, 517, 64), marks=pytest.mark.gpu),
+]
+
+
+@on_devices
+@pytest.mark.parametrize(("link", "bias", "shift", "sizes"), SHAPES)
+def test_losses_and_gradients_are_the_formula(
+    fused: Any, device: str, link: Link, bias: bool, shift: float | None, sizes: tuple[int, int, int, int]
+) -> None:
+    given = case(link, sizes, bias, shift).to(device)
+    got = run(fused, link, given)
+    nll, gradients = exact(link, given)
+    assert error(got.token_nll, nll) < 2e-6
+    for name, wanted in gradients.items():
+        assert error(getattr(got, name), wanted) < 1e-5, name
+    output, options = Output(given.weight, given.bias, given.shift), LossOptions(link)
+    alone = fused.fused_nll(given.contexts, given.log_prior, output, given.targets, options)
+    assert torch.equal(alone, got.token_nll)
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "moc", "mos", "moss"])
+def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, device: str, kind: str) -> None:
+    head = make_head(kind).float().to(device)
+    hidden, targets, weights = (part.to(device) for part in example())
+    contexts, log_prior = head._flat(hidden.detach().float(), None)
+    log_prior = contexts.new_zeros(contexts.shape[:2]) if log_prior is None else log_prior
+    contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
+    output, options = head._output(), LossOptions(head.parts.link)
+    loss = mixture_loss(contexts, log_prior, output, targets, weights.float(), options)
+    leaves = {"of_contexts": contexts, "of_prior": log_prior, "of_weight": head.weight, "of_bias": head.bias}
+    if head.shift is not None:
+        leaves["of_shift"] = head.shift
+    wanted = torch.autograd.grad(loss, list(leaves.values()))
+    got = fused.fused_loss(contexts, log_prior, output, targets, weights.float(), options)
+    torch.testing.assert_close((weights.float() * got.token_nll).sum(), loss.detach())
+    for name, gradient in zip(leaves, wanted, strict=True):
+        torch.testing.assert_close(getattr(got, name), gradient, rtol=1e-5, atol=2e-6)
+
+
+@on_devices
+@pytest.mark.parametrize(("link", "shift"), [(EXP, None), (SIGSOFTMAX, 0.5)])
+@pytest.mark.parametrize("magnitude", [300.0, -300.0])
+def test_extreme_logits_are_finite_and_right(
+    fused: Any,
+    device: str,
+    link: Link,
+    shift: float | None,
+    magnitude: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All tiles of a row to one program, whose maximum has to rise and to stay."""
+    monkeypatch.setattr(fused, "PROGRAMS", 0)
+    given = case(link, (6, 2, 40, 8), shift=shift)
+    given = given._replace(weight=given.weight * 40, bias=torch.linspace(0, magnitude, 40)).to(device)
+    got = run(fused, link, given)
+    nll, gradients = exact(link, given)
+    assert nll.max() > 50
+    torch.testing.assert_close(got.token_nll.cpu().double(), nll, rtol=1e-5, atol=1e-4)
+    for name, wanted in gradients.items():
+        torch.testing.assert_close(getattr(got, name).cpu().double(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@on_devices
+@pytest.mark.parametrize(("link", "shift"), [(EXP, None), (SIGSOFTMAX, 0.7)])
+def test_bfloat16_products_round_operands_and_nothing_else(
+    fused: Any, device: str, link: Link, shift: float | None
+) -> None:
+    """Against float64 with operands rounded alike, what remains is the rounding of shares, 2⁻⁹ each."""
+    given = case(link, (9, 3, 40, 33), shift=shift)
+    rounded = (given.contexts.bfloat16().float(), given.weight.bfloat16().float())
+    given = given._replace(contexts=rounded[0], weight=rounded[1]).to(device)
+    got = run(fused, link, given, bf16=True)
+    nll, gradients = exact(link, given)
+    assert error(got.token_nll, nll) < 2e-6
+    for name, wanted in gradients.items():
+        assert error(getattr(got, name), wanted) < 2e-3, name
+        exact_too = name in ("of_prior", "of_bias", "of_shift")
+        assert not exact_too or error(getattr(got, name), wanted) < 5e-6, name
+
+
+@on_devices
+def test_the_gradient_of_a_token_that_is_all_but_certain_survives_bfloat16(fused: Any, device: str) -> None:
+    """p − 1 ≈ −10⁻⁴ at the target, where p itself in bfloat16 is 1."""
+    given = case(EXP, (1, 1, 40, 16))
+    given.bias[given.targets] = 14.0
+    rounded = (given.contexts.bfloat16().float(), given.weight.bfloat16().float())
+    given = given._replace(contexts=rounded[0], weight=rounded[1]).to(device)
+    nll, gradients = exact(EXP, given)
+    assert 1e-5 < nll.item() < 1e-3
+    got = run(fused, EXP, given, bf16=True)
+    for name in ("of_contexts", "of_weight"):
+        assert error(getattr(got, name), gradients[name]) < 1e-2, name
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")  # by the interpreter
+@on_devices
+def test_a_nan_reaches_the_loss_of_its_token_and_no_other(fused: Any, device: str) -> None:
+    given = case(EXP, (20, 1, 40, 16))
+    given.contexts[3, 0, 5] = float("nan")
+    got = run(fused, EXP, given.to(device))
+    assert got.token_nll.isnan().nonzero().flatten().tolist() == [3]
+    assert got.of_contexts.isnan().flatten(1).all(1).nonzero().flatten().tolist() == [3]
+    assert got.of_weight.isnan().any()
+
+
+@on_devices
+def test_no_tokens_are_no_loss(fused: Any, device: str) -> None:
+    got = run(fused, EXP, case(EXP, (0, 3, 20, 16)).to(device))
+    assert got.token_nll.shape == (0,)
+    assert got.of_contexts.shape == (0, 3, 16)
+    assert (got.of_weight == 0).all()
+    assert (got.of_bias == 0).all()
+
+
+@on_devices
+def test_results_repeat_to_the_bit(fused: Any, device: str) -> None:
+    given = case(EXP, (64, 3, 40, 16) if device == "cuda" else (9, 3, 20, 16)).to(device)
+    for one, other in zip(run(fused, EXP, given, bf16=True), run(fused, EXP, given, bf16=True), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [128, 280, 400, 512, 620])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_tensor_cores_at_the_sizes_of_the_papers(
+    fused: Any, size: int, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "_precision", lambda: "tf32")
+    given = case(SIGSOFTMAX, (130, 3, 2003, size), shift=0.7).to("cuda")
+    if not fused.suits(given.contexts, LossOptions(SIGSOFTMAX, bf16_products=bf16)):
+        pytest.skip("too large for this GPU")
+    got = run(fused, SIGSOFTMAX, given, bf16)
+    nll, gradients = exact(SIGSOFTMAX, given)
+    assert error(got.token_nll, nll) < 2e-3
+    for name, wanted in gradients.items():
+        assert error(getattr(got, name), wanted) < 5e-3, name
+
+
+@outside
+def test_only_float32_with_exponential_links_is_served() -> None:
+    from lm.kernels import fused
+
+    assert not fused.suits(torch.zeros(1, 1, 8, dtype=torch.float64), LossOptions(EXP))
+    assert not fused.suits(torch.zeros(1, 1, 8), LossOptions(RELU))
+
+
+def widths_and_tiles(size: int, dtype: torch.dtype, precision: str, shared: int) -> tuple[int, int, Any]:
+    from lm.kernels import fused
+
+    return *fused._widths(size), fused.tiles_for(size, dtype, precision, shared)
+
+
+HOPPER, AMPERE = (90, 232_448), (80, 166_912)  # compute capability; bytes of shared memory a program may have
+
+
+@outside
+def test_columns_are_held_by_two_powers_of_two_and_blocks_by_the_chip() -> None:
+    for size in range(1, 1500):
+        wide, rest, tiles = widths_and_tiles(size, torch.bfloat16, "ieee", HOPPER[1])
+        assert wide.bit_count() == 1
+        assert rest.bit_count() <= 1
+        assert size <= wide + rest <= max(size + 16, 4 / 3 * size)
+        assert rest == 0 or wide < size
+        if tiles is None:
+            assert size > 640
+        else:
+            assert (tiles.owned + 2 * tiles.streamed) * (wide + rest) * 2 <= HOPPER[1]
+
+
+@pytest.mark.slow
+@outside
+@pytest.mark.parametrize(("architecture", "shared"), [HOPPER, AMPERE])
+@pytest.mark.parametrize("kernel", ["totals", "shares of words", "shares of rows"])
+@pytest.mark.parametrize(
+    ("size", "dtype", "precision"),
+    [
+        (280, torch.bfloat16, "ieee"), (620, torch.bfloat16, "ieee"),
+        (280, torch.float32, "tf32"), (280, torch.float32, "ieee"),
+    ],
+)  # fmt: skip
+def test_kernels_compile_for_a_gpu_and_fit_on_it(
+    architecture: int, shared: int, kernel: str, size: int, dtype: torch.dtype, precision: str
+) -> None:
+    """No GPU is needed for that."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lm.kernels import fused_tiles
+
+    wide, rest, tiles = widths_and_tiles(size, dtype, precision, shared)
+    function = getattr(fused_tiles, kernel.split()[0])
+    constants = {
+        "SIGMOID": True, "SIZE": -(-size // 8) * 8, "WIDE": wide, "REST": rest, "OWNED": tiles.owned,
+        "STREAMED": tiles.streamed, "PRECISION": precision, "OF_WORDS": kernel.endswith("words"),
+    }  # fmt: skip
+    operand = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    types = dict.fromkeys(("contexts", "weight", "owned", "streamed"), operand)
+    types |= dict.fromkeys(constants, "constexpr") | dict.fromkeys(("rows", "words", "per_part"), "i32")
+    types |= {"targets": "*i32"}
+    names = function.arg_names
+    source = ASTSource(
+        function,
+        {name: types.get(name, "*fp32") for name in names},
+        {(names.index(name),): value for name, value in constants.items() if name in names},
+        {
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(names)
+            if types.get(name, "*")[0] == "*"
+        },
+    )
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    assert compiled.metadata.shared <= shared
+    assert ("mma" in compiled.asm["ptx"]) == (dtype == torch.bfloat16 or precision == "tf32")
