@@ -1,6 +1,6 @@
 """Kill processes again and again, in every case of both programs, and compare each end with one undisturbed.
 
-    python scripts/crash_test.py                     200 kills at random times and steps, 4 to 5 minutes
+    python scripts/crash_test.py                     200 kills at random times and steps, 3 to 4 minutes
     python scripts/crash_test.py --only lm           the same of language models alone
     python scripts/crash_test.py --every-step mos    one kill at every single step of a training on the disk
     python scripts/crash_test.py --kills 2000 --seed 2 --json crash.json
