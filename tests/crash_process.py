@@ -69,7 +69,7 @@ class ForkServer:
         line = self.process.stdout.readline()
         if not line:
             self.close()
-            raise RuntimeError(f"the fork server ended with exit code {self.process.returncode}")
+            raise ConnectionError(f"the fork server ended with exit code {self.process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
