@@ -48,8 +48,7 @@ class DialogTraining(Training):
 
     def tables(self, corpus: Path) -> Tables:
         """The config sections."""
-        tables = {section: dict(values) for section, values in BASE.items()}
-        tables["data"] |= {split: str(corpus / f"{split}.jsonl") for split in ("train", "valid", "test")}
+        tables = self.opened(BASE, corpus, ".jsonl")
         tables["data"]["tokenizer"] = self.tokenizer
         tables["head"] = {"kind": self.head, **HEADS[self.head]}
         tables["optim"] = {"name": self.optimizer, **OPTIMIZERS[self.optimizer]}

@@ -77,6 +77,14 @@ class Case(ABC):
 class Training(Case):
     """A command that trains into ``run``."""
 
+    @staticmethod
+    def opened(base: Tables, folder: Path, suffix: str = "") -> Tables:
+        """A copy of the sections of ``base``, with the splits in ``folder`` as data."""
+        tables = {section: dict(values) for section, values in base.items()}
+        splits = {split: str(folder / f"{split}{suffix}") for split in ("train", "valid", "test")}
+        tables["data"] = tables.get("data", {}) | splits
+        return tables
+
     def saved(self, lab: "Lab", place: Path) -> dict[str, str]:
         return lab.check(self.program, place / "run")
 

@@ -105,9 +105,8 @@ class LmTraining(Training):
 
     def tables(self, lab: Lab) -> Tables:
         """The config sections."""
-        tables = {section: dict(values) for section, values in BASE.items()}
         corpus = lab.shared("lm-corpus", lambda place: lab.finish(Preparation(), place)) / "out"
-        tables["data"] = {split: str(corpus / split) for split in ("train", "valid", "test")}
+        tables = self.opened(BASE, corpus)
         tables["data"]["valid_streams"] = 3
         if not self.prepared:
             text = lab.shared("lm-text.txt", write_text)
