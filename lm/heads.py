@@ -98,7 +98,9 @@ class Head(nn.Module):
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
-        self._options = LossOptions(self.parts.link, bf16_products=config.products == "bfloat16")
+        self._options = LossOptions(
+            self.parts.link, bf16_products=config.products == "bfloat16", skip_below=config.skip_below
+        )
 
     def contexts(self, hidden: Tensor, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The vectors that meet the output matrix, and how they are mixed.

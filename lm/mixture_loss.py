@@ -31,15 +31,23 @@ from lm.links import Link
 # bfloat16 reach theirs with half as many.
 SCRATCH = 2**23
 MIN_ROWS, MAX_ROWS = 128, 4096
+GATHERED = 32  # rows that move at once
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The static part of a mixture loss: link function, product precision, rows a chunk (0: by size)."""
+    """The static part of a mixture loss: link function, product precision, rows a chunk (0: by size).
+
+    ``skip_below`` > 0 leaves out of the gradient products what has little part in them: components whose
+    posterior r_k at a token is below it. The loss stays exact, and so do the gradients of priors, bias and
+    shift. The gradient at a token's logits, of the contexts and the output matrix, loses terms whose absolute
+    values sum to less than 2 · K · skip_below (4 with sigsoftmax, whose slope reaches 2).
+    """
 
     link: Link
     bf16_products: bool = False
     rows: int = 0
+    skip_below: float = 0.0
 
     def tokens_per_chunk(self, components: int, vocab: int) -> int:
         """How many tokens go through at once."""
@@ -184,6 +192,7 @@ class _Gradients(_Products):
 
     def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
         super().__init__(contexts, output, options)
+        self.skip_below = options.skip_below
         weight = output.weight
         self.of_contexts = torch.empty_like(contexts)  # (N, K, E)
         self.of_prior = torch.empty_like(contexts[..., 0])  # (N, K)
@@ -208,15 +217,10 @@ class _Gradients(_Products):
         posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
         self.of_prior[part] = -posterior
 
-        rows, words = contexts.reshape(-1, size), targets.repeat_interleave(components)
         at_target = posterior.reshape(-1, 1)  # (R, 1)
         factor = at_target / total
         at_target = at_target * self.link.slope(at_word, shift)
-        towards = torch.mm(shares, self.operand).to(rows.dtype).mul_(factor)  # (R, E)
-        towards.addcmul_(self.output.weight[words], at_target, value=-1)
-        self.of_contexts[part] = towards.view(n, components, size)
-        self.add_outer(shares, rows * factor)
-        self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
+        words = targets.repeat_interleave(components)
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
@@ -224,12 +228,39 @@ class _Gradients(_Products):
         # gradient is the plain sum
         self.of_shift += at_logits.sum()
 
+        rows, towards = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
+        if self.skip_below:
+            kept = (posterior > self.skip_below * token_weights[:, None]).flatten().nonzero()[:, 0]
+            shares = gather_rows_(shares, kept)
+            rows, factor, at_target, words = rows[kept], factor[kept], at_target[kept], words[kept]
+            towards.zero_()[kept] = self.towards(shares, factor, at_target, words)
+        else:
+            towards.copy_(self.towards(shares, factor, at_target, words))
+        self.add_outer(shares, rows * factor)
+        self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
+
+    def towards(self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor) -> Tensor:
+        """The gradient of the contexts, (R, E)."""
+        towards = torch.mm(shares, self.operand).to(factor.dtype).mul_(factor)
+        return towards.addcmul_(self.output.weight[words], at_target, value=-1)
+
     def add_outer(self, shares: Tensor, rows: Tensor) -> None:
         """Adds sharesᵀ · rows to the gradient of the output matrix."""
         if shares.dtype == self.of_weight.dtype:
             self.of_weight.addmm_(shares.t(), rows)
         else:
             self.of_weight += torch.mm(shares.t(), rows.to(shares.dtype))
+
+
+def gather_rows_(matrix: Tensor, kept: Tensor) -> Tensor:
+    """Moves the rows ``kept``, which rise, to the top of the matrix (R, V), and returns them.
+
+    In place, some rows at a time: a copy would be as large as all other scratch together.
+    """
+    for start in range(0, len(kept), GATHERED):
+        chosen = kept[start : start + GATHERED]
+        matrix[start : start + len(chosen)] = matrix[chosen]
+    return matrix[: len(kept)]
 
 
 class _MixtureLoss(torch.autograd.Function):

@@ -43,6 +43,13 @@ class HeadConfig(Section):
         "float32",
         description="precision of the matrix products of the training loss; statistics stay float32",
     )
+    skip_below: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="mos, moss: components with a smaller posterior at a token add nothing to its gradient of"
+        " contexts and output matrix, which saves time; 0 is exact",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -53,6 +60,8 @@ class HeadConfig(Section):
             )
         if not mixes and (self.learn_context_scale or self.context_scale != 1.0):
             raise ValueError(f"context_scale belongs to mixtures; remove it from a {self.kind} head")
+        if self.skip_below and self.kind not in ("mos", "moss"):
+            raise ValueError(f"skip_below belongs to mos and moss; remove it from a {self.kind} head")
         if self.learn_shift and self.kind not in ("sigsoftmax", "moss"):
             raise ValueError(f"learn_shift belongs to sigsoftmax and moss; remove it from a {self.kind} head")
         return self

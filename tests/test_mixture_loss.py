@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.heads import HEADS, Head
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions
+from lm.mixture_loss import LossOptions, Output, mixture_loss
 
 
 def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
@@ -219,3 +219,38 @@ def test_no_tokens_are_no_loss() -> None:
     assert head.nll(hidden, targets).shape == (0,)
     assert head.log_probs(hidden).shape == (0, V)
     assert math.isclose(head.log_probs(torch.zeros(1, H).double()).exp().sum().item(), 1, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, bf16: bool) -> None:
+    torch.manual_seed(1)
+    bound, count = 0.15, (40, 4, 6)
+    contexts = torch.randn(count, requires_grad=True)
+    prior = torch.randn(count[:2]).mul(2).requires_grad_()
+    weight, bias = torch.randn(V, 6, requires_grad=True), torch.randn(V, requires_grad=True)
+    targets, weights = torch.randint(0, V, (40,)), torch.rand(40) + 0.5
+    weights[7] = 0  # padding: exactly nothing is left of it
+
+    def gradients(skip_below: float) -> tuple[Tensor, ...]:
+        options = LossOptions(link, bf16_products=bf16, rows=44, skip_below=skip_below)
+        output = Output(weight, bias, None)
+        loss = mixture_loss(contexts, prior.log_softmax(1), output, targets, weights, options)
+        return loss, *torch.autograd.grad(loss, (contexts, prior, weight, bias))
+
+    exact, some, hardly = gradients(0), gradients(bound), gradients(1e-30)
+    for wanted, got in zip(exact, hardly, strict=True):
+        torch.testing.assert_close(got, wanted)
+    for index in (0, 2, 4):  # loss, prior, bias
+        assert torch.equal(some[index], exact[index])
+    scores = link.log_normalised(contexts.detach() @ weight.detach().t() + bias.detach(), None)
+    joint = scores.gather(2, targets[:, None, None].expand(-1, 4, 1))[..., 0] + prior.detach().log_softmax(1)
+    posterior = joint.softmax(1)
+    small = posterior < bound
+    assert 0.3 < small.float().mean() < 0.9
+    assert not some[1][small].any()
+    torch.testing.assert_close(some[1][~small], exact[1][~small])
+    lost = (some[3] - exact[3]).abs().sum(0).max()
+    slope = 2 if link is SIGSOFTMAX else 1
+    terms = (posterior * small * weights[:, None])[..., None] * contexts.detach().abs()
+    assert 0 < lost <= 2 * slope * terms.sum((0, 1)).max()

@@ -35,7 +35,7 @@ def cases(ceiling: Ceiling) -> list[Case]:
     """The shapes of the papers, and what the other heads cost beside softmax and MoS."""
     shapes = [("mos", 15, 10_000), ("mos", 5, 10_000), ("softmax", 1, 10_000), ("mos", 15, 33_278)]
     found = [_against_naive(kind, components, vocab, ceiling) for kind, components, vocab in shapes]
-    return [*found, _links(1, ceiling), _links(15, ceiling), _evaluation(ceiling)]
+    return [*found, _links(1, ceiling), _links(15, ceiling), _skipping(ceiling), _evaluation(ceiling)]
 
 
 def _against_naive(kind: str, components: int, vocab: int, ceiling: Ceiling) -> Case:
@@ -60,6 +60,20 @@ def _links(components: int, ceiling: Ceiling) -> Case:
         for name, link in zip(names, (EXP, SIGSOFTMAX), strict=True)
     ]
     return Case(f"{names[1]} beside {names[0]}, K = {components}, V = 10,000", variants, memory=False)
+
+
+def _skipping(ceiling: Ceiling) -> Case:
+    """Without the gradients of small posteriors; priors this sharp have a third of them below .001."""
+
+    def work(skip_below: float) -> Work:
+        inputs = Inputs(15, 10_000)
+        inputs.prior.data.mul_(3)
+        options = LossOptions(EXP, skip_below=skip_below)
+        return lambda: inputs.gradients(ours(options, inputs))
+
+    floor = ceiling.seconds(3 * 2 * TOKENS * 15 * SIZE * 10_000)
+    variants = [Variant(f"skip_below = {bound:g}", partial(work, bound), floor) for bound in (0, 0.001, 0.01)]
+    return Case("mos without small posteriors, K = 15, V = 10,000", variants, memory=False)
 
 
 def _evaluation(ceiling: Ceiling) -> Case:
