@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.cli import Data, Limit, analyze, bottleneck
+from lm.analysis.cli import Data, Limit, analyze, bottleneck, reverse_copy
 from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import load_config, read_config
 from lm.console import (
@@ -58,7 +58,10 @@ add_describe(app, "lm", LmConfig, _size, "ptb_mos")
 @app.command()
 def prepare(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="File, folder, or hf:NAME[:CONFIG] for a dataset.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
     format: Annotated[
@@ -82,15 +85,20 @@ def prepare(
     valid_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
     test_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
     text_column: Annotated[str, typer.Option(help="Column of a dataset.")] = "text",
+    length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: tokens of a sequence.")] = 50,
+    vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: different tokens.")] = 1000,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a stored piece.")] = 10_000_000,
     on_bad_line: Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
     ] = "error",
-    seed: Annotated[int, typer.Option(min=0, help="Seeds the sample that sentencepiece learns from.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seeds sequences, and the sample that sentencepiece learns from.")
+    ] = 1,
 ) -> None:
     """Read a text of any size and write train, valid and test splits as token ids, with a report.
 
     Knows the layouts of PTB (words and characters), WikiText, enwik8, text8, MWC and One Billion Word.
+    The source reverse-copy makes up random sequences, each followed by "|" and its reverse.
 
     Example: lm prepare path/to/ptb --out data/ptb
     """
@@ -98,7 +106,7 @@ def prepare(
     from lm.language.prepare import prepare as prepare_corpus
     from lm.language.sources import ReadOptions
 
-    read = ReadOptions(format, language, valid_fraction, test_fraction, text_column)
+    read = ReadOptions(format, language, valid_fraction, test_fraction, text_column, length, vocab, seed)
     options = PrepareOptions(
         read, on_bad_line, tokenizer, lowercase, vocab_size, vocabulary, blank_lines, shard_tokens, seed
     )
@@ -313,6 +321,7 @@ def _config_of(run: Path) -> LmConfig:
 
 app.add_typer(analyze, name="analyze")
 app.command()(bottleneck)
+app.command()(reverse_copy)
 add_check(app)
 
 

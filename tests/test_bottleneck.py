@@ -198,10 +198,13 @@ def test_what_is_finished_is_not_trained_again_and_what_changed_is(tmp_path: Pat
             bottleneck(replace(TINY, **change), tmp_path, stop_after(0))  # type: ignore[arg-type]
 
 
-def test_a_damaged_file_of_points_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ['{"settings": {}}', '{"settings": {}, "result": {"kl": 0.1, "rank": 2, "late_gain": 0.0}}']
+)
+def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
     bottleneck(TINY, tmp_path)
     with (tmp_path / POINTS).open("a") as file:
-        file.write('{"settings": {}}\n')
+        file.write(line + "\n")
     with pytest.raises(StorageError, match=rf"{POINTS}:\d+: not a point of a sweep; remove the file"):
         bottleneck(TINY, tmp_path)
 

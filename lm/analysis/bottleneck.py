@@ -21,6 +21,7 @@ C contexts · V words · r rank · E context size of the head · K components ·
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,19 +29,19 @@ import torch
 from torch import nn
 
 from lm.analysis.known_language import Language, measured_rank, require
+from lm.analysis.points import Points
 from lm.analysis.steps import Poll, Progress, no_poll, no_progress
-from lm.errors import DivergenceError, StorageError
+from lm.errors import DivergenceError
 from lm.heads import HEADS, Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import HeadConfig, OptimConfig
-from lm.storage import canonical_json, make_folder, parse_json, read_file, shown, write_atomic, write_json
+from lm.storage import make_folder, write_json
 
 WIDE = "wide softmax"
-MEASURES = ("parameters", "kl", "rank", "late_gain")
+MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
 CONTEXT_SCALE = 10.0  # of mixtures: the output matrix could learn it, but needs many more steps to
 MAX_SCORES = 1 << 26  # C·K·V of one head; training holds about eight float32 tensors of that size
-_LIMIT = 1 << 26  # bytes of points.jsonl
 
 
 @dataclass(frozen=True)
@@ -170,20 +171,16 @@ def bottleneck(
         DivergenceError: training ended in non-finite numbers.
     """
     make_folder(out)
-    measured = _read_points(out / POINTS)
+    measured = Points(out / POINTS, MEASURES)
     languages = {seed: options.language(seed) for seed in options.seeds}
     plan = [(language, *model) for language in languages.values() for model in models(options)]
     rows: list[dict[str, Any]] = []
     for done, (language, size, name, point) in enumerate(plan):
         progress(done, len(plan))
         settings = asdict(language) | asdict(point) | {"steps": options.steps, "lr": options.lr}
-        key = canonical_json(settings)
-        if key not in measured:
-            outcome = train_point(language, point, options.steps, options.lr, poll)
-            measured[key] = {"settings": settings, "result": outcome}
-            write_atomic(out / POINTS, b"".join(canonical_json(one) + b"\n" for one in measured.values()))
+        train = partial(train_point, language, point, options.steps, options.lr, poll)
+        values = measured.measured(settings, train)
         where = {"seed": language.seed, "head": name, "size": size}
-        values = measured[key]["result"]
         rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
     progress(len(plan), len(plan))
     truth = [{"seed": seed, "rank": one.rank, "entropy": one.entropy} for seed, one in languages.items()]
@@ -241,20 +238,3 @@ def train_point(
         raise DivergenceError(f"{point.kind} with E = {point.embedding_size} diverged; lower --lr")
     kl = language.divergence(log_probs)
     return {"parameters": count, "kl": kl, "rank": measured_rank(log_probs), "late_gain": late - kl}
-
-
-def _read_points(path: Path) -> dict[bytes, dict[str, Any]]:
-    """The points measured before, by their settings."""
-    if not path.exists():
-        return {}
-    found: dict[bytes, dict[str, Any]] = {}
-    for number, line in enumerate(read_file(path, limit=_LIMIT).splitlines(), start=1):
-        match parse_json(line, path):
-            case {
-                "settings": dict(settings),
-                "result": {"kl": float(), "rank": int(), "late_gain": float()} as values,
-            }:
-                found[canonical_json(settings)] = {"settings": settings, "result": values}
-            case _:
-                raise StorageError(f"{shown(path)}:{number}: not a point of a sweep; remove the file")
-    return found

@@ -1,4 +1,4 @@
-"""``lm analyze …`` and ``lm bottleneck``: what heads can express, measured."""
+"""``lm analyze …``, ``lm bottleneck`` and ``lm reverse-copy``: what heads and cells can do, measured."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -212,6 +212,54 @@ def bottleneck(
     draw(result, figures)
     write_result(json_file, result)
     show(*bottleneck_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def reverse_copy(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
+        "runs/reverse-copy"
+    ),
+    lengths: Annotated[str, typer.Option(metavar="L,L,…", help="Lengths of the sequences.")] = "10,20,30,40",
+    vocab: Annotated[int, typer.Option(help="Symbols.")] = 32,
+    cells: Annotated[str, typer.Option(help="Cells that are trained, with commas.")] = "lstm,mogrifier",
+    rounds: Annotated[int, typer.Option(help="Rounds of the Mogrifier.")] = 5,
+    rank: Annotated[int, typer.Option(help="Rank of its gates; 0 is full.")] = 16,
+    embedding_size: Annotated[int, typer.Option(help="Size of all embeddings.")] = 32,
+    parameters: Annotated[int, typer.Option(help="The most that a model has.")] = 120_000,
+    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1500,
+    lrs: Annotated[
+        str, typer.Option(metavar="R,R,…", help="Peak learning rates, each tried.")
+    ] = "0.002,0.004",
+    seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of sequences and training.")] = "1",
+    json_file: JsonFile = None,
+) -> None:
+    """Show how much cells remember: random sequences are to be said backwards (Melis et al. 2020, §4.3).
+
+    Trains an encoder and a decoder of every cell at equal parameters for every length, and draws their
+    cross-entropy. The same command goes on where it was stopped.
+
+    Example: lm reverse-copy --lengths 10,20 --cells lstm,mogrifier,mlstm
+    """
+    from lm.analysis.copying import CopyOptions, copying
+    from lm.analysis.copying_figure import copying_tables, draw
+
+    options = CopyOptions(
+        lengths=_integers("--lengths", lengths), vocab=vocab, cells=tuple(cells.split(",")), rounds=rounds,
+        rank=rank, embedding_size=embedding_size, parameters=parameters, steps=steps,
+        lrs=_numbers("--lrs", lrs), seeds=_integers("--seeds", seeds),
+    )  # fmt: skip
+    with interruptible(RESUME) as poll, counting("training") as progress:
+        result = copying(options, out, poll, progress)
+    figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
+    draw(result, figures)
+    write_result(json_file, result)
+    show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: give numbers with commas, as in 0.002,0.004") from None
 
 
 def _integers(option: str, text: str) -> tuple[int, ...]:

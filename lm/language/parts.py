@@ -6,6 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from lm.errors import DataError
 from lm.lines import MAX_LINE, InputLog, open_regular, read_lines, visible
 
@@ -158,3 +160,26 @@ class RowsPart:
                     continue
                 for line in text.removesuffix("\n").split("\n"):
                     yield Line(number, line, len(line) + 1, True)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesPart:
+    """Lines of the reverse copy task (Melis et al. 2020, §4.3): random tokens, ``|``, the same backwards."""
+
+    name: str
+    seed: Sequence[int]
+    count: int
+    length: int
+    symbols: int
+
+    @property
+    def size(self) -> int:
+        return self.count * (2 * self.length + 1) * len(f"{self.symbols} ")
+
+    def lines(self, log: InputLog) -> Iterator[Line]:
+        """The same lines at every reading; nothing is ever bad."""
+        random = np.random.default_rng(self.seed)
+        for number in range(1, self.count + 1):
+            tokens = random.integers(self.symbols, size=self.length).tolist()
+            text = f"{' '.join(map(str, tokens))} | {' '.join(map(str, reversed(tokens)))}"
+            yield Line(number, text, len(text) + 1, True)

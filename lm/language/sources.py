@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lm.errors import ConfigError, DataError
-from lm.language.parts import FilePart, Part, RowsPart, Style, cut_file, whole_file
+from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
 from lm.lines import InputLog, visible
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
 SPLITS = ("train", "valid", "test")
 DATASETS = "hf:"  # how the name of a dataset may begin, in place of --format datasets
+COPIES = "reverse-copy"  # the source that is made up
 
 _SPLIT_NAMES = {
     **{name: name for name in SPLITS},
@@ -29,6 +30,7 @@ _ENDING = re.compile(r"\.?(?:txt|text|tokens|raw|gz|zip|bz2|xz)$", re.IGNORECASE
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
 _BYTES = ("enwik8", "text8")
 _BYTE_SHARES = (0.9, 0.95)
+_COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
 _BILLION = ("training-monolingual*", "heldout-monolingual*")
 
 
@@ -37,7 +39,8 @@ class ReadOptions:
     """What a source's names and content do not say.
 
     ``language`` chooses among several corpora in one folder. The fractions are the shares of the text, at its
-    end, for splits that the source lacks; 0 makes no such split. ``text_column`` is of a dataset.
+    end, for splits that the source lacks; 0 makes no such split. ``text_column`` is of a dataset; ``length``,
+    ``symbols`` and ``seed`` are of made-up sequences.
     """
 
     format: str = "auto"
@@ -45,6 +48,9 @@ class ReadOptions:
     valid_fraction: float = 0.05
     test_fraction: float = 0.05
     text_column: str = "text"
+    length: int = 50
+    symbols: int = 1000
+    seed: int = 1
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
@@ -53,6 +59,8 @@ class ReadOptions:
         for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
             if not 0 <= value < 1:
                 raise ConfigError(f"--{name}-fraction {value}: must be at least 0 and below 1")
+        if self.length < 1 or self.symbols < 2:
+            raise ConfigError("--length must be at least 1 and --vocab at least 2")
         if self.valid_fraction + self.test_fraction >= 1:
             raise ConfigError("--valid-fraction and --test-fraction leave nothing to train on; lower them")
 
@@ -84,6 +92,8 @@ def locate(source: str, options: ReadOptions) -> Located:
     """Find the splits of a source. DataError, naming path and remedy, where there are none."""
     if options.format == "datasets" or source.startswith(DATASETS):
         return _locate_dataset(source, options)
+    if source == COPIES:
+        return _made_up(options)
     path, shown = Path(source), visible(source)
     try:
         if path.is_dir():
@@ -95,6 +105,17 @@ def locate(source: str, options: ReadOptions) -> Located:
         return _locate_file(path, options)
     except OSError as error:
         raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+
+
+def _made_up(options: ReadOptions) -> Located:
+    """The reverse copy task: every split from random numbers of its own."""
+    splits = {
+        split: (
+            CopiesPart(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.symbols),
+        )
+        for index, (split, count) in enumerate(zip(SPLITS, _COPIES, strict=True))
+    }
+    return Located(COPIES, COPIES, splits)
 
 
 def _locate_file(path: Path, options: ReadOptions) -> Located:

@@ -1,0 +1,46 @@
+"""The points of a sweep, kept one by one: what is measured is not measured again."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.errors import StorageError
+from lm.storage import canonical_json, parse_json, read_file, shown, write_atomic
+
+_LIMIT = 1 << 26  # bytes of the file
+
+
+class Points:
+    """A file with a line for every point ever measured under its own settings.
+
+    Args:
+        path: the file, which need not be there.
+        measures: what every result has, and of which type; it may have more.
+
+    Raises:
+        StorageError: the file cannot be read, or a line of it is no point.
+    """
+
+    def __init__(self, path: Path, measures: Mapping[str, type]) -> None:
+        self._path, self._measures = path, measures
+        self._lines: dict[bytes, bytes] = {}  # by their settings
+        lines = read_file(path, limit=_LIMIT).splitlines() if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            match parse_json(line, path):
+                case {"settings": dict(settings), "result": dict(result)} if self._complete(result):
+                    self._lines[canonical_json(settings)] = line
+                case _:
+                    raise StorageError(f"{shown(path)}:{number}: not a point of a sweep; remove the file")
+
+    def _complete(self, result: Mapping[str, Any]) -> bool:
+        return all(isinstance(result.get(name), kind) for name, kind in self._measures.items())
+
+    def measured(self, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result under these settings: as it is known, or by ``measure``, and on disk afterwards."""
+        key = canonical_json(settings)
+        if key not in self._lines:
+            self._lines[key] = canonical_json({"settings": settings, "result": measure()})
+            write_atomic(self._path, b"".join(line + b"\n" for line in self._lines.values()))
+        point: Any = parse_json(self._lines[key], self._path)  # as the next process will read it
+        result: dict[str, Any] = point["result"]
+        return result

@@ -1,0 +1,162 @@
+"""The reverse copy task: its model, its sweep, and that a stopped sweep goes on."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lm.analysis.copying import POINTS, RESULT, Copier, CopyOptions, copying
+from lm.analysis.copying_figure import copying_tables, draw
+from lm.errors import ConfigError, DivergenceError, Interrupted
+from lm.language import sources
+from lm.language.prepare import PrepareOptions, prepare
+from lm.language.sources import ReadOptions, locate
+from lm.lines import InputLog
+from lm.schema import CellConfig
+
+TINY = CopyOptions(
+    lengths=(1, 3), vocab=4, rounds=2, rank=2, embedding_size=4, parameters=900, steps=6, lrs=(0.01, 0.02)
+)
+
+
+def stop_after(steps: int) -> Callable[[], None]:
+    left = [steps]
+
+    def poll() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Interrupted("stopped")
+
+    return poll
+
+
+def test_the_decoder_sees_the_sequence_through_the_last_state_alone_and_is_asked_for_its_reverse() -> None:
+    torch.manual_seed(1)
+    model = Copier(CellConfig(kind="lstm"), 5, 4, 6)
+    tokens = torch.tensor([[1, 1], [2, 3], [4, 0]])
+    states, targets = model(tokens)
+    assert targets.tolist() == [[4, 0], [2, 3], [1, 1], [5, 5]]
+    with torch.no_grad():  # one cell after the other, by torch's own steps
+        encoder, decoder = (nn.LSTMCell(4, 6) for _ in range(2))
+        for cell, layer in ((encoder, model.encoder), (decoder, model.decoder)):
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                getattr(cell, name).copy_(getattr(layer, f"{name}_l0"))
+        state = (torch.zeros(2, 6), torch.zeros(2, 6))
+        for token in (*tokens, torch.tensor([5, 5])):
+            state = encoder(model.words(token), state)
+        for step, token in enumerate((torch.tensor([5, 5]), *targets[:-1])):
+            state = decoder(model.said(token), state)
+            torch.testing.assert_close(states[step], state[0])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mlstm"])
+def test_the_largest_model_within_the_parameters_is_taken(cell: str) -> None:
+    size = TINY.hidden_size(cell)
+    counts = [
+        sum(p.numel() for p in Copier(TINY.cell(cell), TINY.vocab, TINY.embedding_size, h).parameters())
+        for h in (size, size + 1)
+    ]
+    assert counts[0] <= TINY.parameters < counts[1]
+
+
+def test_short_sequences_are_learned_and_nothing_is_known_at_first(tmp_path: Path) -> None:
+    options = CopyOptions(
+        lengths=(2,), vocab=4, cells=("lstm",), embedding_size=8, parameters=5000, steps=250, lrs=(0.02,)
+    )
+    (row,) = copying(options, tmp_path)["rows"]
+    assert row["test_nll"] < 0.05
+    assert row["exact"] > 0.98
+    (row,) = copying(replace(options, steps=1), tmp_path)["rows"]
+    assert row["test_nll"] > math.log(4) * 2 / 3
+    assert row["exact"] < 0.3
+
+
+def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    whole = copying(TINY, tmp_path / "whole")
+    rows = whole["rows"]
+    assert [(row["length"], row["cell"]) for row in rows] == [
+        (1, "lstm"), (1, "mogrifier"), (3, "lstm"), (3, "mogrifier"),
+    ]  # fmt: skip
+    with pytest.raises(Interrupted):
+        copying(TINY, tmp_path / "again", stop_after(20))
+    assert len((tmp_path / "again" / POINTS).read_text().splitlines()) == 3
+    assert copying(TINY, tmp_path / "again", stop_after(30)) == whole
+    for name in (POINTS, RESULT):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    points = [json.loads(line) for line in (tmp_path / "whole" / POINTS).read_text().splitlines()]
+    for row, pair in zip(rows, zip(points[::2], points[1::2], strict=True), strict=True):
+        best = min(pair, key=lambda point: point["result"]["valid_nll"])
+        assert (row["lr"], row["valid_nll"]) == (best["settings"]["lr"], best["result"]["valid_nll"])
+
+
+def test_tables_and_picture(tmp_path: Path) -> None:
+    result = copying(replace(TINY, seeds=(1, 2)), tmp_path)
+    nll, exact, models, ignorance = copying_tables(result)
+    assert [str(column.header) for column in nll.columns] == ["length", "lstm", "mogrifier"]  # type: ignore[union-attr]
+    assert "Copied without error" in str(exact.title)  # type: ignore[union-attr]
+    assert "6 updates at each of 2 rates" in str(models)
+    assert f"{math.log(4):.3f} nats" in str(ignorance)
+    draw(result, [tmp_path / "a.svg"])
+    draw(result, [tmp_path / "b.svg"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_divergence_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match="lstm at length 1 diverged at rate 1e\\+30; lower --lrs"):
+        copying(replace(TINY, lrs=(1e30,)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": ()}, "--lengths: name at least one"),
+        ({"lengths": (3, 3)}, "--lengths: one of them stands twice"),
+        ({"lengths": (0,)}, "--lengths 0: must be at least 1"),
+        ({"cells": ("lstn",)}, "--cells: 'lstn' is no cell; choose from lstm, mogrifier"),
+        ({"vocab": 1}, "--vocab 1: must be at least 2"),
+        ({"embedding_size": 0}, "--embedding-size 0: must be at least 1"),
+        ({"rank": -1}, "--rank -1: must be at least 0"),
+        ({"lrs": (0.1, 0.0)}, "--lrs 0.0: must be above 0"),
+        ({"seeds": (-1,)}, "--seeds -1: a seed is between"),
+        ({"parameters": 10}, "--parameters 10: too few for any lstm; raise it"),
+    ],
+)
+def test_impossible_options_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TINY, **change)  # type: ignore[arg-type]
+
+
+def test_prepared_sequences_are_random_and_followed_by_their_reverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_COPIES", (40, 6, 5))
+    read = ReadOptions(length=7, symbols=9)
+    report = prepare("reverse-copy", tmp_path / "one", PrepareOptions(read)).report
+    counts = {split: (found["lines"], found["tokens"]) for split, found in report["splits"].items()}
+    assert counts == {"train": (40, 640), "valid": (6, 96), "test": (5, 80)}
+    assert report["vocabulary_size"] == 9 + 2  # and |, <eos>
+    assert report["splits"]["valid"]["oov_tokens"] == 0
+    located = locate("reverse-copy", read)
+    lines = {
+        split: [line.text for part in parts for line in part.lines(InputLog())]
+        for split, parts in located.splits.items()
+    }
+    for line in lines["train"]:
+        sequence, backwards = (side.split() for side in line.split(" | "))
+        assert len(sequence) == 7
+        assert sequence == backwards[::-1]
+    assert len({line for split in lines.values() for line in split}) == 51
+    assert prepare("reverse-copy", tmp_path / "one", PrepareOptions(read)).unchanged
+    other = locate("reverse-copy", replace(read, seed=2))
+    assert next(other.splits["train"][0].lines(InputLog())).text not in lines["train"]
+
+
+def test_impossible_sequences_are_refused() -> None:
+    for wrong in ({"length": 0}, {"symbols": 1}):
+        with pytest.raises(ConfigError, match="--length must be at least 1 and --vocab at least 2"):
+            ReadOptions(**wrong)  # type: ignore[arg-type]
