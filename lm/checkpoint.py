@@ -19,8 +19,9 @@ from lm.storage import (
     canonical_json,
     make_folder,
     move,
+    parse_json,
     publish_folder,
-    read_json,
+    read_file,
     remove_tree,
     require_space,
     shown,
@@ -153,10 +154,16 @@ class CheckpointStore:
         path = self.folder / f"{name}.json"
         if not os.path.lexists(path):
             return []
-        value = read_json(path, limit=1 << 20, follow=False)
+        content = read_file(path, limit=1 << 20, follow=False)
+        try:
+            value = parse_json(content, path)
+        except StorageError:
+            value = None
         steps = value.get("steps") if isinstance(value, dict) else None
         if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
-            raise StorageError(f"{shown(path)}: damaged; remove it, and name a checkpoint as step-N")
+            raise StorageError(
+                f"{shown(path)}: damaged; remove it, and name a checkpoint by --checkpoint step-N"
+            )
         return steps
 
     def prune(self, keep: Collection[int]) -> None:
@@ -243,7 +250,7 @@ class CheckpointStore:
 
     def _choices(self, steps: Sequence[int]) -> str:
         names = ", ".join(f"step-{step}" for step in steps[:8])
-        return f"; choose another one of {names}" if names else ""
+        return f"; choose another one by --checkpoint: {names}" if names else ""
 
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):

@@ -221,11 +221,12 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
     flip(store.folder / "step-00000002" / "state.json", 3)
     with pytest.raises(StorageError) as error:
         store.open("best")
-    one_line(error, "state.json", "SHA-256", "choose another one of step-1")
-    (store.folder / "best.json").write_text('{"steps": ["../x"]}')
-    with pytest.raises(StorageError) as error:
-        store.open("best")
-    one_line(error, "best.json")
+    one_line(error, "state.json", "SHA-256", "choose another one by --checkpoint: step-1")
+    for damaged in ('{"steps": ["../x"]}', '{"steps": [2', "[]"):
+        (store.folder / "best.json").write_text(damaged)
+        with pytest.raises(StorageError) as error:
+            store.open("best")
+        one_line(error, "best.json", "damaged; remove it, and name a checkpoint by --checkpoint")
 
 
 def test_prune_deletes_only_after_verifying_what_stays(store: CheckpointStore) -> None:

@@ -36,8 +36,8 @@ COMMANDS = (
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze rank", "bottleneck", "check",
-    "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare", "presets", "score",
-    "train",
+    "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare", "presets",
+    "reverse-copy", "score", "train",
 )  # fmt: skip
 TINY = """
 extends = "{base}"

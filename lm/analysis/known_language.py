@@ -32,6 +32,7 @@ class Language:
 
     def __post_init__(self) -> None:
         smaller = min(self.contexts, self.vocab)
+        require(smaller >= 2, "--contexts and --vocab must be at least 2")
         require(0 <= self.seed <= MAX_SEED, f"--seeds {self.seed}: a seed is between 0 and {MAX_SEED}")
         require(
             2 <= self.rank <= smaller,
