@@ -114,15 +114,6 @@ def fused_loss(
     return Gradients(nll, of_contexts, -posterior, of_weight, of_bias, of_bias.sum())
 
 
-@torch.no_grad()
-def fused_nll(
-    contexts: Tensor, log_prior: Tensor, output: Output, targets: Tensor, options: LossOptions
-) -> Tensor:
-    """−log P(y_n) of every token, (N,): the first kernel alone. For the rest see :func:`fused_loss`."""
-    _, picked = _Kernels(contexts, output, targets, options).picked()
-    return -(log_prior + picked).logsumexp(1)
-
-
 def _precision() -> str:
     """How Triton multiplies float32: as torch is told to."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
