@@ -64,7 +64,7 @@ def rank(
             folder = run / "analysis"
             make_folder(folder)
             measured = rank_of_run(
-                trained, text.ids, poll, progress, spectrum=folder / _file_name("rank", text, checkpoint)
+                trained, text.ids, poll, progress, spectrum=folder / _spectrum_name(text, checkpoint)
             )
             results[str(run)] = _facts(trained, text, checkpoint) | measured
             spectra[str(run)] = RankResult.load(Path(measured["spectrum"]))
@@ -281,11 +281,11 @@ def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll)
     return load_text(trained, data or trained.config.data.test, limit, poll)
 
 
-def _file_name(what: str, text: "Text", checkpoint: str) -> str:
-    """Of what is measured on a text: what is unusual is in it, as in the names of evaluations."""
+def _spectrum_name(text: "Text", checkpoint: str) -> str:
+    """The file of singular values: what is unusual is in its name, as in the names of evaluations."""
     from lm.records import plain
 
-    return f"{what}-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
+    return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
 
 
 def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any]:
