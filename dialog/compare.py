@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm import bootstrap
-from lm.bootstrap import RESAMPLES, Floats, by_unit, mark
+from lm.bootstrap import Floats, by_unit, mark
 from lm.errors import ConfigError, DataError
 from lm.lines import visible
 from lm.records import Evaluation, common_name, load_evaluation
+from lm.schema import RESAMPLES
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,6 @@ from lm.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 10_000
 FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # below which a p-value would mean nothing
 SIGNIFICANT = 0.05

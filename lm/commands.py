@@ -11,6 +11,7 @@ from lm.config import load_config
 from lm.console import JsonFile, Overrides, RunFolder, show, table, write_result
 from lm.errors import StorageError
 from lm.presets import preset_paths
+from lm.schema import RESAMPLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,7 +99,7 @@ def add_compare(
             str | None,
             typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several."),
         ] = None,
-        resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = 10_000,
+        resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = RESAMPLES,
         json_file: JsonFile = None,
     ) -> None:
         result, tables = compared(runs, name, resamples)

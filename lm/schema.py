@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
+RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
 
 
 class Section(BaseModel):

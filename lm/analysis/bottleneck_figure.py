@@ -27,7 +27,8 @@ STYLES: dict[str, dict[str, Any]] = {
     WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3},
 }
 _MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS"}
-MEASURES = {"kl": "KL(truth ‖ model), nats", "rank": "rank of the log-probability matrix"}
+_TITLES = {"kl": "KL(truth ‖ model), nats", "rank": "Measured rank"}
+_AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
 _GUIDE: dict[str, Any] = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1}
 _NOTE: dict[str, Any] = {"fontsize": 9, "color": "#444444"}
 
@@ -99,7 +100,7 @@ def _tables(
     key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, Rows]], where: str
 ) -> Iterator["Table"]:
     """One of KL, one of rank, with a row for each of ``values``; none without columns."""
-    for title, measure in (("KL(truth ‖ model), nats", "kl"), ("Measured rank", "rank")) if columns else ():
+    for measure, title in _TITLES.items() if columns else ():
         rows = [
             {key: value, "parameters": _mean(next(iter(columns.values()))[value], "parameters")}
             | {name: _mean(by_value[value], measure) for name, by_value in columns.items()}
@@ -163,7 +164,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
 def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, where: str) -> None:
     """KL in the left panel and rank in the right, a line for each head and K."""
     titles = ("How far the model stays from the truth", "What rank it reaches")
-    for axes, measure, title in zip(panels, MEASURES, titles, strict=True):
+    for axes, measure, title in zip(panels, _AXES, titles, strict=True):
         for head, rows, style in lines:
             if head == WIDE and measure == "rank":
                 continue  # of another E than its place
@@ -172,7 +173,7 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [str(place) for place in places])
         axes.minorticks_off()
-        axes.set(xlabel=over, ylabel=MEASURES[measure])
+        axes.set(xlabel=over, ylabel=_AXES[measure])
         axes.set_title(title + where, fontsize=11)
         axes.grid(alpha=0.25)
 

@@ -25,7 +25,7 @@ ROWS = 256  # tokens that both models predict at a time
 class Wanted:
     """Which examples to keep: the ``count`` largest gains of at least ``margin`` nats."""
 
-    count: int = 20
+    count: int = 10
     margin: float = 1.0
     context: int = 30  # words on the left that are shown
     guesses: int = 5  # of each model

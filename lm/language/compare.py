@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from lm import bootstrap
-from lm.bootstrap import RESAMPLES
 from lm.errors import ConfigError, DataError
 from lm.language.evaluate import BLOCK
 from lm.lines import visible
 from lm.records import Evaluation, common_name, load_evaluation
+from lm.schema import RESAMPLES
 
 Result = dict[str, Any]
 

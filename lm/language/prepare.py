@@ -22,7 +22,7 @@ from lm.console import table
 from lm.errors import ConfigError, DataError
 from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.language.shards import write_split
-from lm.language.sources import Located, ReadOptions, locate
+from lm.language.sources import BYTES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
 from lm.lines import InputLog, OnBadLine, visible
 from lm.stop import interruptible
@@ -38,7 +38,6 @@ BlankLines = Literal["keep", "drop"]
 
 COMMAND = "lm prepare"
 _FORMAT = 1  # of the folder; another number is rebuilt
-_BYTES = ("enwik8", "text8")
 _CHARACTERS = ("ptb-char", "mwc")
 _WIKITEXT = (217_646, 245_569)  # valid and test are those of both WikiTexts
 
@@ -145,7 +144,7 @@ def _identity(located: Located, poll: Callable[[], None]) -> dict[str, Any]:
 
 
 def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
-    if format in _BYTES:
+    if format in BYTES:
         if options.tokenizer not in ("auto", "char") or options.lowercase:
             raise ConfigError(f"--tokenizer {options.tokenizer}: {format} is read as bytes, as they are")
         return "byte"
@@ -187,7 +186,7 @@ def _report(
     format, vocabulary = located.format, codec.vocabulary
     splits = {split: _describe(found, vocabulary) for split, found in counts.items()}
     notes = []
-    if located.cut and format not in _BYTES:  # those are one file that everybody cuts alike
+    if located.cut and format not in BYTES:  # those are one file that everybody cuts alike
         notes.append(
             f"cut from the end of train: {', '.join(located.cut)}; "
             "results compare only with those of the same cut"

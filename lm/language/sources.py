@@ -28,7 +28,7 @@ _SPLIT_NAMES = {
 _NAME = re.compile(rf"(?:(.+)[._-])?({'|'.join(_SPLIT_NAMES)})(?:[._-](.+))?", re.IGNORECASE)
 _ENDING = re.compile(r"\.?(?:txt|text|tokens|raw|gz|zip|bz2|xz)$", re.IGNORECASE)
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
-_BYTES = ("enwik8", "text8")
+BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
 _BYTE_SHARES = (0.9, 0.95)
 _COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
 _BILLION = ("training-monolingual*", "heldout-monolingual*")
@@ -121,8 +121,8 @@ def _made_up(options: ReadOptions) -> Located:
 def _locate_file(path: Path, options: ReadOptions) -> Located:
     format = options.format
     if format == "auto":
-        format = path.stem if path.stem in _BYTES else _format_by_content(path)
-    if format in _BYTES:
+        format = path.stem if path.stem in BYTES else _format_by_content(path)
+    if format in BYTES:
         parts = cut_file(path, "bytes", _BYTE_SHARES)
         return Located(str(path), format, {name: (part,) for name, part in zip(SPLITS, parts, strict=True)})
     return Located(str(path), format, _fill({"train": path}, _style(format), options))
@@ -154,7 +154,7 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
     groups = _groups(path)
     if not groups:
         single = [
-            path / name for name in _BYTES if options.format in ("auto", name) and (path / name).exists()
+            path / name for name in BYTES if options.format in ("auto", name) and (path / name).exists()
         ]
         if len(single) == 1:
             return _locate_file(single[0], options)
