@@ -21,7 +21,7 @@ from dialog.corpus import Dialog
 from dialog.schema import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.text import UNK, Codec
-from lm.train import StepLoss
+from lm.update import StepLoss
 
 SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
 

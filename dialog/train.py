@@ -7,13 +7,14 @@ from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
 from lm.config import Resolved
+from lm.device import configure_device
 from lm.errors import DataError
 from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs
 from lm.progress import Reporter
 from lm.run import Run
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
-from lm.train import FitResult, configure_device, fit, require_end, seed_everything
+from lm.train import FitResult, fit, require_end, seed_everything
 
 
 def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> FitResult:

@@ -19,8 +19,9 @@ from dialog.seq2seq import DecoderState, Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
+from lm.device import device_here
 from lm.errors import StorageError
-from lm.inputs import codec_of, device_here
+from lm.inputs import codec_of
 from lm.state import load_model_tensors
 from lm.text import BOS, DIALOG, PAD, Codec
 

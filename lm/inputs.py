@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
 from lm.errors import StorageError
-from lm.schema import TrainConfig
 from lm.storage import JSON, read_json, shown, write_json
 from lm.text import Codec
-from lm.train import configure_device
 
 DATA, CODEC_HASH = "data.json", "codec_sha256"
 
@@ -42,10 +38,3 @@ def codec_of(run: Path) -> Codec:
                 f"{shown(run)}: vocabulary.json or tokenizer.json is not the run's own; restore it"
             )
     return codec
-
-
-def device_here(train: TrainConfig) -> torch.device:
-    """The device of a run, or the CPU where it is away: a model trained elsewhere is used here."""
-    if not torch.cuda.is_available():
-        train = train.model_copy(update={"device": "cpu"})
-    return configure_device(train)

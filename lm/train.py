@@ -6,7 +6,6 @@ commit (:mod:`lm.state`), and what the log holds beyond the commit is cut off.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -26,7 +25,7 @@ from lm.schema import OptimConfig, TrainConfig
 from lm.state import Bookmark, Progress, Stateful, TrainingState, Window
 from lm.update import Batches, StepLoss, Sums, Updater
 
-__all__ = ["FitResult", "StepLoss", "Task", "configure_device", "fit", "require_end", "seed_everything"]
+__all__ = ["FitResult", "StepLoss", "Task", "fit", "require_end", "seed_everything"]
 
 BatchT = TypeVar("BatchT")
 
@@ -62,19 +61,6 @@ class FitResult:
     best_step: int  # -1 where no validation was finite
     reason: str
     minutes: float  # of training, earlier sittings included
-
-
-def configure_device(train: TrainConfig) -> torch.device:
-    """The device to train on, set up for reproducible results; raises ConfigError where CUDA is missing."""
-    if train.threads:
-        torch.set_num_threads(train.threads)
-    if train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError('train.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not reproducible
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    return torch.device("cuda")
 
 
 def require_end(train: TrainConfig) -> None:

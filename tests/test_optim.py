@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lm.device import configure_device
 from lm.errors import ConfigError, Interrupted, StorageError
 from lm.optim import (
     Averager,
@@ -22,7 +23,6 @@ from lm.optim import (
 )
 from lm.rng import load_rng, rng_tensors, seed_everything
 from lm.schema import OptimConfig, TrainConfig
-from lm.train import configure_device
 from lm.update import Batches, StepLoss, Updater
 
 STEPS = range(0, 60)

@@ -13,7 +13,7 @@ from lm.language.corpus import TokenSplit
 from lm.language.model import LanguageModel, detached, state_from, state_tensors
 from lm.language.windows import Ids, Streams, Window, mean_length
 from lm.regularize import activation_penalty, slowness_penalty
-from lm.train import StepLoss
+from lm.update import StepLoss
 
 SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
-from lm.inputs import codec_of, device_here
+from lm.device import device_here
+from lm.inputs import codec_of
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids

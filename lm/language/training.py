@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, override, read_config
+from lm.device import configure_device
 from lm.errors import ConfigError, DataError
 from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
 from lm.language.config import LmConfig
@@ -18,7 +19,7 @@ from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
 from lm.storage import shown
 from lm.text import Codec
-from lm.train import FitResult, configure_device, fit, require_end, seed_everything
+from lm.train import FitResult, fit, require_end, seed_everything
 
 START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls

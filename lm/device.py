@@ -1,0 +1,28 @@
+"""Where tensors live, and settings under which the same numbers come out of it again."""
+
+import os
+
+import torch
+
+from lm.errors import ConfigError
+from lm.schema import TrainConfig
+
+
+def configure_device(train: TrainConfig) -> torch.device:
+    """The device to train on, set up for reproducible results; raises ConfigError where CUDA is missing."""
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    if train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError('train.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not reproducible
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda")
+
+
+def device_here(train: TrainConfig) -> torch.device:
+    """The device of a run, or the CPU where it is away: a model trained elsewhere is used here."""
+    if not torch.cuda.is_available():
+        train = train.model_copy(update={"device": "cpu"})
+    return configure_device(train)
