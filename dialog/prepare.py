@@ -20,7 +20,7 @@ from dialog.corpus import Dialog, train_codec
 from dialog.prepared import write_split
 from dialog.sources import ReadOptions, locate, read_located
 from dialog.utterance import SPLITS, WHOLE
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.lines import InputLog, OnBadLine
 from lm.storage import shown, storage_errors
@@ -48,10 +48,11 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"--{name}-fraction {value}: must be at least 0 and below 1")
-        if self.valid_fraction + self.test_fraction >= 1:
-            raise ConfigError("--valid-fraction and --test-fraction leave nothing to train on; lower them")
+            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
+        require(
+            self.valid_fraction + self.test_fraction < 1,
+            "--valid-fraction and --test-fraction leave nothing to train on; lower them",
+        )
 
 
 def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:

@@ -39,3 +39,9 @@ class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everyt
     """A signal ended the command: a training after saving, which the same command resumes, others at once."""
 
     exit_code = 75
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise ConfigError with ``message`` unless an option or key is as it must be."""
+    if not holds:
+        raise ConfigError(message)

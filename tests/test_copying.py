@@ -157,6 +157,7 @@ def test_prepared_sequences_are_random_and_followed_by_their_reverse(
 
 
 def test_impossible_sequences_are_refused() -> None:
-    for wrong in ({"length": 0}, {"symbols": 1}):
-        with pytest.raises(ConfigError, match="--length must be at least 1 and --vocab at least 2"):
-            ReadOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--length 0: must be at least 1"):
+        ReadOptions(length=0)
+    with pytest.raises(ConfigError, match="--vocab 1: must be at least 2"):
+        ReadOptions(symbols=1)

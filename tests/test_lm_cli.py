@@ -1,11 +1,13 @@
 """The ``lm`` command line on a tiny text, from preparing it to analysing a model, and its mistakes."""
 
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,14 @@ import pytest
 from tiny_lm import text_of
 
 from dialog.schema import DialogConfig
-from lm.cli import main
+from lm.analysis.bottleneck import BottleneckOptions
+from lm.analysis.cli import bottleneck, examples
+from lm.analysis.examples import Wanted
+from lm.cli import generate, main, prepare
 from lm.config import Resolved, save_config
+from lm.language.generate import GenerateOptions
+from lm.language.prepare import PrepareOptions
+from lm.language.sources import ReadOptions
 from lm.meter import Update
 from lm.progress import NullReporter
 from lm.records import keep
@@ -234,6 +242,28 @@ def test_divergence_components_and_examples(lm: Lm, inside: Path) -> None:
     )
     assert (len(result["examples"]), result["tokens"]) == (2, 30)
     assert "over 30 tokens runs/tiny gains" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "not_asked_for"),
+    [
+        (bottleneck, BottleneckOptions, ()),
+        (examples, Wanted, ("context", "guesses")),
+        (generate, GenerateOptions, ()),
+        (prepare, PrepareOptions, ("read",)),
+        (prepare, ReadOptions, ()),
+    ],
+)
+def test_defaults_of_commands_are_those_of_the_options(
+    command: Callable[..., None], options: type, not_asked_for: Sequence[str]
+) -> None:
+    parameters = inspect.signature(command).parameters
+    for field in fields(options):
+        if field.name not in not_asked_for:
+            wanted = field.default
+            if isinstance(wanted, tuple):
+                wanted = ",".join(map(str, wanted))
+            assert parameters[field.name].default == wanted, field.name
 
 
 def test_the_bottleneck_is_drawn_once(lm: Lm, inside: Path) -> None:

@@ -28,10 +28,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lm.analysis.known_language import Language, measured_rank, require
+from lm.analysis.known_language import Language, measured_rank
 from lm.analysis.points import Points
 from lm.analysis.steps import Poll, Progress, no_poll, no_progress
-from lm.errors import DivergenceError
+from lm.errors import DivergenceError, require
 from lm.heads import HEADS, Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import HeadConfig, OptimConfig

@@ -201,11 +201,21 @@ def bottleneck(
     from lm.analysis.bottleneck_figure import bottleneck_tables, draw
 
     options = BottleneckOptions(
-        contexts, vocab, rank, spread, context_law, tuple(heads.split(",")),
-        _integers("--embedding-sizes", embedding_sizes), _integers("--components", components),
-        _integers("--component-sweep", component_sweep) if component_sweep else (), sweep_size,
-        hidden_size, steps, lr, _integers("--seeds", seeds),
-    )  # fmt: skip
+        contexts=contexts,
+        vocab=vocab,
+        rank=rank,
+        spread=spread,
+        context_law=context_law,
+        heads=tuple(heads.split(",")),
+        embedding_sizes=_integers("--embedding-sizes", embedding_sizes),
+        components=_integers("--components", components),
+        component_sweep=_integers("--component-sweep", component_sweep) if component_sweep else (),
+        sweep_size=sweep_size,
+        hidden_size=hidden_size,
+        steps=steps,
+        lr=lr,
+        seeds=_integers("--seeds", seeds),
+    )
     with interruptible(RESUME) as poll, counting("training") as progress:
         result = sweep(options, out, poll, progress)
     figures = [out / "bottleneck.png", out / "bottleneck.svg"]

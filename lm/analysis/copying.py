@@ -22,11 +22,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from lm.analysis.known_language import require
 from lm.analysis.points import Points
 from lm.analysis.steps import Poll, Progress, no_poll, no_progress
 from lm.cells import recurrent_layer
-from lm.errors import DivergenceError
+from lm.errors import DivergenceError, require
 from lm.heads import Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import MAX_SEED, CellConfig, HeadConfig, OptimConfig

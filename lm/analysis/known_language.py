@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lm.analysis.spectrum import RankResult
-from lm.errors import ConfigError
+from lm.errors import require
 from lm.schema import MAX_SEED
 
 
@@ -79,9 +79,3 @@ def measured_rank(log_probs: Tensor) -> int:
     values = torch.linalg.svdvals(log_probs)
     rows, columns = log_probs.shape
     return RankResult(values.numpy(), (rows, columns)).rank
-
-
-def require(holds: bool, message: str) -> None:
-    """Raise ConfigError with ``message`` unless it holds."""
-    if not holds:
-        raise ConfigError(message)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lm.cells import Layer
-from lm.errors import ConfigError, DataError, DivergenceError
+from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel, State, detached
 from lm.language.scoring import Floats, begin, no_advance
@@ -50,15 +50,15 @@ class Setting:
     window: int = ADAPT_LENGTH
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf):
-            raise ConfigError(
-                f"--lr {self.lr:g} --decay {self.decay:g} --eps {self.eps:g}: must be at least 0,"
-                " --eps above 0"
-            )
-        if self.window < 1:
-            raise ConfigError(f"--window {self.window}: must be at least 1")
-        if self.scaling not in ("normalised", "original"):
-            raise ConfigError(f"--scaling {self.scaling!r}: must be normalised or original")
+        require(
+            0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf,
+            f"--lr {self.lr:g} --decay {self.decay:g} --eps {self.eps:g}: must be at least 0, --eps above 0",
+        )
+        require(self.window >= 1, f"--window {self.window}: must be at least 1")
+        require(
+            self.scaling in ("normalised", "original"),
+            f"--scaling {self.scaling!r}: must be normalised or original",
+        )
 
     def normalised(self, windows: int, tensors: int) -> "Setting":
         """The setting that does the same in normalised scaling: λ / tensors, η / √windows, ε / √windows."""

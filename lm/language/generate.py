@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.errors import ConfigError, DivergenceError
+from lm.errors import DivergenceError, require
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.sampling import INFINITY, draw
 from lm.stop import no_poll
@@ -31,22 +31,19 @@ class GenerateOptions:
     unknown: bool = True  # whether <unk> may be drawn
 
     def __post_init__(self) -> None:
-        wrong = {
-            f"--max-tokens {self.max_tokens}: must be at least 1": self.max_tokens < 1,
-            f"--temperature {self.temperature}: must be above 0; --top-k 1 is the coldest": not (
-                0 < self.temperature < INFINITY
-            ),
-            f"--temperature-on {self.temperature_on!r}: must be mixture or components": (
-                self.temperature_on not in ("mixture", "components")
-            ),
-            f"--top-k {self.top_k}: must be at least 0": self.top_k < 0,
-            f"--top-p {self.top_p}: must be above 0 and at most 1": not 0 < self.top_p <= 1,
-            f"--seed {self.seed}: must be at least 0": self.seed < 0,
-            f"--count {self.count}: must be at least 1": self.count < 1,
-        }
-        for message, holds in wrong.items():
-            if holds:
-                raise ConfigError(message)
+        require(self.max_tokens >= 1, f"--max-tokens {self.max_tokens}: must be at least 1")
+        require(
+            0 < self.temperature < INFINITY,
+            f"--temperature {self.temperature}: must be above 0; --top-k 1 is the coldest",
+        )
+        require(
+            self.temperature_on in ("mixture", "components"),
+            f"--temperature-on {self.temperature_on!r}: must be mixture or components",
+        )
+        require(self.top_k >= 0, f"--top-k {self.top_k}: must be at least 0")
+        require(0 < self.top_p <= 1, f"--top-p {self.top_p}: must be above 0 and at most 1")
+        require(self.seed >= 0, f"--seed {self.seed}: must be at least 0")
+        require(self.count >= 1, f"--count {self.count}: must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from lm.console import table
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.language.shards import write_split
 from lm.language.sources import BYTES, Located, ReadOptions, locate
@@ -86,10 +86,9 @@ class PrepareOptions:
             "blank-lines": (self.blank_lines, get_args(BlankLines)),
         }
         for name, (value, known) in choices.items():
-            if value not in known:
-                raise ConfigError(f"--{name} {visible(value)}: must be one of {', '.join(known)}")
-        if self.vocab_size < 0 or self.shard_tokens < 1:
-            raise ConfigError("--vocab-size must be at least 0 and --shard-tokens at least 1")
+            require(value in known, f"--{name} {visible(value)}: must be one of {', '.join(known)}")
+        sizes = self.vocab_size >= 0 and self.shard_tokens >= 1
+        require(sizes, "--vocab-size must be at least 0 and --shard-tokens at least 1")
 
 
 def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:

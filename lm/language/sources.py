@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError, require
 from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
 from lm.lines import InputLog, visible
 
@@ -53,16 +53,16 @@ class ReadOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(Format):
-            known = ", ".join(get_args(Format))
-            raise ConfigError(f"--format {visible(self.format)}: must be one of {known}")
+        known = ", ".join(get_args(Format))
+        require(self.format in get_args(Format), f"--format {visible(self.format)}: must be one of {known}")
         for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"--{name}-fraction {value}: must be at least 0 and below 1")
-        if self.length < 1 or self.symbols < 2:
-            raise ConfigError("--length must be at least 1 and --vocab at least 2")
-        if self.valid_fraction + self.test_fraction >= 1:
-            raise ConfigError("--valid-fraction and --test-fraction leave nothing to train on; lower them")
+            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
+        require(
+            self.valid_fraction + self.test_fraction < 1,
+            "--valid-fraction and --test-fraction leave nothing to train on; lower them",
+        )
+        require(self.length >= 1, f"--length {self.length}: must be at least 1")
+        require(self.symbols >= 2, f"--vocab {self.symbols}: must be at least 2")
 
 
 @dataclass(frozen=True, slots=True)
