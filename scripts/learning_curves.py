@@ -6,28 +6,41 @@ python scripts/learning_curves.py runs/small/*-1 --out docs/curves.svg
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from lm.analysis.pictures import STYLES, save_figure
 
-COLOURS = {
-    "softmax": "#555555",
-    "sigsoftmax": "#b07aa1",
-    "moc": "#4e79a7",
-    "mos": "#e15759",
-    "moss": "#59a14f",
-}
+Curve = tuple[list[int], list[float]]  # updates, perplexities
 
 
-def curve(run: Path) -> tuple[list[int], list[float]]:
+def curve(run: Path) -> Curve:
     """Updates and validation perplexities of a run."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     records = [line for line in lines if line["split"] == "valid"]
     return [record["step"] for record in records], [record["perplexity"] for record in records]
+
+
+def draw(curves: Mapping[str, Sequence[Curve]], top: float | None, figure: Figure) -> None:
+    """The curves of every head, in one panel that ends at ``top``."""
+    axes = figure.subplots()
+    for head, found in ((head, curves[head]) for head in STYLES if head in curves):
+        ends = fmean(perplexities[-1] for _, perplexities in found)
+        for number, (steps, perplexities) in enumerate(found):
+            label = None if number else f"{head}: {ends:.1f} in the end"
+            colour = STYLES[head]["color"]
+            axes.plot(steps, perplexities, color=colour, label=label, marker=".", linewidth=1.5)
+    axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log", ylim=(None, top))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.grid(alpha=0.3, which="both")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
 
 
 def main() -> None:
@@ -35,29 +48,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="picture to write; the ending says which kind"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="picture to write, .svg or .png")
     parser.add_argument("--top", type=float, help="highest perplexity shown")
     options = parser.parse_args()
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     curves = defaultdict(list)
     for run in options.runs:
         head = json.loads((run / "config.json").read_text())["config"]["head"]["kind"]
         curves[head].append(curve(run))
-    for head, found in curves.items():
-        ends = fmean(perplexities[-1] for _, perplexities in found)
-        for number, (steps, perplexities) in enumerate(found):
-            label = None if number else f"{head}: {ends:.1f} in the end"
-            axes.plot(steps, perplexities, color=COLOURS.get(head), label=label, marker=".", linewidth=1.5)
-    axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log", ylim=(None, options.top))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())
-    axes.grid(alpha=0.3, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=150, metadata={"Date": None} if options.out.suffix == ".svg" else None)
+    save_figure([options.out], partial(draw, curves, options.top), size=(7, 4))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,17 @@ def test_peak_memory_is_what_a_run_needs_for_a_moment(bench: ModuleType) -> None
     assert 60 < peak_megabytes(lambda: torch.ones(64 * 2**18).sum()) < 80
 
 
+def test_the_picture_of_scaling_repeats_to_the_byte(bench: ModuleType, tmp_path: Path) -> None:
+    records = [
+        {"subject": "scaling", "case": name, "variant": f"{value:,}", "seconds": value, "peak MB": 2 * value}
+        for name, (values, _) in bench.scaling.SWEEPS.items()
+        for value in values
+    ]
+    for name in ("first.svg", "again.svg"):
+        bench.scaling.draw(records, tmp_path / name)
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
+
+
 def test_every_subject_has_cases_with_names_of_their_own(bench: ModuleType) -> None:
     from benchmarks.timing import Ceiling
 

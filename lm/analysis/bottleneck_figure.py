@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.analysis.bottleneck import WIDE, mixes
-from lm.analysis.pictures import save_figure
+from lm.analysis.pictures import STYLES, save_figure
 from lm.console import table
 
 if TYPE_CHECKING:
@@ -15,17 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-# Okabe and Ito's colours, which the colour-blind tell apart; the hollow markers of heads that coincide nest.
-STYLES: dict[str, dict[str, Any]] = {
-    "softmax": {"color": "#0072B2", "marker": "o", "markersize": 11, "fillstyle": "none", "linewidth": 2.5},
-    "sigsoftmax": {"color": "#E69F00", "marker": "^", "markersize": 6, "linestyle": (0, (5, 2))},
-    "sigmoid": {"color": "#F0E442", "marker": "v", "markersize": 6},
-    "relu": {"color": "#000000", "marker": "x", "markersize": 6},
-    "moc": {"color": "#56B4E9", "marker": "s", "markersize": 5, "linestyle": (0, (1, 1.5))},
-    "mos": {"color": "#D55E00", "marker": "D", "markersize": 7, "fillstyle": "none", "linewidth": 2.5},
-    "moss": {"color": "#009E73", "marker": "*", "markersize": 7, "linestyle": (0, (5, 2))},
-    WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3},
-}
+_STYLES = STYLES | {WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3}}
 _MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS"}
 _TITLES = {"kl": "KL(truth ‖ model), nats", "rank": "Measured rank"}
 _AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
@@ -168,7 +158,7 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
         for head, rows, style in lines:
             if head == WIDE and measure == "rank":
                 continue  # of another E than its place
-            _draw_line(axes, rows, measure, {"linewidth": 1.8} | STYLES[head] | style)
+            _draw_line(axes, rows, measure, {"linewidth": 1.8} | _STYLES[head] | style)
         places = sorted({place for _, rows, _ in lines for place in rows})
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [str(place) for place in places])

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import beam, head, recurrent
 from benchmarks.timing import Case, Ceiling, Variant, Work
+from lm.analysis.pictures import save_figure
 from lm.links import EXP
 from lm.mixture_loss import LossOptions
 from lm.recurrent import WeightDropLSTM
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BFLOAT16 = partial(head.ours, LossOptions(EXP, bf16_products=True))
 _LAYER = partial(WeightDropLSTM, weight_dropout=0.5)
@@ -32,12 +36,11 @@ def cases(ceiling: Ceiling) -> list[Case]:
 
 def draw(records: Sequence[dict[str, Any]], picture: Path) -> None:
     """Time above, peak memory below, a column a sweep; both axes start at 0, so that linear looks linear."""
-    import matplotlib
+    save_figure([picture], partial(_draw, records), size=(15, 5))
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(SWEEPS), figsize=(15, 5), layout="constrained", sharex="col")
+def _draw(records: Sequence[dict[str, Any]], figure: "Figure") -> None:
+    axes = figure.subplots(2, len(SWEEPS), sharex="col")
     for column, name in enumerate(SWEEPS):
         found = [record for record in records if record["subject"] == "scaling" and record["case"] == name]
         values = [int(record["variant"].replace(",", "")) for record in found]
@@ -52,4 +55,3 @@ def draw(records: Sequence[dict[str, Any]], picture: Path) -> None:
             axis.spines[["top", "right"]].set_visible(False)
             axis.set_ylabel(label if column == 0 else None)
         axes[1, column].set_xlabel(name)
-    figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None)
