@@ -1,6 +1,9 @@
 """The one-pass loss, its gradients and its link functions, against formulas that keep every tensor."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,8 +206,46 @@ def test_learned_scale_and_shift_receive_gradients() -> None:
     assert head.shift.grad.abs() > 0
 
 
-def test_scratch_memory_does_not_grow_with_the_number_of_tokens() -> None:
-    """What one pass holds besides inputs and gradients is bounded by the chunk."""
+PEAKS = """
+import sys
+import torch
+sys.path.insert(0, "scripts")
+from benchmarks.timing import peak_megabytes
+from lm.links import EXP
+from lm.mixture_loss import LossOptions, Output, mixture_loss
+
+def work(tokens, rows=0):
+    sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
+    contexts, scores, weight, bias = (torch.randn(size, requires_grad=True) for size in sizes)
+    targets = torch.randint(20_000, (tokens,))
+
+    def run():
+        output, options = Output(weight, bias, None), LossOptions(EXP, rows=rows)
+        mixture_loss(contexts, scores.log_softmax(1), output, targets, None, options).backward()
+
+    return run
+
+work(128)()
+print(*(peak_megabytes(work(*case)) for case in ((128,), (1024,), (1024, 4096))))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
+def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
+    """Eight times the tokens have 290 MB more of logits, which show where all are in one chunk."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PEAKS],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    few, many, whole = map(float, ended.stdout.split())
+    assert many - few < 8, f"MB at the peak: {few}, {many}"
+    assert whole - few > 200, "a peak that grows would not be seen"
+
+
+def test_a_chunk_of_logits_is_bounded() -> None:
     options = LossOptions(HEADS["mos"].link)
     assert options.tokens_per_chunk(15, 10_000) * 15 * 10_000 * 4 <= 2**25
     assert options.tokens_per_chunk(15, 33_278) * 15 * 33_278 * 4 <= 2**25
