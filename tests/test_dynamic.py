@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_lm import CELLS, ids_of, tiny_lm, write_run
+from tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.adaptation import (
@@ -265,12 +265,15 @@ def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in commits] == times, "they are not made again"
     (tmp_path / "train.txt").write_text((tmp_path / "train.txt").read_text() + "rain\n" * 200)
     assert dynamic(run, setting=strong)["nll"] != result["nll"], "of other data they are"
-    assert dynamic_tables(result)
+    rows = cells(dynamic_tables(result)[0])
+    assert rows[-1]["measure"] == "perplexity, static"
+    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
 
 
 def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(400, 10, 10))
-    whole, _ = run_statistics(TrainedLm.load(run), write_run_copy(run, tmp_path / "copy"))
+    (tmp_path / "other").mkdir()
+    whole, _ = run_statistics(TrainedLm.load(run), tmp_path / "other")
     trained, done = TrainedLm.load(run), [0]
 
     def poll() -> None:
@@ -311,11 +314,6 @@ def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
     os.close(other)
 
 
-def write_run_copy(run: Path, copy: Path) -> Path:
-    copy.mkdir()
-    return copy
-
-
 def test_a_killed_grid_goes_on_and_reports_the_best_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +339,9 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     assert result["data"]["name"] == "test"
     alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=Setting(best["lr"], best["decay"]))
     assert alone["nll"] == pytest.approx(best["nll"], abs=1e-9)
-    assert dynamic_tables(result)
+    rows = cells(dynamic_tables(result)[0])
+    assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
+    assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
 
 
 def test_grids_are_kept_apart_and_override_nothing_asked_for(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_lm import write_run
+from tiny_lm import cells, write_run
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.compare import compare
@@ -67,7 +67,9 @@ def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path
     result = compare([first, same, better], resamples=1000)
     assert result["runs"][0]["p"] == {}
     assert result["bootstrap"]["units"] == 40
-    assert comparison_tables(result)
+    rows = cells(comparison_tables(result)[0])
+    assert list(rows[0]) == ["run", "head", "parameters", "checkpoint", "perplexity", "nats a token", "p"]
+    assert [row["perplexity"].endswith("*") for row in rows] == [False, False, True]
 
 
 def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> None:
@@ -79,7 +81,9 @@ def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> Non
     assert result["runs"][1]["mc_dropout"] == 50.0
     without = compare([*runs, keep_run(tmp_path / "c")], resamples=1000)
     assert without["scores"] == ["perplexity"]
-    assert comparison_tables(result)
+    rows = cells(comparison_tables(result)[0])
+    assert list(rows[0])[4:] == ["perplexity", "mc_dropout", "nats a token", "p"]
+    assert [row["mc_dropout"] for row in rows] == ["50.00", "50.00*"]
 
 
 def test_only_comparable_runs_are_compared(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from tiny_task import TinyTask, lines, outcome, run_folder, train
 
 from lm.optim import nonmonotonic
-from lm.rng import seed_everything
 
 
 def authors_trigger(losses: list[float], nonmono: int = 5) -> list[bool]:
@@ -140,8 +139,7 @@ def test_finetuning_ends_where_validation_stalls() -> None:
     assert math.isclose(result.best_nll, 3.0)
 
 
-def test_seeding_is_what_the_reference_relies_on() -> None:
-    seed_everything(1)
+def test_a_task_seeds_itself_as_the_reference_relies_on() -> None:
     first = TinyTask().model.state_dict()
     second = TinyTask().model.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)

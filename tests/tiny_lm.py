@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.table import Table
 from words import WORDS
 
 from lm.checkpoint import CheckpointStore
@@ -89,3 +90,10 @@ def write_run(folder: Path, *, lines: tuple[int, int, int] = (120, 40, 60), **op
     store.commit(3, {"model": model_tensors(trained.model)}, {}, {})
     store.point("best", 3)
     return folder
+
+
+def cells(table: object) -> list[dict[str, str]]:
+    """The rows of a table as it is shown, by column."""
+    assert isinstance(table, Table)
+    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
