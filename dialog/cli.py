@@ -224,7 +224,9 @@ def references(
     from dialog.references import build_references, write_references
 
     with interruptible() as poll:
-        items = build_references(load_dialogs(train), load_dialogs(test), neighbours, poll)
+        items = build_references(
+            load_dialogs(train, poll=poll), load_dialogs(test, poll=poll), neighbours, poll
+        )
     write_references(out, items)
     count = sum(len(item.responses) for item in items)
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")

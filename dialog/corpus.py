@@ -6,6 +6,7 @@ from dialog.sources import ReadOptions, read_source
 from dialog.utterance import SPLITS, Dialog, Utterance
 from lm.errors import DataError
 from lm.lines import InputLog, OnBadLine, visible
+from lm.stop import Poll, no_poll
 from lm.text import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
 
 __all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]
@@ -13,7 +14,7 @@ __all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]
 SMALLTALK = "smalltalk:"
 
 
-def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialog]:
+def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = no_poll) -> list[Dialog]:
     """Read the conversations that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
 
     ``source`` is ``smalltalk:train``, ``smalltalk:valid`` or ``smalltalk:test``, a split folder that ``dialog
@@ -29,7 +30,7 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialo
         from dialog.smalltalk import generate
 
         return generate(split)
-    splits = read_source(source, ReadOptions(), InputLog(on_bad_line))
+    splits = read_source(source, ReadOptions(), InputLog(on_bad_line), poll)
     if len(splits) > 1:
         raise DataError(
             f"{visible(source)}: holds the splits {', '.join(splits)}; name one of its files or folders, "

@@ -21,6 +21,7 @@ from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError, DivergenceError
 from lm.lines import visible
 from lm.records import keep
+from lm.stop import Poll, no_poll
 from lm.storage import canonical_json, require_writable, write_atomic
 from lm.text import UNK, Codec
 from lm.tokenizers import Tokenizer, WordPunct
@@ -101,7 +102,7 @@ def evaluate(
         require_writable(output)
     model = TrainedModel.load(run, checkpoint)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
-    test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context)
+    test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context, poll)
     judge = bleu_tokenizer(model.codec.tokenizer)
     texts = test.texts()
     unknown = _unknown_share(model, test)
@@ -156,7 +157,9 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
     return known + [token for part in rest for token in (UNK, *part)]
 
 
-def load_test_set(source: str, references: Path | None, limit: int | None, context: int) -> EvaluationData:
+def load_test_set(
+    source: str, references: Path | None, limit: int | None, context: int, poll: Poll = no_poll
+) -> EvaluationData:
     """Read a corpus and the references that belong to it.
 
     DataError where there is no context to evaluate or the references are those of other conversations.
@@ -165,7 +168,7 @@ def load_test_set(source: str, references: Path | None, limit: int | None, conte
 
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
-    dialogs = load_dialogs(source)
+    dialogs = load_dialogs(source, poll=poll)
     examples = list_examples(dialogs, context)
     if not examples:
         raise DataError(f"{visible(source)}: no context to evaluate; a dialog needs two utterances")

@@ -13,6 +13,7 @@ from dialog.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
 from lm.errors import ConfigError, DataError
 from lm.lines import InputLog, Line, open_regular, read_lines, visible
+from lm.stop import Poll, no_poll, polled
 
 __all__ = ["Located", "ReadOptions", "detect_format", "locate", "read_located", "read_source"]
 
@@ -160,17 +161,22 @@ def detect_format(path: Path, log: InputLog) -> str:
     raise DataError(f"{visible(name)}: format not recognised; name it with --format, one of {known}")
 
 
-def read_source(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+def read_source(
+    source: str, options: ReadOptions, log: InputLog, poll: Poll = no_poll
+) -> dict[str, list[Dialog]]:
     """Read the dialogs of every split of a source; the one key is ``""`` where it is not split.
 
-    DataError, naming file, line and remedy, for what cannot be read, and where a split has no dialog.
+    ``poll`` is called before every file, and every line of a text file. DataError, naming file, line and
+    remedy, for what cannot be read, and where a split has no dialog.
     """
-    return read_located(locate(source, options, log), options, log)
+    return read_located(locate(source, options, log), options, log, poll)
 
 
-def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+def read_located(
+    located: Located, options: ReadOptions, log: InputLog, poll: Poll = no_poll
+) -> dict[str, list[Dialog]]:
     """Read what :func:`locate` found."""
-    splits = _read(located, options, log)
+    splits = _read(located, options, log, poll)
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
@@ -181,23 +187,30 @@ def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[
     return splits
 
 
-def _read(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+def _read(located: Located, options: ReadOptions, log: InputLog, poll: Poll) -> dict[str, list[Dialog]]:
     if located.format == "pickle":
         return read_pickle(located.files[WHOLE][0], log)
     if located.format == "datasets":
         return read_dataset(located.source, options, log)
-    return {split: _read_files(located.format, files, options, log) for split, files in located.files.items()}
+    return {
+        split: _read_files(located.format, files, options, log, poll)
+        for split, files in located.files.items()
+    }
 
 
-def _read_files(format: str, files: list[Path], options: ReadOptions, log: InputLog) -> list[Dialog]:
+def _read_files(
+    format: str, files: list[Path], options: ReadOptions, log: InputLog, poll: Poll
+) -> list[Dialog]:
+    paths = polled(files, poll)
     if format == "swda":
-        return read_swda(files, log)
+        return read_swda(paths, log)
     if format == "parquet":
-        return [dialog for file in files for dialog in read_parquet(file, options, log)]
+        return [dialog for file in paths for dialog in read_parquet(file, options, log)]
     if format == "prepared":
-        return [dialog for folder in files for dialog in read_split(folder)]
+        return [dialog for folder in paths for dialog in read_split(folder)]
     dialogs: list[Dialog] = []
-    for file in files:
+    for file in paths:
         with open_regular(file) as stream:
-            dialogs += TEXT_READERS[format](read_lines(stream, str(file), log), str(file), log)
+            lines = polled(read_lines(stream, str(file), log), poll)
+            dialogs += TEXT_READERS[format](lines, str(file), log)
     return dialogs

@@ -50,7 +50,8 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
 def _load(config: DialogConfig) -> tuple[list[Dialog], list[Dialog]]:
     """Both splits that training needs; a signal ends it as it ends training."""
     with interruptible(RESUME) as poll:
-        dialogs, valid = load_dialogs(config.data.train), load_dialogs(config.data.valid)
+        dialogs = load_dialogs(config.data.train, poll=poll)
+        valid = load_dialogs(config.data.valid, poll=poll)
         poll()
     return dialogs, valid
 

@@ -22,10 +22,12 @@ from typing import Any, cast
 
 from lm.errors import StorageError
 from lm.lines import Dropped, open_regular
+from lm.stop import Poll, no_poll
 from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, shown, storage_errors, sync
 
 MANIFEST = "manifest.json"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
+_BLOCK = 1 << 20  # bytes hashed between polls
 _DIALOG = "dialog prepare"  # the command of manifests that name none
 
 
@@ -38,25 +40,30 @@ class Prepared:
     unchanged: bool
 
 
-def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:
+def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
     """Size and SHA-256 of the files of a source; DataError where one cannot be read."""
     found = {}
     for path in paths:
+        digest = hashlib.sha256()
         with open_regular(path) as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            found[str(path)] = {"size": stream.tell(), "sha256": digest}
+            while block := stream.read(_BLOCK):
+                poll()
+                digest.update(block)
+            found[str(path)] = {"size": stream.tell(), "sha256": digest.hexdigest()}
     return found
 
 
 class OutputFolder:
     """Where ``command`` writes its result, and what is there from an earlier time.
 
-    StorageError where there is something else, which is never replaced.
+    ``poll`` is called before every file that is hashed. StorageError where there is something else, which is
+    never replaced.
     """
 
-    def __init__(self, path: Path, command: str) -> None:
+    def __init__(self, path: Path, command: str, poll: Poll = no_poll) -> None:
         self.path = path
         self.command = command
+        self._poll = poll
         self._manifest = self._read_manifest()
 
     def _read_manifest(self) -> dict[str, Any] | None:
@@ -77,7 +84,7 @@ class OutputFolder:
 
     def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
         """The result that is there, if it is whole and was made from the ``wanted`` input and options."""
-        if self._manifest is None or self._manifest != {**wanted, "outputs": _files(self.path)}:
+        if self._manifest is None or self._manifest != {**wanted, "outputs": self._files(self.path)}:
             return None
         if any(map(os.path.lexists, self._beside())):  # of a process that was killed
             with suppress(StorageError), self._alone() as (tmp, _):
@@ -146,16 +153,18 @@ class OutputFolder:
         """Write, beside the splits in the ``folder`` being built, the report and, last, the manifest."""
         (folder / "report.json").write_bytes(_json(report, indent=1))
         (folder / "dropped.jsonl").write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
-        manifest = {**wanted, "outputs": _files(folder)}
+        manifest = {**wanted, "outputs": self._files(folder)}
         (folder / MANIFEST).write_bytes(_json(manifest, indent=1))
         return Prepared(self.path, report, unchanged=False)
+
+    def _files(self, folder: Path) -> dict[str, str]:
+        """SHA-256 of every file below a folder, but for the manifest."""
+        hashes = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
+            self._poll()
+            hashes[path.relative_to(folder).as_posix()] = sha256_file(path)
+        return hashes
 
 
 def _json(value: object, indent: int | None = None) -> bytes:
     return (json.dumps(value, indent=indent) + "\n").encode()
-
-
-def _files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, but for the manifest."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in paths}

@@ -4,12 +4,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from lm.errors import Interrupted
+
+T = TypeVar("T")
+Poll = Callable[[], None]  # of long loops; it raises to end them
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
@@ -72,8 +75,15 @@ def no_poll() -> None:
     """The poll of a caller that nothing interrupts."""
 
 
+def polled(items: Iterable[T], poll: Poll) -> Iterator[T]:
+    """The items, with a poll before each."""
+    for item in items:
+        poll()
+        yield item
+
+
 @contextmanager
-def interruptible(remedy: str = RESTART) -> Iterator[Callable[[], None]]:
+def interruptible(remedy: str = RESTART) -> Iterator[Poll]:
     """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
 
     ``remedy`` ends its message: how to go on. A signal after the last poll is not lost: it is a

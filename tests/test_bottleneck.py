@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from polls import stop_after
 
 from lm.analysis.bottleneck import (
     POINTS,
@@ -161,17 +161,6 @@ def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     for name in (POINTS, RESULT):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert json.loads((tmp_path / "a" / RESULT).read_text())["rows"] == first["rows"]
-
-
-def stop_after(steps: int) -> Callable[[], None]:
-    """A poll that interrupts once so many steps were taken."""
-    calls = iter(range(steps))
-
-    def poll() -> None:
-        if next(calls, None) is None:
-            raise Interrupted("interrupted")
-
-    return poll
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from polls import stop_after
 
 from dialog.corpus import Dialog, Utterance, load_dialogs, train_codec
 from dialog.sources import ReadOptions, detect_format, read_source
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, Interrupted
 from lm.lines import MAX_LINE, InputLog
 
 TURNS = (
@@ -91,6 +92,13 @@ def test_every_text_format_is_recognised_and_read(format: str, tmp_path: Path) -
     expected = {"zhao": ["c:0", "c:1"], "text": ["c:0", "c:1"], "pipes": ["first"]}
     assert [dialog.id for dialog in dialogs] == expected.get(format, ["first", "second"])
     assert read_source(source, ReadOptions(format=format), InputLog()) == {"": dialogs}
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_a_signal_ends_the_reading_within_a_file(format: str, tmp_path: Path) -> None:
+    source = write(tmp_path, *FILES[format])
+    with pytest.raises(Interrupted):
+        load_dialogs(source, poll=stop_after(2))
 
 
 def test_zhaos_layout_keeps_topics_as_they_stand_and_reads_its_variants(tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
 """``lm prepare`` over again, on bad input, stopped half-way, and on texts larger than memory."""
 
 import gzip
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from polls import stop_after
 from test_lm_prepare import DEFAULTS, contents, folder_of, standard, text
 
 from lm import lines
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
-from lm.folder import Prepared
+from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.language import prepare as module
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions
@@ -151,6 +154,30 @@ def test_results_of_other_commands_are_never_replaced(tmp_path: Path) -> None:
     prepare(source, tmp_path / "out")
     with pytest.raises(StorageError, match="was not written by `dialog prepare`"):
         prepare_dialogs(str(talk), tmp_path / "out")
+
+
+def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(standard(tmp_path / "in"), "train.txt")
+    whole = hash_inputs([source])
+    assert whole[str(source)]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    monkeypatch.setattr("lm.folder._BLOCK", 100)
+    assert hash_inputs([source]) == whole
+    with pytest.raises(Interrupted):
+        hash_inputs([source], stop_after(2))
+    monkeypatch.setattr(module, "interruptible", lambda: nullcontext(stop_after(2)))
+    with pytest.raises(Interrupted):
+        prepare(str(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_ends_the_hashing_of_a_result(tmp_path: Path) -> None:
+    source = standard(tmp_path / "in")
+    prepare(source, tmp_path / "out")
+    wanted = json.loads((tmp_path / "out/manifest.json").read_text())
+    del wanted["outputs"]
+    assert OutputFolder(tmp_path / "out", "lm prepare").current(wanted) is not None
+    with pytest.raises(Interrupted):
+        OutputFolder(tmp_path / "out", "lm prepare", stop_after(2)).current(wanted)
 
 
 @pytest.mark.parametrize("ending", ["signal", "disk", "input"])

@@ -1,6 +1,7 @@
 """Language models trained for real on a tiny text: loss, carried state, resuming, finetuning, refusals."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from polls import stop_after
 
 from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, load_config
-from lm.errors import ConfigError, DataError, StorageError
+from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.language.config import LmConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.model import LanguageModel
+from lm.language.prepare import PrepareOptions, prepare
 from lm.language.scoring import token_nll
 from lm.language.task import LmTask, score_streams
 from lm.language.trained import TrainedLm
@@ -79,6 +82,20 @@ def task(*overrides: str) -> LmTask:
     model = LanguageModel(config, len(codec.vocabulary))
     splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
     return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_signal_ends_the_reading_of_a_long_text(
+    prepared: bool, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved()
+    if prepared:
+        prepare("train.txt", corpus / "out", PrepareOptions(shard_tokens=50))
+        config = resolved('data.train="out/train"', 'data.valid="out/valid"')
+    monkeypatch.setattr("lm.language.training.interruptible", lambda remedy: nullcontext(stop_after(2)))
+    with pytest.raises(Interrupted):
+        train(config, corpus / "run", NullReporter())
+    assert not (corpus / "run").exists()
 
 
 def outcome(run: Path) -> tuple[str, bytes]:

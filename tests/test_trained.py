@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from polls import stop_after
 
 from dialog.batches import list_examples
 from dialog.corpus import Dialog
@@ -13,7 +15,7 @@ from dialog.schema import DecodeConfig, DialogConfig
 from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config import Resolved, load_config
-from lm.errors import ConfigError, DataError, StorageError
+from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.progress import NullReporter
 
 HEADS = ("softmax", "sigsoftmax", "moc", "mos", "moss")
@@ -61,6 +63,15 @@ def dialogs_of(run: Path) -> list[Dialog]:
     from dialog.corpus import load_dialogs
 
     return load_dialogs(json.loads((run / "config.json").read_text())["config"]["data"]["test"])
+
+
+def test_a_signal_ends_the_reading_of_long_conversations(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dialog.train.interruptible", lambda remedy: nullcontext(stop_after(2)))
+    with pytest.raises(Interrupted):
+        train(settings(corpus, "softmax", 1), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("head", HEADS)

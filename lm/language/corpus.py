@@ -1,7 +1,6 @@
 """The text of a language-model run: from the names in its config to a codec and token ids."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
 from lm.language.sources import SPLITS, is_spelled
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.lines import InputLog, visible
+from lm.stop import Poll, no_poll
 from lm.text import Codec
 from lm.tokenizers import StoredKind
 
@@ -21,7 +21,7 @@ __all__ = ["TokenSplit", "load_codec", "load_split"]
 _SEED = 1  # of the sample that sentencepiece learns from
 
 
-def load_split(source: str, codec: Codec, poll: Callable[[], None] = lambda: None) -> TokenSplit:
+def load_split(source: str, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     """The tokens that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
 
     ``source`` is a split of a folder that ``lm prepare`` wrote, as ``data/ptb/test``, or a text file, which
@@ -29,7 +29,7 @@ def load_split(source: str, codec: Codec, poll: Callable[[], None] = lambda: Non
     """
     path = Path(source)
     if path.is_dir():
-        return read_split(_require_split(path), codec)
+        return read_split(_require_split(path), codec, poll)
     part = _text_part(path, codec.tokenizer.kind)
     seen, digest = SplitCounts(), hashlib.sha256()
     lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"), poll)
@@ -38,7 +38,7 @@ def load_split(source: str, codec: Codec, poll: Callable[[], None] = lambda: Non
     return TokenSplit((ids,), digest.hexdigest(), seen.characters)
 
 
-def load_codec(data: DataConfig, poll: Callable[[], None] = lambda: None) -> Codec:
+def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
     """The codec of ``data.train``: the prepared folder's or, of a text file, learned from it.
 
     It has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train lacks. DataError

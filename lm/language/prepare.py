@@ -98,10 +98,10 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
     StorageError where ``out`` is something else, cannot be written, or is being written by another process,
     Interrupted after a signal.
     """
+    located = locate(source, options.read)  # a signal ends this at once: it may wait for a network
+    kind = _tokenizer_kind(located.format, options)
     with interruptible() as poll:
-        located = locate(source, options.read)
-        kind = _tokenizer_kind(located.format, options)
-        folder = OutputFolder(out, COMMAND)
+        folder = OutputFolder(out, COMMAND, poll)
         before = _identity(located, poll)
         wanted = {
             "command": COMMAND,
@@ -130,7 +130,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
 def _identity(located: Located, poll: Callable[[], None]) -> dict[str, Any]:
     """Size and SHA-256 of every file, or SHA-256 of every split of a dataset."""
     if files := located.files:
-        return hash_inputs(files)
+        return hash_inputs(files, poll)
     found = {}
     for split, parts in located.splits.items():
         digest = hashlib.sha256()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lm.errors import DataError, StorageError
 from lm.language.survey import SplitCounts, TokenLine
+from lm.stop import Poll, no_poll
 from lm.storage import JSON, read_json, shown, write_json
 from lm.text import Codec
 
@@ -72,9 +73,10 @@ def id_dtype(codec: Codec) -> type[np.integer]:
     return np.uint16 if len(codec.vocabulary) <= 1 << 16 else np.int32
 
 
-def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
+def add_ids(digest: Any, ids: NDArray[np.integer], poll: Poll = no_poll) -> None:
     """Hash ids in the form that does not depend on how they are stored."""
     for start in range(0, len(ids), _CHUNK):
+        poll()
         digest.update(ids[start : start + _CHUNK].astype("<i4").tobytes())
 
 
@@ -117,7 +119,7 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
     return counts
 
 
-def read_split(folder: Path, codec: Codec) -> TokenSplit:
+def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     """The split of a folder that :func:`write_split` wrote.
 
     DataError where it is damaged, or was written with another codec.
@@ -142,7 +144,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
             raise ValueError("a shard of another type")
         digest = hashlib.sha256()
         for shard in shards:
-            add_ids(digest, shard)
+            add_ids(digest, shard, poll)
         if digest.hexdigest() != about["sha256"]:
             raise ValueError("other ids than were written")
         return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))

@@ -95,11 +95,9 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit
     """The codec, the run's own where it has one, and both splits; a signal ends it as it ends training."""
     with interruptible(RESUME) as poll:
         begun = (folder / DATA).is_file()  # written after the codec, so the codec is complete
-        codec = codec_of(folder) if begun else load_codec(config.data)
-        poll()
-        train_split = load_split(config.data.train, codec)
-        poll()
-        return codec, train_split, load_split(config.data.valid, codec)
+        codec = codec_of(folder) if begun else load_codec(config.data, poll)
+        train_split = load_split(config.data.train, codec, poll)
+        return codec, train_split, load_split(config.data.valid, codec, poll)
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
