@@ -40,10 +40,10 @@ class Dropped:
 class InputLog:
     """The policy for bad input (``error`` stops, ``skip`` leaves it out) and a list of what is left out.
 
-    ``command`` is the one that can leave it out, for the remedy in error messages.
+    ``command`` is the one that can leave it out, for the remedy in error messages; None where none can.
     """
 
-    def __init__(self, on_bad_line: OnBadLine = "error", command: str = "dialog prepare") -> None:
+    def __init__(self, on_bad_line: OnBadLine = "error", command: str | None = "dialog prepare") -> None:
         if on_bad_line not in ("error", "skip"):
             raise ConfigError(f"--on-bad-line {visible(str(on_bad_line))}: must be error or skip")
         self.on_bad_line = on_bad_line
@@ -60,8 +60,8 @@ class InputLog:
         if self.on_bad_line == "error":
             place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
             quoted = f" ({visible(excerpt[:_EXCERPT])})" if excerpt else ""
-            skip = f"or leave it out with `{self.command} … --on-bad-line skip`"
-            raise DataError(f"{place}: {reason}{quoted}; {remedy}, {skip}")
+            skip = f", or leave it out with `{self.command} … --on-bad-line skip`" if self.command else ""
+            raise DataError(f"{place}: {reason}{quoted}; {remedy}{skip}")
         self.drop(file, line, reason, excerpt)
 
     def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:

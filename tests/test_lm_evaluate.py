@@ -271,6 +271,39 @@ def test_lines_are_scored_after_the_lines_before_them(tmp_path: Path, independen
         assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("char", b"a b _ c\nd e _ h a\n"),  # as the characters of the Penn Treebank are spelled
+        ("char", b"ab c\nde ha\n"),
+        ("byte", b"\xef\xbb\xbfabc\r\n\xff\nhead"),
+    ],
+)
+def test_score_reads_a_text_as_evaluate_does(kind: str, text: bytes, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", codec=tiny_codec(kind))
+    path = tmp_path / "some.txt"
+    path.write_bytes(text)
+    ids = load_split(str(path), TrainedLm.load(run).codec).ids()
+    result = score_file(run, path, tmp_path / "scores.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert result["tokens"] == len(ids)
+    expected = token_nll(TrainedLm.load(run), ids)
+    np.testing.assert_allclose([-value for row in rows for value in row["log_probs"]], expected, atol=1e-5)
+
+
+def test_a_long_line_of_bytes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = TrainedLm.load(write_run(tmp_path / "run", codec=tiny_codec("byte")))
+    path = tmp_path / "some.txt"
+    path.write_bytes(b"abcdefgh\nhead")
+    whole = list(score_lines(trained, path, independent=True))
+    monkeypatch.setattr("lm.language.parts._BLOCK", 3)
+    pieces = list(score_lines(trained, path, independent=True))
+    assert [row["line"] for row in pieces] == [1, 1, 1, 2, 2]
+    for number, row in enumerate(whole, 1):
+        values = [value for piece in pieces if piece["line"] == number for value in piece["log_probs"]]
+        np.testing.assert_allclose(values, row["log_probs"], atol=1e-5)
+
+
 def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     trained = TrainedLm.load(run)
@@ -284,7 +317,7 @@ def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_scored_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "scores.jsonl"
     (tmp_path / "bad.txt").write_bytes(b"you\n" * 9 + b"\xff\n")
-    with pytest.raises(DataError, match=r"bad\.txt:10"):
+    with pytest.raises(DataError, match=r"bad\.txt:10.* what its encoding is$"):
         score_file(run, tmp_path / "bad.txt", out)
     assert not list(tmp_path.glob("*scores*"))
     result = score_file(run, tmp_path / "test.txt", out)

@@ -16,7 +16,7 @@ from lm.stop import Poll, no_poll
 from lm.text import Codec
 from lm.tokenizers import StoredKind
 
-__all__ = ["TokenSplit", "load_codec", "load_split"]
+__all__ = ["TokenSplit", "load_codec", "load_split", "text_part"]
 
 _SEED = 1  # of the sample that sentencepiece learns from
 
@@ -30,7 +30,7 @@ def load_split(source: str, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     path = Path(source)
     if path.is_dir():
         return read_split(_require_split(path), codec, poll)
-    part = _text_part(path, codec.tokenizer.kind)
+    part = text_part(path, codec.tokenizer.kind)
     seen, digest = SplitCounts(), hashlib.sha256()
     lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"), poll)
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
@@ -52,10 +52,10 @@ def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
         except StorageError as error:
             detail = str(error).split(";")[0]
             raise DataError(f"{detail}; run `lm prepare` again") from error
-    splits = {"train": [_text_part(train, data.tokenizer)]}
+    splits = {"train": [text_part(train, data.tokenizer)]}
     for split, source in (("valid", data.valid), ("test", data.test)):
         if Path(source).is_file():
-            splits[split] = [_text_part(Path(source), data.tokenizer)]
+            splits[split] = [text_part(Path(source), data.tokenizer)]
     log = InputLog("error", "lm prepare")
     tokenizer = learn_tokenizer(
         data.tokenizer,
@@ -69,7 +69,8 @@ def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
     return learn_codec(splits, tokenizer, size=data.vocab_size, log=log, poll=poll)
 
 
-def _text_part(path: Path, kind: StoredKind) -> FilePart:
+def text_part(path: Path, kind: StoredKind) -> FilePart:
+    """A text file as it is read for a tokenizer; DataError where it cannot be."""
     if kind == "byte":
         return whole_file(path, "bytes")
     part = whole_file(path, "lines")

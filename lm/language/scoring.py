@@ -19,11 +19,14 @@ from torch import Tensor
 
 from lm.errors import DataError, DivergenceError
 from lm.heads import Head
+from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
+from lm.language.shards import line_ids
+from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
-from lm.lines import InputLog, open_regular, read_lines, visible
-from lm.stop import no_poll
+from lm.lines import InputLog, visible
+from lm.stop import Poll, no_poll
 from lm.storage import require_writable, shown, write_atomic
 
 Result = dict[str, Any]
@@ -103,19 +106,21 @@ def hidden_nll(head: Head, hidden: Tensor, targets: Tensor, temperature: float =
 def score_lines(
     trained: TrainedLm, path: Path, *, independent: bool = False, poll: Callable[[], None] = no_poll
 ) -> Iterator[Result]:
-    """The log-probability of every token of every line of a text file.
+    """The log-probability of every token of every line of a text file, read as ``data.test`` is.
 
     Each line ends in ``<eos>``, which is scored too, and is read after all lines before it, unless they are
-    ``independent``. A line of the file gives ``{"line", "tokens", "log_probs", "nll", "perplexity"}``: nats,
-    ``nll`` the mean over its tokens. DataError where the file cannot be read.
+    ``independent``. Where the tokens are bytes, an unfinished last line has no ``<eos>``, and a line of more
+    than a MiB comes in pieces of the same number. A line of the file gives ``{"line", "tokens", "log_probs",
+    "nll", "perplexity"}``: nats, ``nll`` the mean over its tokens. DataError where the file cannot be read.
     """
     vocabulary = trained.codec.vocabulary
     eos = torch.tensor([vocabulary.eos], device=trained.device)
     reader = Reader(trained.model, eos)
-    for lines in _groups(trained, path, 1 if independent else LINES):
-        poll()
-        if independent:
+    last = 0
+    for lines in _groups(trained, path, 1 if independent else LINES, poll):
+        if independent and lines[0][0] != last:
             reader = Reader(trained.model, eos)
+        last = lines[-1][0]
         tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
         pieces = []
         with torch.no_grad():
@@ -185,16 +190,16 @@ def perplexity(nll: float, what: str) -> float:
     return value
 
 
-def _groups(trained: TrainedLm, path: Path, size: int) -> Iterator[list[tuple[int, list[int]]]]:
+def _groups(trained: TrainedLm, path: Path, size: int, poll: Poll) -> Iterator[list[tuple[int, list[int]]]]:
     """Numbers and tokens of successive lines, in groups of at least ``size`` tokens but for the last."""
     group: list[tuple[int, list[int]]] = []
-    held = 0
-    with open_regular(path) as file:
-        for number, line in read_lines(file, str(path), InputLog(command="lm prepare")):
-            group.append((number, trained.codec.encode(line, f"{path}:{number}")))
-            held += len(group[-1][1])
-            if held >= size:
-                yield group
-                group, held = [], 0
+    held, codec = 0, trained.codec
+    log = InputLog(command=None)
+    for line in read_tokens([text_part(path, codec.tokenizer.kind)], codec.tokenizer, log, poll):
+        group.append((line.line.number, line_ids(line, codec)))
+        held += len(group[-1][1])
+        if held >= size:
+            yield group
+            group, held = [], 0
     if group:
         yield group

@@ -55,17 +55,21 @@ def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> It
     """
     dtype = id_dtype(codec)
     ids: list[int] = []
-    for place, line, tokens in lines:
-        seen.lines += line.ends
-        seen.characters += line.characters
-        ids += codec.line_ids(tokens, place)
-        if not line.ends:
-            ids.pop()
+    for line in lines:
+        seen.lines += line.line.ends
+        seen.characters += line.line.characters
+        ids += line_ids(line, codec)
         if len(ids) >= _CHUNK:
             yield np.array(ids, dtype)
             ids = []
     if ids:
         yield np.array(ids, dtype)
+
+
+def line_ids(line: TokenLine, codec: Codec) -> list[int]:
+    """The ids of a line, with ``<eos>`` where it ends; DataError for words that the codec cannot write."""
+    ids = codec.line_ids(line.tokens, line.place)
+    return ids if line.line.ends else ids[:-1]
 
 
 def id_dtype(codec: Codec) -> type[np.integer]:
