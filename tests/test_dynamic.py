@@ -25,6 +25,7 @@ from lm.language.adaptation import (
     factors,
     gather,
 )
+from lm.language.corpus import load_split
 from lm.language.dynamic import dynamic, grid_settings, run_statistics
 from lm.language.evaluate import evaluate
 from lm.language.report import dynamic_tables
@@ -268,6 +269,21 @@ def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
     rows = cells(dynamic_tables(result)[0])
     assert rows[-1]["measure"] == "perplexity, static"
     assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
+
+
+def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their program weights the windows by their lengths; only that of static evaluation divides by all."""
+    monkeypatch.setattr("lm.language.dynamic.GRID_LR", (1e-3,))
+    monkeypatch.setattr("lm.language.dynamic.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    valid = str(tmp_path / "valid.txt")
+    result = dynamic(run, data=valid, setting=Setting(1e-3, 1e-3), compat="paper", grid=True)
+    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    scored = len(load_split(valid, TrainedLm.load(run).codec)) - 1
+    assert result["tokens"] == result["scored"] == scored == sum(kept["contexts"]["tokens"])
+    assert result["nll"] == pytest.approx(sum(kept["contexts"]["nll"]) / scored)
+    assert result["grid"][0]["nll"] == pytest.approx(result["nll"], rel=1e-12)
+    assert result["static"]["tokens"] == scored + 1
 
 
 def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def dynamic(
             "tensors": len(statistics.squares),
         },
         "static": likelihood(static, trained, text),
-        **likelihood(nll, trained, text),
+        **likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
         **result,
     }
     parts = [text.name, *([] if checkpoint == "best" else [plain(checkpoint)]), "dynamic", plain(label)]
@@ -206,7 +206,11 @@ class _Grid:
         self, trained: TrainedLm, statistics: Statistics, valid: Text, path: Path, key: Mapping[str, JSON]
     ) -> None:
         self._trained, self._statistics, self._valid, self._path = trained, statistics, valid, path
-        self._key: Result = {**key, "valid_sha256": valid.sha256, "tokens": len(valid.ids)}
+        self._key: Result = {
+            **key,
+            "valid_sha256": valid.sha256,
+            "tokens": len(valid.ids) - bool(key["paper"]),
+        }
 
     def best(
         self, base: Setting, poll: Callable[[], None], progress: Progress
@@ -227,7 +231,7 @@ class _Grid:
                     paper=key["paper"],
                     advance=advance,
                 )
-                measured = likelihood(nll, self._trained, self._valid)
+                measured = likelihood(nll, self._trained, self._valid, len(nll))
                 row = {name: measured[name] for name in ("nll", "perplexity")}
             except DivergenceError:
                 row = {"nll": None, "perplexity": None}

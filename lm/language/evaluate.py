@@ -166,13 +166,13 @@ def facts(trained: TrainedLm, run: Path, checkpoint: str, text: Text, compat: Co
     }
 
 
-def likelihood(nll: Floats, trained: TrainedLm, text: Text) -> Result:
+def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None = None) -> Result:
     """Mean nats, perplexity, and bits per character where the characters are known.
 
-    ``tokens`` is what the sum is divided by; ``scored`` how many are in it, one less for ``paper``.
-    DivergenceError where a number is not finite.
+    ``tokens`` is what the sum is divided by, those of the text where no ``divisor`` is given; ``scored`` how
+    many are in it, one less than the text's for ``paper``. DivergenceError where a number is not finite.
     """
-    tokens = len(text.ids)
+    tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
     result: Result = {
         "nll": total / tokens,
