@@ -15,6 +15,7 @@ from torch import Tensor
 from dialog.schema import DecodeConfig
 from lm.errors import DivergenceError
 from lm.sampling import INFINITY, ranked
+from lm.stop import Poll, no_poll
 
 
 class StepState(Protocol):
@@ -48,10 +49,6 @@ class Hypothesis:
     log_prob: float
     score: float
     finished: bool
-
-
-def never() -> None:
-    """The poll that interrupts nothing."""
 
 
 class Constraints:
@@ -202,7 +199,7 @@ def beam_search(
     sources: int,
     config: DecodeConfig,
     marks: Marks,
-    poll: Callable[[], None] = never,
+    poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
     """At most ``config.nbest`` responses for each source, best first, from a ``state`` of ``sources`` rows.
 

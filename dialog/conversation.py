@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dialog.corpus import Dialog, Utterance
 from dialog.schema import DecodeConfig, DialogConfig
 from lm.errors import ConfigError, HighrankError, Interrupted
+from lm.stop import Poll, no_poll
 from lm.storage import write_atomic
 from lm.suggest import did_you_mean
 from lm.terminal import sanitize
@@ -38,7 +39,7 @@ class Responder(Protocol):
     def codec(self) -> Codec: ...
 
     def respond(
-        self, examples: "Sequence[Example]", decode: DecodeConfig, poll: Callable[[], None]
+        self, examples: "Sequence[Example]", decode: DecodeConfig, poll: Poll
     ) -> "list[list[Hypothesis]]": ...
 
     def token_probabilities(
@@ -75,7 +76,7 @@ class Conversation:
         self.ended = False
         self.exchanges: list[Exchange] = []
 
-    def feed(self, line: str, poll: Callable[[], None] = lambda: None) -> list[str]:
+    def feed(self, line: str, poll: Poll = no_poll) -> list[str]:
         """The lines that answer ``line``, safe to show, none of them with a line break.
 
         ``poll`` is called while a reply is made and may raise Interrupted, which leaves the conversation as
@@ -90,7 +91,7 @@ class Conversation:
             lines = [str(error)]
         return [_one_line(line, strip=False) for line in lines]
 
-    def _say(self, text: str, poll: Callable[[], None]) -> list[str]:
+    def _say(self, text: str, poll: Poll) -> list[str]:
         if not text:
             return []
         said = Utterance(HUMAN, text)

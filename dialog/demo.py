@@ -12,6 +12,7 @@ from dialog.smalltalk import true_nll
 from dialog.train import train
 from lm.config import load_config
 from lm.progress import Reporter
+from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
 RESULTS = "results.json"
@@ -21,8 +22,8 @@ HEADS = ("softmax", "moc", "mos", "moss")
 def demo(
     out: Path,
     report: Callable[[str], Reporter],
-    poll: Callable[[], None] = lambda: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
 ) -> dict[str, dict[str, Any]]:
     """Train and evaluate one model a head, and write ``results.json``.
 

@@ -7,7 +7,7 @@ that is printed and the numbers of each context, which :mod:`dialog.compare` res
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError, DivergenceError
 from lm.lines import visible
 from lm.records import keep
-from lm.stop import Poll, no_poll
+from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import canonical_json, require_writable, write_atomic
 from lm.text import UNK, Codec
 from lm.tokenizers import Tokenizer, WordPunct
@@ -73,8 +73,8 @@ def evaluate(
     limit: int | None = None,
     overrides: Sequence[str] = (),
     batch_size: int = 16,
-    poll: Callable[[], None] = lambda: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
 ) -> Result:
     """Evaluate a run on a corpus and keep the result in the run.
 

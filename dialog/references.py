@@ -9,7 +9,7 @@ Nobody has judged whether retrieved references fit: they are what was said in si
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dialog.corpus import Dialog, Utterance
 from dialog.nearest import Documents, Index
 from lm.errors import DataError
 from lm.lines import open_regular, visible
+from lm.stop import Poll, no_poll
 from lm.storage import write_atomic
 from lm.text import BOS, DIALOG, EOS
 from lm.tokenizers import WordPunct
@@ -45,7 +46,7 @@ def build_references(
     train: Sequence[Dialog],
     test: Sequence[Dialog],
     neighbours: int = 10,
-    poll: Callable[[], None] = lambda: None,
+    poll: Poll = no_poll,
 ) -> list[ReferenceItem]:
     """Give every test context the responses to its nearest training contexts.
 

@@ -1,13 +1,14 @@
 """Sampling responses, through the same step interface as beam search."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction, never
+from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction
 from dialog.schema import DecodeConfig
 from lm.sampling import INFINITY, draw
+from lm.stop import Poll, no_poll
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
@@ -29,7 +30,7 @@ def sample(
     config: DecodeConfig,
     marks: Marks,
     seeds: Sequence[int],
-    poll: Callable[[], None] = never,
+    poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
     """``config.nbest`` independent samples for each source, most probable first, duplicates kept.
 

@@ -8,6 +8,7 @@ from typing import Any
 from dialog.bleu import Tokens, Variant, Weights, bleu_by_context, count_overlaps, token_lists
 from dialog.distinct import diversity
 from lm import __version__
+from lm.stop import Poll, no_poll
 
 Result = dict[str, Any]
 
@@ -82,7 +83,7 @@ class Scorer:
 
 
 def responses_report(
-    responses: Responses, split: Callable[[str], list[str]], poll: Callable[[], None] = lambda: None
+    responses: Responses, split: Callable[[str], list[str]], poll: Poll = no_poll
 ) -> tuple[Result, Result]:
     """Scores of the responses, of the same without the true response among the references, and yardsticks.
 

@@ -1,6 +1,6 @@
 """Training a dialog model: the task that the engine of :mod:`lm.train` runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from dialog.batches import (
 from dialog.corpus import Dialog
 from dialog.schema import DialogConfig
 from dialog.seq2seq import Seq2Seq
+from lm.stop import Poll
 from lm.text import UNK, Codec
 from lm.update import StepLoss
 
@@ -68,7 +69,7 @@ class DialogTask:
         loss = self.model.loss(batch)
         return StepLoss(objective=loss, nll=loss.detach(), tokens=int(batch.lengths.sum()))
 
-    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
+    def validate(self, poll: Poll) -> dict[str, float]:
         """Nats a token on the validation split, corpus-level: Σ nll / Σ tokens."""
         total, tokens = 0.0, 0
         for nll, lengths in score_items(self.model, self.valid, self.codec, self.device, poll):
@@ -105,7 +106,7 @@ def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig
 
 
 def score_items(
-    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, poll: Callable[[], None]
+    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, poll: Poll
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For batches of neighbouring examples, in order: nats (R,) and tokens (R,) of every response."""
     training = model.training

@@ -1,7 +1,7 @@
 """A finished (or still growing) run, opened for use: scoring, responding, looking inside."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from lm.device import device_here
 from lm.errors import StorageError
 from lm.inputs import codec_of
 from lm.state import load_model_tensors
+from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.text import BOS, DIALOG, PAD, Codec
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
@@ -84,7 +85,7 @@ class TrainedModel:
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
-    def nll(self, dialogs: Sequence[Dialog], poll: Callable[[], None] = lambda: None) -> list[TargetScore]:
+    def nll(self, dialogs: Sequence[Dialog], poll: Poll = no_poll) -> list[TargetScore]:
         """Scores of every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
         scores = score_items(self.model, data, self.codec, self.device, poll)
@@ -99,9 +100,9 @@ class TrainedModel:
         self,
         examples: Sequence[Example],
         decode: DecodeConfig,
-        poll: Callable[[], None] = lambda: None,
+        poll: Poll = no_poll,
         batch_size: int = 16,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> list[list[Hypothesis]]:
         """The n best responses to every example's context, best first.
 
@@ -150,9 +151,7 @@ class TrainedModel:
     def _start(self, items: Sequence[Item]) -> DecoderState:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
 
-    def _decode(
-        self, items: Sequence[Item], decode: DecodeConfig, poll: Callable[[], None]
-    ) -> list[list[Hypothesis]]:
+    def _decode(self, items: Sequence[Item], decode: DecodeConfig, poll: Poll) -> list[list[Hypothesis]]:
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)

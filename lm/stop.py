@@ -1,4 +1,4 @@
-"""How a signal ends a long computation: at the next moment when everything can be saved."""
+"""How a signal ends a long computation, at the next moment when everything can be saved; how far one is."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from lm.errors import Interrupted
 
 T = TypeVar("T")
 Poll = Callable[[], None]  # of long loops; it raises to end them
+Progress = Callable[[int, int], None]  # told how much of how much is done
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
@@ -75,6 +76,10 @@ def no_poll() -> None:
     """The poll of a caller that nothing interrupts."""
 
 
+def no_progress(done: int, total: int) -> None:
+    """The progress of a caller that does not look."""
+
+
 def polled(items: Iterable[T], poll: Poll) -> Iterator[T]:
     """The items, with a poll before each."""
     for item in items:
@@ -96,3 +101,17 @@ def interruptible(remedy: str = RESTART) -> Iterator[Poll]:
     finally:
         stop.uninstall()
     stop.pass_on()
+
+
+class Steps:
+    """Polls and tells progress as work is done; ``total`` and the parts are in the same, any, unit."""
+
+    def __init__(self, total: int, poll: Poll = no_poll, progress: Progress = no_progress) -> None:
+        self._total, self._done = max(1, total), 0
+        self._poll, self._progress = poll, progress
+
+    def advance(self, work: int) -> None:
+        """``work`` more is done; raises what the poll raises."""
+        self._poll()
+        self._done = min(self._done + work, self._total)
+        self._progress(self._done, self._total)

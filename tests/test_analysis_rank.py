@@ -17,9 +17,9 @@ from lm.analysis.figure import curve, draw_spectra
 from lm.analysis.rank import Plan, log_prob_rank, rank_of_run, rank_report, rank_tables
 from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
-from lm.analysis.steps import Steps
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.heads import Head, HeadConfig
+from lm.stop import Steps
 from lm.storage import canonical_json
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lm.analysis.factor import Band
 from lm.analysis.scratch import Matrix
-from lm.analysis.steps import Steps
+from lm.stop import Steps
 
 LINES = 100  # of the tridiagonal matrix between two polls
 HALVINGS = 58  # of an interval around all singular values: the last one is shorter than ε·σ_max / 16

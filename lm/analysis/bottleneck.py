@@ -30,11 +30,11 @@ from torch import nn
 
 from lm.analysis.known_language import Language, measured_rank
 from lm.analysis.points import Points
-from lm.analysis.steps import Poll, Progress, no_poll, no_progress
 from lm.errors import DivergenceError, require
 from lm.heads import HEADS, Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import HeadConfig, OptimConfig
+from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
 WIDE = "wide softmax"

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.steps import Poll
 from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
 from lm.errors import ConfigError
-from lm.stop import RESUME, interruptible
+from lm.stop import RESUME, Poll, interruptible
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm.analysis.steps import Poll, no_poll
 from lm.console import table
 from lm.errors import ConfigError, DataError
+from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from rich.table import Table

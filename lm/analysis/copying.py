@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from lm.analysis.points import Points
-from lm.analysis.steps import Poll, Progress, no_poll, no_progress
 from lm.cells import recurrent_layer
 from lm.errors import DivergenceError, require
 from lm.heads import Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import MAX_SEED, CellConfig, HeadConfig, OptimConfig
+from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
 BATCH, HELD_OUT = 64, 512  # sequences of an update; of a validation or test set

@@ -7,7 +7,7 @@ the grid. Both belong to weights and texts that they name by hash, and are made 
 import fcntl
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,16 +27,15 @@ from lm.language.adaptation import (
     gather,
 )
 from lm.language.corpus import load_split
-from lm.language.evaluate import Compat, Text, advancing, blocks, facts, likelihood, load_text
+from lm.language.evaluate import Compat, Text, blocks, facts, likelihood, load_text
 from lm.language.model import state_from, state_tensors
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.records import keep, plain
-from lm.stop import no_poll
+from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 from lm.storage import JSON, make_folder, move, read_json, remove_tree, shown, storage_errors, write_json
 
 Result = dict[str, Any]
-Progress = Callable[[int, int], None]
 
 FOLDER = "dynamic"
 COMMIT_SECONDS = 60.0  # between commits of unfinished statistics
@@ -50,8 +49,8 @@ def dynamic(
     grid: bool = False,
     limit: int | None = None,
     compat: Compat | None = None,
-    poll: Callable[[], None] = no_poll,
-    progress: Progress = lambda done, total: None,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
     changed: Collection[str] = (),
 ) -> Result:
     """Evaluate a run dynamically and keep the result in the run.
@@ -88,7 +87,7 @@ def dynamic(
             search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
             setting, result["grid"] = search.best(setting, poll, progress)
             result["grid_on"] = valid.source
-    advance = advancing(poll, progress, 2 * len(text.ids))
+    advance = Steps(2 * len(text.ids), poll, progress).advance
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
     nll = dynamic_nll(trained, text.ids, statistics, setting, paper=paper, advance=advance)
     result = {
@@ -139,8 +138,8 @@ def run_statistics(
     run: Path,
     window: int = ADAPT_LENGTH,
     paper: bool = False,
-    poll: Callable[[], None] = no_poll,
-    progress: Progress = lambda done, total: None,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
 ) -> tuple[Statistics, dict[str, JSON]]:
     """The statistics over the run's training data, and what they are of; kept in the run, and gone on with.
 
@@ -212,15 +211,13 @@ class _Grid:
             "tokens": len(valid.ids) - bool(key["paper"]),
         }
 
-    def best(
-        self, base: Setting, poll: Callable[[], None], progress: Progress
-    ) -> tuple[Setting, list[Result]]:
+    def best(self, base: Setting, poll: Poll, progress: Progress) -> tuple[Setting, list[Result]]:
         """The best setting and the results of all; one that diverges has none. DivergenceError if all do."""
         settings = grid_settings(base, self._statistics)
         key = self._key | {"eps": settings[0].eps}
         rows = self._finished(key)
         tokens = len(self._valid.ids)
-        advance = advancing(poll, progress, tokens * (len(settings) - len(rows)))
+        advance = Steps(tokens * (len(settings) - len(rows)), poll, progress).advance
         for setting in settings[len(rows) :]:
             try:
                 nll = dynamic_nll(

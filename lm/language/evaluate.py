@@ -25,7 +25,7 @@ from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.records import keep, plain
-from lm.stop import no_poll
+from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 
 Result = dict[str, Any]
 Compat = Literal["none", "paper"]
@@ -60,8 +60,8 @@ def evaluate(
     mc_rate: float = 1.0,
     limit: int | None = None,
     compat: Compat | None = None,
-    poll: Callable[[], None] = no_poll,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
 ) -> Result:
     """Evaluate a run on a text and keep the result in the run.
 
@@ -89,7 +89,7 @@ def evaluate(
     compat = compat or trained.config.train.compat
     paper = compat == "paper"
     sampler = _with_dropout(trained.model, mc_rate) if mc_samples else None
-    advance = advancing(poll, progress, len(text.ids) * (1 + temperature_search + mc_samples))
+    advance = Steps(len(text.ids) * (1 + temperature_search + mc_samples), poll, progress).advance
 
     nll = token_nll(trained, text.ids, paper=paper, advance=advance)
     result = facts(trained, run, checkpoint, text, compat) | {"method": "static"}
@@ -114,9 +114,7 @@ def evaluate(
     return result
 
 
-def load_text(
-    trained: TrainedLm, source: str, limit: int | None = None, poll: Callable[[], None] = no_poll
-) -> Text:
+def load_text(trained: TrainedLm, source: str, limit: int | None = None, poll: Poll = no_poll) -> Text:
     """Read a text in the tokens of a run.
 
     ConfigError for a bad limit, DataError where the text cannot be read or most of it is unknown.
@@ -214,9 +212,7 @@ def blocks(nll: Floats) -> Result:
     return {"nll": sums.tolist(), "tokens": np.diff(np.append(starts, len(nll))).tolist()}
 
 
-def search_temperature(
-    trained: TrainedLm, poll: Callable[[], None] = no_poll, *, paper: bool = False
-) -> Result:
+def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool = False) -> Result:
     """The factor on the logits that is best on the first tokens of the run's own validation split.
 
     Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
@@ -290,18 +286,3 @@ def _with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
         assert isinstance(layer, Layer)
         layer.weight_dropout = rates["weight_dropout"]
     return sampler.train()
-
-
-def advancing(
-    poll: Callable[[], None], progress: Callable[[int, int], None], total: int
-) -> Callable[[int], None]:
-    """What is told of tokens as they are scored: it polls, and tells how many of all are done."""
-    done = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done
-        poll()
-        done += tokens
-        progress(done, total)
-
-    return advance

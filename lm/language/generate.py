@@ -1,6 +1,6 @@
 """Text from a language model, token by token as it is drawn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lm.errors import DivergenceError, require
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.sampling import INFINITY, draw
-from lm.stop import no_poll
+from lm.stop import Poll, no_poll
 from lm.text import Codec
 
 _INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
@@ -60,7 +60,7 @@ class Generated:
 
 
 def generate(
-    trained: TrainedLm, prompt: str, options: GenerateOptions, poll: Callable[[], None] = no_poll
+    trained: TrainedLm, prompt: str, options: GenerateOptions, poll: Poll = no_poll
 ) -> Iterator[Generated]:
     """Continue a prompt, ``options.count`` times, one text after the other.
 

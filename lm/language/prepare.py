@@ -13,7 +13,7 @@ and of one shard. The same input and options give the same bytes.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -25,7 +25,7 @@ from lm.language.shards import write_split
 from lm.language.sources import BYTES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
 from lm.lines import InputLog, OnBadLine, visible
-from lm.stop import interruptible
+from lm.stop import Poll, interruptible
 from lm.storage import shown, storage_errors
 from lm.text import EOS_WORD, UNK, Codec, Vocabulary
 from lm.tokenizers import StoredKind, TokenizerKind
@@ -127,7 +127,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
             return folder.finish(building, wanted, report, log.dropped)
 
 
-def _identity(located: Located, poll: Callable[[], None]) -> dict[str, Any]:
+def _identity(located: Located, poll: Poll) -> dict[str, Any]:
     """Size and SHA-256 of every file, or SHA-256 of every split of a dataset."""
     if files := located.files:
         return hash_inputs(files, poll)
@@ -153,7 +153,7 @@ def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
 
 
 def _survey(
-    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog, poll: Callable[[], None]
+    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog, poll: Poll
 ) -> tuple[Codec, dict[str, SplitCounts]]:
     """The first reading: the codec, and what every split holds."""
     tokenizer = learn_tokenizer(

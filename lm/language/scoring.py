@@ -104,7 +104,7 @@ def hidden_nll(head: Head, hidden: Tensor, targets: Tensor, temperature: float =
 
 
 def score_lines(
-    trained: TrainedLm, path: Path, *, independent: bool = False, poll: Callable[[], None] = no_poll
+    trained: TrainedLm, path: Path, *, independent: bool = False, poll: Poll = no_poll
 ) -> Iterator[Result]:
     """The log-probability of every token of every line of a text file, read as ``data.test`` is.
 
@@ -146,7 +146,7 @@ def score_file(
     *,
     checkpoint: str = "best",
     independent: bool = False,
-    poll: Callable[[], None] = no_poll,
+    poll: Poll = no_poll,
 ) -> Result:
     """Write what :func:`score_lines` gives to ``output`` as JSONL; returns the sums.
 

@@ -5,13 +5,14 @@ Memory grows with the number of different tokens, not with the length of the tex
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError
 from lm.language.parts import Line, Part
 from lm.lines import InputLog
+from lm.stop import Poll
 from lm.text import EOS_WORD, Codec, Vocabulary
 from lm.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 
@@ -39,7 +40,7 @@ def read_tokens(
     parts: Iterable[Part],
     tokenizer: Tokenizer,
     log: InputLog,
-    poll: Callable[[], None],
+    poll: Poll,
     *,
     blank_lines: bool = True,
 ) -> Iterator[TokenLine]:
@@ -78,7 +79,7 @@ def learn_tokenizer(
     vocab_size: int,
     seed: int,
     log: InputLog,
-    poll: Callable[[], None],
+    poll: Poll,
 ) -> Tokenizer:
     """A tokenizer; sentencepiece is learned, and leaves two of ``vocab_size`` for ``<eos>`` and ``<unk>``."""
     if kind not in ("unigram", "bpe"):
@@ -92,9 +93,7 @@ def learn_tokenizer(
     return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
 
 
-def _sample(
-    parts: Sequence[Part], rng: random.Random, log: InputLog, poll: Callable[[], None]
-) -> Iterator[str]:
+def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog, poll: Poll) -> Iterator[str]:
     share = SAMPLE / max(1, sum(part.size for part in parts))
     taken = 0
     for part in parts:
@@ -138,7 +137,7 @@ def learn_codec(
     *,
     size: int,
     log: InputLog,
-    poll: Callable[[], None],
+    poll: Poll,
 ) -> Codec:
     """Tokenizer and vocabulary of ``train``; other splits only tell whether an ``<unk>`` is needed."""
     counts = {name: count_split(read_tokens(parts, tokenizer, log, poll)) for name, parts in splits.items()}

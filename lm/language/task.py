@@ -1,6 +1,6 @@
 """Training a language model: the task that the engine of :mod:`lm.train` runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -13,6 +13,7 @@ from lm.language.corpus import TokenSplit
 from lm.language.model import LanguageModel, detached, state_from, state_tensors
 from lm.language.windows import Ids, Streams, Window, mean_length
 from lm.regularize import activation_penalty, slowness_penalty
+from lm.stop import Poll
 from lm.update import StepLoss
 
 SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
@@ -69,7 +70,7 @@ class LmTask:
             penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
         return StepLoss(nll + tokens * penalty, nll.detach(), tokens, batch.scale)
 
-    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
+    def validate(self, poll: Poll) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
         total, tokens = score_streams(
             self.model, self._valid.shards, self.config.data.valid_streams, self._eos, poll, paper=self._paper
@@ -91,7 +92,7 @@ def score_streams(
     shards: Sequence[Ids],
     streams: int,
     eos: int,
-    poll: Callable[[], None],
+    poll: Poll,
     *,
     paper: bool = False,
 ) -> tuple[float, int]:

@@ -7,7 +7,7 @@ any batch (up to the rounding of matrix products).
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -24,7 +24,7 @@ from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids
 from lm.state import load_model_tensors
-from lm.stop import no_poll
+from lm.stop import Poll, no_poll
 from lm.text import Codec
 
 READ_LENGTH = 256  # tokens that the recurrent layers read at once
@@ -77,7 +77,7 @@ class TrainedLm:
         return cls(config, codec, model.to(device).eval(), device)
 
     def hidden(
-        self, ids: Ids, poll: Callable[[], None] = no_poll, window: int = READ_LENGTH
+        self, ids: Ids, poll: Poll = no_poll, window: int = READ_LENGTH
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Hidden states (n, H) and the tokens (n,) to be predicted from them, window by window."""
         reader = Reader(self.model, torch.tensor([self.codec.vocabulary.eos], device=self.device))
@@ -91,7 +91,7 @@ class TrainedLm:
     def log_probs(
         self,
         ids: Ids,
-        poll: Callable[[], None] = no_poll,
+        poll: Poll = no_poll,
         rows: int = READ_LENGTH,
         dtype: torch.dtype = torch.float64,
     ) -> Iterator[Tensor]:
@@ -103,7 +103,7 @@ class TrainedLm:
             yield block
 
     def component_log_probs(
-        self, ids: Ids, poll: Callable[[], None] = no_poll, rows: int = 64
+        self, ids: Ids, poll: Poll = no_poll, rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """log π_k + log p_k of every word in float64 blocks (n, K, V), and the targets (n,)."""
         head = copy.deepcopy(self.model.head).double()
