@@ -216,7 +216,7 @@ def test_statistics_resume_to_the_same_bits() -> None:
 
     for _ in range(9):
         try:
-            gather(trained, shards, pieces, advance=stop)
+            gather(trained, shards, pieces, progress=stop)
             break
         except Interrupted:
             continue

@@ -165,15 +165,22 @@ def run_statistics(
         store.prune({statistics.windows})
         saved = time.monotonic()
 
-    def advance(done: int, total: int) -> None:
-        poll()
-        progress(done, total)
+    def commit_at_times() -> None:
         if time.monotonic() - saved >= COMMIT_SECONDS:
             commit()
 
     before = statistics.windows
     try:
-        gather(trained, split.shards, statistics, window, paper=paper, advance=advance)
+        gather(
+            trained,
+            split.shards,
+            statistics,
+            window,
+            paper=paper,
+            poll=poll,
+            progress=progress,
+            commit=commit_at_times,
+        )
     except Interrupted:
         if statistics.windows > before:
             commit()
