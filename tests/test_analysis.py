@@ -139,22 +139,24 @@ class StandIn:
         self.codec = SimpleNamespace(vocabulary=Vocabulary(words))
         self.states = torch.randn(100, 6)
 
-    def hidden(self, ids: np.ndarray, poll: Any = None, window: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    def readings(
+        self, ids: np.ndarray, *, window: int = 256, poll: Any = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(ids), window):
             part = slice(start, min(start + window, len(ids)))
-            yield self.states[part], torch.from_numpy(ids[part])
+            yield self.states[part, None], torch.from_numpy(ids[part])
 
     def log_probs(self, ids: np.ndarray, poll: Any = None, rows: int = 256) -> Iterator[Tensor]:
         head = copy.deepcopy(self.model.head).double()
-        for hidden, _ in self.hidden(ids, poll, rows):
-            yield head.log_probs(hidden.double()).detach()
+        for hidden, _ in self.readings(ids, window=rows):
+            yield head.log_probs(hidden[:, 0].double()).detach()
 
     def component_log_probs(
         self, ids: np.ndarray, poll: Any = None, rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]:
         head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.hidden(ids, poll, rows):
-            yield head.component_log_probs(hidden.double()).detach(), targets
+        for hidden, targets in self.readings(ids, window=rows):
+            yield head.component_log_probs(hidden[:, 0].double()).detach(), targets
 
 
 class Vocabulary(SimpleNamespace):

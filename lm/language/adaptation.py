@@ -24,7 +24,7 @@ from lm.cells import Layer
 from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel, State, detached
-from lm.language.scoring import Floats, begin, no_advance
+from lm.language.scoring import Floats, no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.stop import Poll, Progress, no_poll, no_progress
@@ -153,7 +153,7 @@ def dynamic_nll(
     step, pull = factors(statistics, setting)
     losses: list[Tensor] = []
     with adaptable(model) as start:
-        reader, tokens = begin(trained, ids, paper=paper)
+        reader, tokens = trained.begin(ids, paper=paper)
         for targets in tokens.split(setting.window):
             hidden, count = reader.read(targets), len(targets)
             weights = hidden.new_ones(

@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lm.cells import Layer
 from lm.errors import ConfigError, DataError
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, hidden_nll, no_advance, perplexity, readings, token_nll
+from lm.language.scoring import Floats, hidden_nll, no_advance, perplexity, token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
@@ -219,10 +218,7 @@ def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool 
     """
     source = trained.config.data.valid
     ids = load_split(source, trained.codec, poll).ids()[:SEARCHED]
-    read: list[tuple[Tensor, Tensor]] = []
-    for reading in readings(trained, ids, paper=paper):
-        poll()
-        read.append(reading)
+    read = list(trained.readings(ids, paper=paper, poll=poll))
     tokens = sum(len(targets) for _, targets in read)
     searched: list[dict[str, float]] = []
     best, stale = 0, 0

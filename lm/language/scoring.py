@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.errors import DataError, DivergenceError
+from lm.errors import DivergenceError
 from lm.heads import Head
 from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
@@ -37,21 +37,6 @@ LINES = 4096  # tokens of successive lines that are scored together
 
 def no_advance(tokens: int) -> None:
     """Nobody is told how far it is, and nothing interrupts."""
-
-
-def begin(
-    trained: TrainedLm, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None
-) -> tuple[Reader, Tensor]:
-    """A reader at the beginning of a text, and the tokens that it will be asked for, on its device.
-
-    ``model`` reads in place of the trained one. DataError where there is nothing to ask for.
-    """
-    if len(ids) <= paper:
-        raise DataError(f"{len(ids)} tokens are too few to score; give a longer text")
-    tokens = torch.from_numpy(ids.astype(np.int64)).to(trained.device)
-    eos = torch.tensor([trained.codec.vocabulary.eos], device=trained.device)
-    model = model or trained.model
-    return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
 
 
 def token_nll(
@@ -74,30 +59,14 @@ def token_nll(
     """
     head = (model or trained.model).head
     pieces = [np.empty(0)]
-    for hidden, targets in readings(trained, ids, paper=paper, model=model, window=window):
+    for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window):
         pieces.append(hidden_nll(head, hidden, targets, temperature))
         advance(len(targets))
     return np.concatenate(pieces)
 
 
-def readings(
-    trained: TrainedLm,
-    ids: Ids,
-    *,
-    paper: bool = False,
-    model: LanguageModel | None = None,
-    window: int = READ_LENGTH,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window."""
-    reader, tokens = begin(trained, ids, paper=paper, model=model)
-    for targets in tokens.split(window):
-        with torch.no_grad():
-            hidden = reader.read(targets)
-        yield hidden, targets
-
-
 def hidden_nll(head: Head, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Floats:
-    """−log P in nats, (n,), of the targets of one of the :func:`readings`."""
+    """−log P in nats, (n,), of the targets of one of :meth:`TrainedLm.readings`."""
     with torch.no_grad():
         nll = head.nll(hidden, targets[:, None], component_temperature=temperature)
     return nll[:, 0].double().cpu().numpy()
@@ -113,7 +82,7 @@ def score_lines(
     than a MiB comes in pieces of the same number. A line of the file gives ``{"line", "tokens", "log_probs",
     "nll", "perplexity"}``: nats, ``nll`` the mean over its tokens. DataError where the file cannot be read.
     """
-    vocabulary = trained.codec.vocabulary
+    vocabulary, head = trained.codec.vocabulary, trained.model.head
     eos = torch.tensor([vocabulary.eos], device=trained.device)
     reader = Reader(trained.model, eos)
     last = 0
@@ -122,13 +91,9 @@ def score_lines(
             reader = Reader(trained.model, eos)
         last = lines[-1][0]
         tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
-        pieces = []
-        with torch.no_grad():
-            for targets in tokens.split(READ_LENGTH):
-                poll()
-                pieces.append(trained.model.head.nll(reader.read(targets), targets[:, None])[:, 0])
-        log_probs = -torch.cat(pieces).double().cpu()
-        for (number, ids), scores in zip(lines, log_probs.split([len(ids) for _, ids in lines]), strict=True):
+        pieces = [hidden_nll(head, *reading) for reading in reader.readings(tokens, poll=poll)]
+        ends = np.cumsum([len(ids) for _, ids in lines])[:-1]
+        for (number, ids), scores in zip(lines, np.split(-np.concatenate(pieces), ends), strict=True):
             nll = -float(scores.mean())
             yield {
                 "line": number,

@@ -19,6 +19,7 @@ from torch import Tensor
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config
 from lm.device import device_here
+from lm.errors import DataError
 from lm.inputs import codec_of
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
@@ -45,6 +46,16 @@ class Reader:
         outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
         self._last, self._state = targets[-1:], detached(outputs.state)
         return outputs.hidden
+
+    def readings(
+        self, tokens: Tensor, window: int = READ_LENGTH, poll: Poll = no_poll
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """:meth:`read` for the next tokens (N,), window by window, with each window's; without gradients."""
+        for targets in tokens.split(window):
+            poll()
+            with torch.no_grad():
+                hidden = self.read(targets)
+            yield hidden, targets
 
 
 @dataclass(frozen=True)
@@ -76,17 +87,36 @@ class TrainedLm:
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
-    def hidden(
-        self, ids: Ids, poll: Poll = no_poll, window: int = READ_LENGTH
+    def begin(
+        self, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None
+    ) -> tuple[Reader, Tensor]:
+        """A reader at the beginning of a text, and the tokens that it will be asked for, on its device.
+
+        As the authors' code has it (``paper``) the first token is read and never asked for. ``model`` reads
+        in place of the trained one. DataError where there is nothing to ask for.
+        """
+        if len(ids) <= paper:
+            raise DataError(f"{len(ids)} tokens are too few to score; give a longer text")
+        tokens = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        eos = torch.tensor([self.codec.vocabulary.eos], device=self.device)
+        model = model or self.model
+        return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
+
+    def readings(
+        self,
+        ids: Ids,
+        *,
+        paper: bool = False,
+        model: LanguageModel | None = None,
+        window: int = READ_LENGTH,
+        poll: Poll = no_poll,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Hidden states (n, H) and the tokens (n,) to be predicted from them, window by window."""
-        reader = Reader(self.model, torch.tensor([self.codec.vocabulary.eos], device=self.device))
-        for start in range(0, len(ids), window):
-            poll()
-            targets = torch.from_numpy(ids[start : start + window].astype(np.int64)).to(self.device)
-            with torch.no_grad():
-                hidden = reader.read(targets)
-            yield hidden[:, 0], targets
+        """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window.
+
+        ``paper``, ``model`` and DataError are those of :meth:`begin`; ``poll`` is called for every window.
+        """
+        reader, tokens = self.begin(ids, paper=paper, model=model)
+        yield from reader.readings(tokens, window, poll)
 
     def log_probs(
         self,
@@ -97,9 +127,9 @@ class TrainedLm:
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
         head = copy.deepcopy(self.model.head).to(dtype)
-        for hidden, _ in self.hidden(ids, poll, rows):
+        for hidden, _ in self.readings(ids, window=rows, poll=poll):
             with torch.no_grad():
-                block = head.log_probs(hidden.to(dtype))
+                block = head.log_probs(hidden[:, 0].to(dtype))
             yield block
 
     def component_log_probs(
@@ -107,9 +137,9 @@ class TrainedLm:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """log π_k + log p_k of every word in float64 blocks (n, K, V), and the targets (n,)."""
         head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.hidden(ids, poll, rows):
+        for hidden, targets in self.readings(ids, window=rows, poll=poll):
             with torch.no_grad():
-                block = head.component_log_probs(hidden.double())
+                block = head.component_log_probs(hidden[:, 0].double())
             yield block, targets
 
 
