@@ -135,7 +135,8 @@ class Averager:
     The exponential average starts at the first averaged iterate; the uniform one is the mean of the iterates
     ``average_start + 1 … t`` (Polyak and Juditsky, 1992), or, where ``average_trigger`` is set, of those
     since the validation that set it off (NT-ASGD, Merity et al. 2018). ``skip_first`` leaves the first of
-    them out, as ``torch.optim.ASGD`` does. Buffers are not averaged.
+    them out of the uniform mean, as ``torch.optim.ASGD`` does; the exponential average always begins with it.
+    Buffers are not averaged.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:

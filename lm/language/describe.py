@@ -42,7 +42,7 @@ def _activations(config: LmConfig, head: Head) -> int:
     """Numbers that backpropagation through a long window keeps, and the head's scratch."""
     tokens = longest(config.window) * config.train.batch_size
     sizes = (config.model.embedding_size, *config.model.hidden_sizes)
-    rounds = config.cell.rounds if config.cell.kind == "mogrifier" else config.cell.kind == "mlstm"
+    rounds = {"mogrifier": config.cell.rounds, "mlstm": 1}.get(config.cell.kind, 0)
     per_token = 2 * sizes[0] + sum((_LSTM_FLOATS + 2 + 2 * rounds) * size for size in sizes[1:])
     per_token += head.components * head.size * (3 if head.latent is not None else 1)
     return tokens * per_token + head_scratch(head, tokens)
