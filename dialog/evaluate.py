@@ -18,8 +18,10 @@ from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
-from lm.errors import ConfigError, DataError, DivergenceError
+from lm.errors import ConfigError, DataError
+from lm.guard import require_finite
 from lm.lines import visible
+from lm.meter import perplexity
 from lm.records import keep
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import canonical_json, require_writable, write_atomic
@@ -187,25 +189,19 @@ def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
 
     Their batches are taken as 30 consecutive examples. DivergenceError where a number is not finite.
     """
-    try:
-        nll, tokens = math.fsum(s.nll for s in scores), sum(s.tokens for s in scores)
-        batches = [scores[at : at + ZHAO_BATCH] for at in range(0, len(scores), ZHAO_BATCH)]
-        means = [math.exp(math.fsum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
-        result = {
-            "perplexity": math.exp(nll / tokens),
-            "nll": nll / tokens,
-            "tokens": tokens,
-            "contexts": len(scores),
-            "perplexity_batch_mean": math.fsum(means) / len(means),
-            "perplexity_batch_size": ZHAO_BATCH,
-        }
-    except (OverflowError, ValueError):  # beyond float64, or ∞ − ∞
-        result = {"nll": math.nan}
-    if not all(math.isfinite(value) for value in result.values()):
-        raise DivergenceError(
-            f"{name}: the model's probabilities are not finite; evaluate an earlier checkpoint"
-        )
-    return result
+    for score in scores:
+        require_finite(score.nll, name)
+    nll, tokens = math.fsum(s.nll for s in scores), sum(s.tokens for s in scores)
+    batches = [scores[at : at + ZHAO_BATCH] for at in range(0, len(scores), ZHAO_BATCH)]
+    means = [perplexity(math.fsum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
+    return {
+        "perplexity": require_finite(perplexity(nll / tokens), name),
+        "nll": nll / tokens,
+        "tokens": tokens,
+        "contexts": len(scores),
+        "perplexity_batch_mean": require_finite(math.fsum(means) / len(means), name),
+        "perplexity_batch_size": ZHAO_BATCH,
+    }
 
 
 def hypotheses_jsonl(

@@ -1,10 +1,20 @@
 """When non-finite numbers are a bad batch that can be skipped, and when they are divergence."""
 
+import math
 from dataclasses import dataclass, field
+
+from lm.errors import DivergenceError
 
 IN_A_ROW = 10
 WINDOW = 1_000
 IN_WINDOW = 50  # 5 % of the window
+
+
+def require_finite(value: float, what: str) -> float:
+    """The value, which a model's probabilities came to; DivergenceError where it is not finite."""
+    if not math.isfinite(value):
+        raise DivergenceError(f"{what}: the model's probabilities are not finite; choose another checkpoint")
+    return value
 
 
 @dataclass

@@ -91,8 +91,11 @@ class Meter:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), infinite where that overflows."""
-    return math.exp(nll) if not nll > 700 else math.inf
+    """exp of nats a token, infinite where that overflows."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
 
 
 def validation_line(step: int, metrics: Mapping[str, float], best: bool) -> str:

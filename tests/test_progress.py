@@ -218,5 +218,6 @@ def test_numbers_are_written_for_people() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 3723)] == ["0:00:00", "0:01:00", "1:02:03"]
     assert perplexity(0.0) == 1.0
     assert perplexity(1e4) == math.inf
+    assert perplexity(705.0) == math.exp(705.0)
     assert math.isnan(perplexity(math.nan))
     assert validation_line(3, {"nll": 2.0}, best=False) == "validation at step 3 · nll 2.0000"

@@ -17,12 +17,14 @@ import torch
 
 from lm.cells import Layer
 from lm.errors import ConfigError, DataError
+from lm.guard import require_finite
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, hidden_nll, no_advance, perplexity, token_nll
+from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
+from lm.meter import perplexity
 from lm.records import keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 
@@ -173,7 +175,7 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
     result: Result = {
         "nll": total / tokens,
-        "perplexity": perplexity(total / tokens, visible(text.source)),
+        "perplexity": require_finite(perplexity(total / tokens), visible(text.source)),
         "tokens": tokens,
         "scored": len(nll),
     }
@@ -198,7 +200,9 @@ def frequency_buckets(nll: Floats, trained: TrainedLm, text: Text) -> list[Resul
                 "tokens": len(inside),
                 "share": len(inside) / max(1, len(nll)),
                 "nll": mean,
-                "perplexity": None if mean is None else perplexity(mean, visible(text.source)),
+                "perplexity": None
+                if mean is None
+                else require_finite(perplexity(mean), visible(text.source)),
             }
         )
     return rows

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.errors import DivergenceError
+from lm.guard import require_finite
 from lm.heads import Head
 from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
@@ -26,6 +26,7 @@ from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import InputLog, visible
+from lm.meter import perplexity
 from lm.stop import Poll, no_poll
 from lm.storage import require_writable, shown, write_atomic
 
@@ -100,7 +101,7 @@ def score_lines(
                 "tokens": vocabulary.words(ids),
                 "log_probs": scores.tolist(),
                 "nll": nll,
-                "perplexity": perplexity(nll, f"{visible(str(path))}:{number}"),
+                "perplexity": require_finite(perplexity(nll), f"{visible(str(path))}:{number}"),
             }
 
 
@@ -140,19 +141,8 @@ def score_file(
         "lines": lines,
         "tokens": tokens,
         "nll": nll,
-        "perplexity": perplexity(nll, shown(path)),
+        "perplexity": require_finite(perplexity(nll), shown(path)),
     }
-
-
-def perplexity(nll: float, what: str) -> float:
-    """exp of nats a token; DivergenceError where either is not finite."""
-    try:
-        value = math.exp(nll)
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value):
-        raise DivergenceError(f"{what}: the model's probabilities are not finite; choose another checkpoint")
-    return value
 
 
 def _groups(trained: TrainedLm, path: Path, size: int, poll: Poll) -> Iterator[list[tuple[int, list[int]]]]:
