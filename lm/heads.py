@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll
+from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll, tempered
 from lm.regularize import dropout_mask
 from lm.schema import HeadConfig
 
@@ -158,14 +158,8 @@ class Head(nn.Module):
         """
         contexts, log_prior = self._flat(hidden, streams)
         with torch.autocast(hidden.device.type, enabled=False):
-            nll = mixture_nll(
-                contexts,
-                log_prior,
-                self._output(),
-                targets.reshape(-1),
-                self._options,
-                component_temperature,
-            )
+            contexts, output = tempered(contexts, self._output(), component_temperature)
+            nll = mixture_nll(contexts, log_prior, output, targets.reshape(-1), self._options)
         return nll.view(targets.shape)
 
     def log_probs(
@@ -181,13 +175,13 @@ class Head(nn.Module):
         contexts, log_prior = self._flat(hidden, None)
         if torch.is_grad_enabled():
             scores = self._component_scores(contexts, component_temperature)  # (N, K, V)
-            log_probs = scores[:, 0] if log_prior is None else (scores + log_prior[..., None]).logsumexp(1)
+            single = log_prior.shape[1] == 1
+            log_probs = scores[:, 0] if single else (scores + log_prior[..., None]).logsumexp(1)
         else:
             with torch.autocast(hidden.device.type, enabled=False):
                 options = replace(self._options, bf16_products=bf16_products)
-                log_probs = mixture_log_probs(
-                    contexts, log_prior, self._output(), options, component_temperature
-                )
+                contexts, output = tempered(contexts, self._output(), component_temperature)
+                log_probs = mixture_log_probs(contexts, log_prior, output, options)
         return log_probs.view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> Tensor:
@@ -196,26 +190,26 @@ class Head(nn.Module):
         Its logsumexp over K is :meth:`log_probs`, over V the log prior.
         """
         contexts, log_prior = self._flat(hidden, None)
-        scores = self._component_scores(contexts, 1.0)
-        if log_prior is not None:
-            scores = scores + log_prior[..., None]
+        scores = self._component_scores(contexts, 1.0) + log_prior[..., None]
         return scores.view(*hidden.shape[:-1], *scores.shape[1:])
 
     def _component_scores(self, contexts: Tensor, temperature: float) -> Tensor:
         with torch.autocast(contexts.device.type, enabled=False):
-            output = self._output()
-            return self.parts.link.log_normalised(output.logits(contexts, temperature), output.shift)
+            contexts, output = tempered(contexts, self._output(), temperature)
+            return self.parts.link.log_normalised(output.logits(contexts), output.shift)
 
     def _output(self) -> Output:
         """Output matrix, bias and shift, at least float32."""
         bias, shift = (None if p is None else self._precise(p) for p in (self.bias, self.shift))
         return Output(self._precise(self.weight), bias, shift)
 
-    def _flat(self, hidden: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _flat(self, hidden: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor]:
         """Contexts (N, K, E) and log prior (N, K), at least float32."""
         contexts, log_prior = self.contexts(hidden, streams)
         contexts = self._precise(contexts).reshape(-1, *contexts.shape[-2:])
-        return contexts, None if log_prior is None else log_prior.reshape(-1, log_prior.shape[-1])
+        if log_prior is None:
+            return contexts, contexts.new_zeros(contexts.shape[:2])
+        return contexts, log_prior.reshape(contexts.shape[:2])
 
     def _drop(self, states: Tensor, streams: Tensor | None) -> Tensor:
         rate = self.config.latent_dropout

@@ -63,15 +63,22 @@ class Output(NamedTuple):
     bias: Tensor | None  # (V,)
     shift: Tensor | None  # ()
 
-    def logits(self, contexts: Tensor, temperature: float) -> Tensor:
-        """(W c + b) / temperature, (..., V), for contexts (..., E)."""
-        logits = F.linear(contexts, self.weight, self.bias)
-        return logits if temperature == 1 else logits.div_(temperature)
+    def logits(self, contexts: Tensor) -> Tensor:
+        """W c + b, (..., V), for contexts (..., E)."""
+        return F.linear(contexts, self.weight, self.bias)
+
+
+def tempered(contexts: Tensor, output: Output, temperature: float) -> tuple[Tensor, Output]:
+    """What gives the logits divided by ``temperature``."""
+    if temperature == 1:
+        return contexts, output
+    bias = None if output.bias is None else output.bias / temperature
+    return contexts / temperature, output._replace(bias=bias)
 
 
 def mixture_loss(
     contexts: Tensor,
-    log_prior: Tensor | None,
+    log_prior: Tensor,
     output: Output,
     targets: Tensor,
     token_weights: Tensor | None,
@@ -81,12 +88,10 @@ def mixture_loss(
 
     Args:
         contexts: (N, K, E).
-        log_prior: log π, (N, K), normalised; None where K = 1.
+        log_prior: log π, (N, K), normalised.
         output: output matrix, bias and shift.
         targets: (N,) word ids.  token_weights: (N,) or None for ones.
     """
-    if log_prior is None:
-        log_prior = contexts.new_zeros(contexts.shape[:2])
     if token_weights is None:
         token_weights = contexts.new_ones(contexts.shape[0])
     loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
@@ -98,19 +103,12 @@ def mixture_loss(
 @torch.no_grad()
 def mixture_nll(
     contexts: Tensor,
-    log_prior: Tensor | None,
+    log_prior: Tensor,
     output: Output,
     targets: Tensor,
     options: LossOptions,
-    component_temperature: float = 1.0,
 ) -> Tensor:
-    """−log P(y_n) of every token, (N,) nats, by one exact product and without gradients.
-
-    ``component_temperature`` divides the logits of every component.
-    """
-    contexts, output = _tempered(contexts, output, component_temperature)
-    if log_prior is None:
-        log_prior = contexts.new_zeros(contexts.shape[:2])
+    """−log P(y_n) of every token, (N,) nats, by one exact product and without gradients."""
     products = _Products(contexts, output, replace(options, bf16_products=False))
     nll = torch.empty_like(log_prior[:, 0])
     for part in products.parts():
@@ -124,15 +122,11 @@ def mixture_nll(
 @torch.no_grad()
 def mixture_log_probs(
     contexts: Tensor,
-    log_prior: Tensor | None,
+    log_prior: Tensor,
     output: Output,
     options: LossOptions,
-    component_temperature: float = 1.0,
 ) -> Tensor:
     """log P(v) of every word, (N, V), normalised, by one product and without gradients."""
-    contexts, output = _tempered(contexts, output, component_temperature)
-    if log_prior is None:
-        log_prior = contexts.new_zeros(contexts.shape[:2])
     products = _Products(contexts, output, options)
     log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
     for part in products.parts():
@@ -140,14 +134,6 @@ def mixture_log_probs(
         offsets = log_prior[part] - products.log_totals(logits).view_as(log_prior[part])
         log_probs[part] = products.rows.mixed(logits, output.bias, output.shift, offsets)
     return log_probs
-
-
-def _tempered(contexts: Tensor, output: Output, temperature: float) -> tuple[Tensor, Output]:
-    """What gives the logits divided by ``temperature``."""
-    if temperature == 1:
-        return contexts, output
-    bias = None if output.bias is None else output.bias / temperature
-    return contexts / temperature, output._replace(bias=bias)
 
 
 class _Products:

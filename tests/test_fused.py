@@ -176,7 +176,6 @@ def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, dev
     head = make_head(kind).float().to(device)
     hidden, targets, weights = (part.to(device) for part in example())
     contexts, log_prior = head._flat(hidden.detach().float(), None)
-    log_prior = contexts.new_zeros(contexts.shape[:2]) if log_prior is None else log_prior
     contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
     output, options = head._output(), LossOptions(head.parts.link)
     loss = mixture_loss(contexts, log_prior, output, targets, weights.float(), options)

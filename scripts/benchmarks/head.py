@@ -106,9 +106,8 @@ def work_on(loss: Callable[[Inputs], Tensor], components: int, vocab: int, token
 
 def ours(options: LossOptions, inputs: Inputs) -> Tensor:
     """The product's own loss of the inputs."""
-    prior = None if inputs.prior.shape[1] == 1 else inputs.prior.log_softmax(1)
     output = Output(inputs.weight, inputs.bias, None)
-    return mixture_loss(inputs.contexts, prior, output, inputs.targets, None, options)
+    return mixture_loss(inputs.contexts, inputs.prior.log_softmax(1), output, inputs.targets, None, options)
 
 
 def naive_loss(
