@@ -251,10 +251,10 @@ class Seq2Seq(nn.Module):
         hidden = self.decoder(words, state, rows).data
         return dropout(hidden, self.config.model.dropout, self.training), targets, rows
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Σ −log P(response) of the batch in nats, a scalar."""
+    def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What training minimises, and Σ −log P(response) of the batch in nats, scalars."""
         hidden, targets, rows = self.hidden(batch)
-        return self.head.loss(hidden, targets, streams=rows)
+        return self.head.objective(hidden, targets, streams=rows)
 
     def nll(self, batch: Batch) -> Tensor:
         """−log P of every response in nats, (R,) float64, in the order of the items."""

@@ -66,8 +66,8 @@ class DialogTask:
 
     def loss(self, batch: Batch) -> StepLoss:
         """The summed loss of a batch."""
-        loss = self.model.loss(batch)
-        return StepLoss(objective=loss, nll=loss.detach(), tokens=int(batch.lengths.sum()))
+        objective, nll = self.model.objective(batch)
+        return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
     def validate(self, poll: Poll) -> dict[str, float]:
         """Nats a token on the validation split, corpus-level: Σ nll / Σ tokens."""

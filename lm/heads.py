@@ -10,18 +10,21 @@ One class covers every kind; ``HEADS`` says what each kind mixes and through whi
 with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss). Everything stays in
 the log domain: there is no log(p + ε), which would cap the loss, falsify gradients and raise measured rank.
 
+The logits z of any of them may be divided by a temperature, one number or one for every word in its context
+(:mod:`lm.temperature`).
+
 N tokens · H hidden size · K components · E context size · V words.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lm.errors import ConfigError
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll, tempered
+from lm.output_layer import Mixture, OutputLayer
+from lm.precision import precise
 from lm.regularize import dropout_mask
 from lm.schema import HeadConfig
 
@@ -48,7 +51,7 @@ HEADS: dict[str, HeadParts] = {
 }
 
 
-class Head(nn.Module):
+class Head(OutputLayer):
     """A decoder head of any kind.
 
     Logits and probabilities are float32 or better whatever the precision of the model. For log-probabilities
@@ -67,12 +70,9 @@ class Head(nn.Module):
     def __init__(
         self, config: HeadConfig, hidden_size: int, vocab_size: int, embedding: nn.Parameter | None = None
     ) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, HEADS[config.kind].link, hidden_size, vocab_size)
         self.parts = HEADS[config.kind]
-        self.hidden_size, self.vocab_size = hidden_size, vocab_size
-        size = self.size = config.embedding_size or hidden_size
-        components = self.components = config.components
+        size, components = self.size, self.components
         self.projection: nn.Linear | None = None
         self.latent: nn.Linear | None = None
         self.prior: nn.Linear | None = None
@@ -83,24 +83,10 @@ class Head(nn.Module):
             self.latent = nn.Linear(hidden_size, components * size)
             if components > 1:
                 self.prior = nn.Linear(hidden_size, components, bias=False)
-        if config.tied:
-            if embedding is None or embedding.shape != (vocab_size, size):
-                found = "none" if embedding is None else tuple(embedding.shape)
-                raise ConfigError(
-                    f"head.tied: needs an embedding of shape {(vocab_size, size)}, found {found};"
-                    " set head.embedding_size to the model's embedding size"
-                )
-            self.weight = embedding
-        else:
-            self.weight = nn.Parameter(torch.empty(vocab_size, size).uniform_(-0.1, 0.1))
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
-        self.shift = nn.Parameter(torch.zeros(())) if config.learn_shift else None
+        self.add_output(embedding)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
-        self._options = LossOptions(
-            self.parts.link, bf16_products=config.products == "bfloat16", skip_below=config.skip_below
-        )
 
     def contexts(self, hidden: Tensor, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The vectors that meet the output matrix, and how they are mixed.
@@ -119,11 +105,21 @@ class Head(nn.Module):
         latent = latent.unflatten(-1, (self.components, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None
-        log_prior = self.parts.prior_link.log_normalised(self._precise(self.prior(hidden)))
+        log_prior = self.parts.prior_link.log_normalised(precise(self.prior(hidden)))
         if self.parts.mixes == "contexts":
             prior = log_prior.exp().to(latent.dtype)
             return torch.einsum("...k,...ke->...e", prior, latent).unsqueeze(-2), None
         return latent, log_prior
+
+    def objective(
+        self, hidden: Tensor, targets: Tensor, streams: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What training minimises, and :meth:`loss`, which is a part of it: sums over tokens in nats.
+
+        The two differ by ``config.temperature_loss_scaling`` alone.
+        """
+        loss = self.loss(hidden, targets, streams=streams)
+        return (loss * self.mean_temperature(hidden), loss) if self.scales_loss else (loss, loss)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, streams: Tensor | None = None
@@ -134,16 +130,9 @@ class Head(nn.Module):
             hidden: (..., H).  targets: (...) word ids.  weights: (...) or None for ones.
             streams: see :meth:`contexts`.
         """
-        contexts, log_prior = self._flat(hidden, streams)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return mixture_loss(
-                contexts,
-                log_prior,
-                self._output(),
-                targets.reshape(-1),
-                None if weights is None else weights.reshape(-1).to(contexts.dtype),
-                self._options,
-            )
+        mixture = self._flat(hidden, streams)
+        flat = mixture.contexts.new_ones(targets.numel()) if weights is None else weights.reshape(-1)
+        return self.mixture_loss(mixture, targets.reshape(-1), flat.to(mixture.contexts.dtype))
 
     def nll(
         self,
@@ -156,11 +145,8 @@ class Head(nn.Module):
 
         ``component_temperature`` is that of :meth:`log_probs`.
         """
-        contexts, log_prior = self._flat(hidden, streams)
-        with torch.autocast(hidden.device.type, enabled=False):
-            contexts, output = tempered(contexts, self._output(), component_temperature)
-            nll = mixture_nll(contexts, log_prior, output, targets.reshape(-1), self._options)
-        return nll.view(targets.shape)
+        mixture = self._flat(hidden, streams)
+        return self.mixture_nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(
         self, hidden: Tensor, component_temperature: float = 1.0, bf16_products: bool = False
@@ -172,16 +158,9 @@ class Head(nn.Module):
         ``component_temperature`` divides the logits of every component. For a mixture that differs from
         tempering the mixed distribution, which callers do on the result.
         """
-        contexts, log_prior = self._flat(hidden, None)
-        if torch.is_grad_enabled():
-            scores = self._component_scores(contexts, component_temperature)  # (N, K, V)
-            single = log_prior.shape[1] == 1
-            log_probs = scores[:, 0] if single else (scores + log_prior[..., None]).logsumexp(1)
-        else:
-            with torch.autocast(hidden.device.type, enabled=False):
-                options = replace(self._options, bf16_products=bf16_products)
-                contexts, output = tempered(contexts, self._output(), component_temperature)
-                log_probs = mixture_log_probs(contexts, log_prior, output, options)
+        mixture = self._flat(hidden, None)
+        bf16 = bf16_products and not torch.is_grad_enabled()
+        log_probs = self.mixture_log_probs(mixture, component_temperature, bf16)
         return log_probs.view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> Tensor:
@@ -189,27 +168,28 @@ class Head(nn.Module):
 
         Its logsumexp over K is :meth:`log_probs`, over V the log prior.
         """
-        contexts, log_prior = self._flat(hidden, None)
-        scores = self._component_scores(contexts, 1.0) + log_prior[..., None]
-        return scores.view(*hidden.shape[:-1], *scores.shape[1:])
+        joint = self.joint_log_probs(self._flat(hidden, None))
+        return joint.view(*hidden.shape[:-1], *joint.shape[1:])
 
-    def _component_scores(self, contexts: Tensor, temperature: float) -> Tensor:
-        with torch.autocast(contexts.device.type, enabled=False):
-            contexts, output = tempered(contexts, self._output(), temperature)
-            return self.parts.link.log_normalised(output.logits(contexts), output.shift)
+    def temperatures(self, hidden: Tensor) -> Tensor:
+        """What the logits are divided by, (..., V); ones where nothing divides them."""
+        return self.word_temperatures(self._states(hidden)).view(*hidden.shape[:-1], self.vocab_size)
 
-    def _output(self) -> Output:
-        """Output matrix, bias and shift, at least float32."""
-        bias, shift = (None if p is None else self._precise(p) for p in (self.bias, self.shift))
-        return Output(self._precise(self.weight), bias, shift)
+    def mean_temperature(self, hidden: Tensor) -> Tensor:
+        """Their mean, a scalar without gradient."""
+        return self.mean_word_temperature(self._states(hidden))
 
-    def _flat(self, hidden: Tensor, streams: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Contexts (N, K, E) and log prior (N, K), at least float32."""
+    def _flat(self, hidden: Tensor, streams: Tensor | None) -> Mixture:
+        """A row for every token, at least float32."""
         contexts, log_prior = self.contexts(hidden, streams)
-        contexts = self._precise(contexts).reshape(-1, *contexts.shape[-2:])
+        contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
         if log_prior is None:
-            return contexts, contexts.new_zeros(contexts.shape[:2])
-        return contexts, log_prior.reshape(contexts.shape[:2])
+            log_prior = contexts.new_zeros(contexts.shape[:2])
+        return Mixture(contexts, log_prior.reshape(contexts.shape[:2]), self._states(hidden))
+
+    def _states(self, hidden: Tensor) -> Tensor:
+        """Hidden states (N, H) as temperatures read them, at least float32."""
+        return precise(hidden).reshape(-1, self.hidden_size)
 
     def _drop(self, states: Tensor, streams: Tensor | None) -> Tensor:
         rate = self.config.latent_dropout
@@ -220,7 +200,3 @@ class Head(nn.Module):
             return states * dropout_mask(states, (count, states.shape[-1]), rate)[streams]
         shape = states.shape if states.dim() < 3 else (1, *states.shape[1:])
         return states * dropout_mask(states, shape, rate)
-
-    @staticmethod
-    def _precise(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype == torch.float64 else tensor.float()

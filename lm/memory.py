@@ -41,7 +41,7 @@ def head_scratch(head: Head, tokens: int) -> int:
     """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
     mixed = head.components if head.parts.mixes == "probabilities" else 1
     chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
-    logits = chunk * mixed * head.vocab_size * head.parts.link.buffers
+    logits = chunk * mixed * head.vocab_size * head.buffers
     return logits + 2 * head.vocab_size * head.size
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss"]
+Temperature = Literal["none", "constant", "contextual", "exponential", "additive", "sigmoid"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
 RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
@@ -51,6 +52,51 @@ class HeadConfig(Section):
         description="mos, moss: components with a smaller posterior at a token add nothing to its gradient of"
         " contexts and output matrix, which saves time; 0 is exact",
     )
+    temperature: Temperature = Field(
+        "none",
+        description="what divides the logits: none, constant, or of the word in its context: contextual (as"
+        " published, nearly constant), exponential, additive or sigmoid",
+    )
+    temperature_value: float = Field(2.0, gt=0, description="constant: the temperature")
+    temperature_rank: int | None = Field(
+        None, ge=1, description="Q, the rank of the temperatures' matrix; none is embedding_size"
+    )
+    temperature_alpha: float = Field(1.0, gt=0, description="contextual: α of (softmax + α) / β")
+    temperature_beta: float = Field(0.5, gt=0, description="contextual: β of (softmax + α) / β")
+    temperature_lambda: float = Field(
+        3.0, gt=1, description="exponential, additive: λ of λ^tanh and of tanh + λ"
+    )
+    temperature_low: float = Field(0.5, gt=0, description="sigmoid: the lowest temperature")
+    temperature_high: float = Field(3.5, gt=0, description="sigmoid: the highest temperature")
+    temperature_loss_scaling: bool = Field(
+        False, description="training multiplies the loss, not its penalties, by the mean temperature"
+    )
+
+    @model_validator(mode="after")
+    def _tempered(self) -> Self:
+        contextual = ("contextual", "exponential", "additive", "sigmoid")
+        owners = {
+            "temperature_value": ("constant",),
+            "temperature_rank": contextual,
+            "temperature_alpha": ("contextual",),
+            "temperature_beta": ("contextual",),
+            "temperature_lambda": ("exponential", "additive"),
+            "temperature_low": ("sigmoid",),
+            "temperature_high": ("sigmoid",),
+            "temperature_loss_scaling": ("constant", *contextual),
+        }
+        for name, owner in owners.items():
+            changed = getattr(self, name) != HeadConfig.model_fields[name].default
+            if changed and self.temperature not in owner:
+                raise ValueError(
+                    f"{name} belongs to head.temperature = {' or '.join(owner)}; it is {self.temperature}"
+                )
+        if self.temperature_low >= self.temperature_high:
+            raise ValueError(
+                f"temperature_low = {self.temperature_low:g}: must be below temperature_high ="
+                f" {self.temperature_high:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

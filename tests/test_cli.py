@@ -31,9 +31,9 @@ COMMANDS = (
     "score", "train",
 )  # fmt: skip
 LM_COMMANDS = (
-    "analyze components", "analyze divergence", "analyze examples", "analyze rank", "bottleneck", "check",
-    "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare", "presets",
-    "reverse-copy", "score", "train",
+    "analyze components", "analyze divergence", "analyze examples", "analyze rank", "analyze temperature",
+    "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
+    "presets", "reverse-copy", "score", "train",
 )  # fmt: skip
 Outcome = tuple[int, str, str]
 

@@ -175,9 +175,9 @@ def test_losses_and_gradients_are_the_formula(
 def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, device: str, kind: str) -> None:
     head = make_head(kind).float().to(device)
     hidden, targets, weights = (part.to(device) for part in example())
-    contexts, log_prior = head._flat(hidden.detach().float(), None)
+    contexts, log_prior, _ = head._flat(hidden.detach().float(), None)
     contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
-    output, options = head._output(), LossOptions(head.parts.link)
+    output, options = head._tempered(contexts)[1], LossOptions(head.parts.link)
     loss = mixture_loss(contexts, log_prior, output, targets, weights.float(), options)
     leaves = {"of_contexts": contexts, "of_prior": log_prior, "of_weight": head.weight, "of_bias": head.bias}
     if head.shift is not None:

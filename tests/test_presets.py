@@ -54,6 +54,10 @@ MIXTURE_OF: dict[str, dict[str, Any]] = {
         "train.seed": 1882, "train.max_epochs": 1000,
     },
 }  # fmt: skip
+CT = {  # Contextual Temperature for Language Modeling, §4.2
+    "head.temperature": "contextual", "head.temperature_alpha": 1.0, "head.temperature_beta": 0.5,
+    "head.temperature_loss_scaling": True,
+}  # fmt: skip
 NARROW = {"ptb": (960, 960, 280), "wt2": (1150, 1150, 300)}  # the last layer is as large as the embedding
 LONG = {"ptb": 1000, "wt2": 1500}  # epochs of Kanai et al. (2018), App. C.1.1: twice as many
 CORPUS = {"ptb": "data/ptb", "wt2": "data/wikitext-2"}
@@ -79,6 +83,17 @@ def recipes() -> dict[str, dict[str, Any]]:
         found[f"{name}_softmax_narrow"] = mixture | {
             "model.hidden_sizes": NARROW[name], "head.components": 1, "head.latent_dropout": 0.0,
         }  # fmt: skip
+        found[f"{name}_ct_mos"] = found[f"{name}_mos"] | CT
+    found |= {
+        "ptb_mos_plus": found["ptb_mos"] | {"model.embedding_size": 410, "head.embedding_size": 410},
+        "ptb_ct_mos_unscaled": found["ptb_ct_mos"] | {"head.temperature_loss_scaling": False},
+        "ptb_ct_mos_exponential": found["ptb_ct_mos"] | {
+            "head.temperature": "exponential", "head.temperature_lambda": 4.0,
+        },
+        "ptb_ct_mos_additive": found["ptb_ct_mos"] | {
+            "head.temperature": "additive", "head.temperature_lambda": 3.0,
+        },
+    }  # fmt: skip
     for components in (3, 5, 10, 20):
         found[f"ptb_mos_k{components}"] = found["ptb_mos"] | {"head.components": components}
     return found
@@ -103,7 +118,9 @@ def test_a_published_recipe_is_what_was_published(name: str) -> None:
 
 
 def test_every_preset_is_published_or_known_to_be_our_own() -> None:
-    ours = {name for name in PRESETS if name.startswith(("ptb_small_", "lm1b_"))} | {"ptb_mos_fast"}
+    ours = {name for name in PRESETS if name.startswith(("ptb_small_", "lm1b_"))} | {
+        "ptb_mos_fast", "ptb_mos_tau2", "ptb_mos_constant_temperature", "ptb_ct_mos_sigmoid",
+    }  # fmt: skip
     assert set(PRESETS) == set(RECIPES) | ours
 
 
@@ -127,6 +144,8 @@ def test_the_parameters_of_a_preset(name: str) -> None:
         expected += (hidden + 1) * components * size + hidden * components
     elif hidden != size:
         expected += hidden * size  # from H to E, without a bias
+    if config.head.temperature not in ("none", "constant"):
+        expected += (hidden + words) * (config.head.temperature_rank or size)
     assert config.head.tied
     assert describe(config)["parameters"] == expected
 
@@ -136,7 +155,8 @@ def test_the_parameters_of_a_preset(name: str) -> None:
     [
         ("ptb_mos", 21_500_620), ("wt2_mos", 34_909_528), ("ptb_softmax", 24_221_600),
         ("wt2_softmax", 33_556_078), ("ptb_moc", 21_500_620), ("ptb_moss", 21_500_620),
-        ("wt2_moss", 34_909_528), ("ptb_sigsoftmax", 24_221_600),
+        ("wt2_moss", 34_909_528), ("ptb_sigsoftmax", 24_221_600), ("ptb_ct_mos", 24_474_220),
+        ("wt2_ct_mos", 45_087_928), ("ptb_mos_plus", 24_510_770), ("ptb_mos_tau2", 21_500_620),
     ],
 )  # fmt: skip
 def test_published_numbers_of_parameters(name: str, published: int) -> None:

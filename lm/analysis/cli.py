@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
 
 analyze = typer.Typer(
-    help="Look inside trained language models: rank, divergence, components, examples.",
+    help="Look inside trained language models: rank, divergence, components, temperature, examples.",
     no_args_is_help=True,
 )
 
@@ -154,6 +154,56 @@ def examples(
         result |= compare_runs(beaten, better, text.ids, Wanted(count, margin), poll)
     write_result(json_file, result, config=better.config)
     show(*example_tables(str(first), str(second), result))
+
+
+@analyze.command()
+def temperature(
+    runs: Runs,
+    data: Data = None,
+    limit: Limit = None,
+    checkpoint: Checkpoint = "best",
+    over_training: Annotated[
+        bool, typer.Option("--over-training", help="Every checkpoint that the runs have kept.")
+    ] = False,
+    out: Out = Path("analysis"),
+    json_file: JsonFile = None,
+) -> None:
+    """Temperatures of words in contexts: by word, by place in the sentence, over training.
+
+    Runs with train.keep_last and train.keep_best as high as they have validations show a whole training.
+
+    Example: lm analyze temperature runs/ptb_small_ct_mos --over-training
+    """
+    from lm.analysis.examples import require_same_words
+    from lm.analysis.temperature import (
+        Profile,
+        draw_temperatures,
+        profile,
+        steps_of,
+        temperature_report,
+        temperature_tables,
+    )
+    from lm.storage import make_folder
+
+    results: dict[str, dict[str, Any]] = {}
+    profiles: dict[str, Profile] = {}
+    with interruptible() as poll:
+        first = _load(runs[0], checkpoint)
+        words = first.codec.vocabulary
+        for run in runs:
+            for which in steps_of(run) if over_training else [checkpoint]:
+                trained = _load(run, which)
+                require_same_words(first, trained)
+                text = _text(trained, data, limit, poll)
+                name = f"{run} {which}" if over_training else str(run)
+                profiles[name] = profile(trained, text.ids, poll)
+                report = temperature_report(profiles[name], words.tokens)
+                results[name] = _facts(trained, text, which) | report
+    make_folder(out)
+    figures = [out / "temperature.png", out / "temperature.svg"]
+    draw_temperatures(profiles, words.counts, figures)
+    write_result(json_file, _of_runs(results) | {"figures": [str(path) for path in figures]})
+    show(*temperature_tables(results), f"drawn in {figures[0]} and {figures[1]}")
 
 
 def bottleneck(

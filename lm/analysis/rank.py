@@ -216,7 +216,8 @@ def rank_of_run(
         result = kept
     head = trained.model.head
     bias = head.bias is not None
-    ceiling = min(head.size + 1 + bias, *result.shape) if head.config.kind in LINEAR_HEADS else None
+    linear = head.config.kind in LINEAR_HEADS and head.one_pass
+    ceiling = min(head.size + 1 + bias, *result.shape) if linear else None
     return rank_report(result) | {
         "head": head.config.kind,
         "embedding_size": head.size,

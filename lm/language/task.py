@@ -61,14 +61,14 @@ class LmTask:
         before = self.model.initial_state(streams) if batch.first else self._carried
         outputs = self.model(batch.tokens, before)
         self._carried = detached(outputs.state)
-        nll = self.model.head.loss(outputs.hidden, batch.targets)
+        objective, nll = self.model.head.objective(outputs.hidden, batch.targets)
         tokens, model = batch.targets.numel(), self.config.model
         penalty = torch.zeros((), device=nll.device)
         if model.activation_penalty:
             penalty = penalty + model.activation_penalty * activation_penalty(outputs.hidden.float())
         if model.slowness_penalty:
             penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
-        return StepLoss(nll + tokens * penalty, nll.detach(), tokens, batch.scale)
+        return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
 
     def validate(self, poll: Poll) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""

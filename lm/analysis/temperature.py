@@ -1,0 +1,203 @@
+"""Temperatures of words in contexts: by word, by place in the sentence, over training.
+
+What Figures 1 and 3 of Contextual Temperature for Language Modeling show. A place in a sentence is told by
+the temperature of the word that stands there, and by the mean over all words, which the published formula
+keeps constant (:mod:`lm.temperature`).
+
+N tokens · V words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lm.analysis.pictures import save_figure
+from lm.analysis.steps import Poll, no_poll
+from lm.checkpoint import CheckpointStore
+from lm.console import table
+from lm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
+
+SHOWN = 10  # words at either end
+SHORTEST, LONGEST, PART = 15, 25, 5  # sentences of Figure 1 (b): words, and words of each of three parts
+_ENTRIES = 1 << 22  # of a block (n, V)
+_CONFIDENCE = 1.96  # standard errors of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The temperatures of a model on a text."""
+
+    by_word: np.ndarray  # (V,) mean over the contexts
+    spread: np.ndarray  # (V,) standard deviation over them
+    at_words: np.ndarray  # (N,) of the words that stand there
+    of_contexts: np.ndarray  # (N,) mean over all words
+    places: np.ndarray  # (S, 15) positions in sentences, see :func:`places`
+
+
+def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
+    """The temperatures at every position of a text; memory is O(N + V).
+
+    Raises:
+        ConfigError: a head whose temperature is one number.
+        DataError: no token.
+    """
+    head = trained.model.head
+    if head.temperature is None:
+        raise ConfigError(
+            f"head.temperature = {head.config.temperature!r} is the same for every word; name a run with"
+            " contextual, exponential, additive or sigmoid"
+        )
+    if not len(ids):
+        raise DataError("a text without tokens has no temperatures; name a longer one")
+    vocab = head.vocab_size
+    sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
+    at_words, of_contexts = [], []
+    for hidden, targets in trained.hidden(ids, poll, max(1, min(256, _ENTRIES // vocab))):
+        with torch.no_grad():
+            tau = head.temperatures(hidden).double().cpu()
+        sums += tau.sum(0)
+        squares += tau.square().sum(0)
+        at_words.append(tau.gather(1, targets.cpu()[:, None])[:, 0].numpy())
+        of_contexts.append(tau.mean(1).numpy())
+    mean = sums / len(ids)
+    spread = (squares / len(ids) - mean.square()).clamp_min(0).sqrt()
+    at = places(ids, trained.codec.vocabulary.eos)
+    return Profile(mean.numpy(), spread.numpy(), np.concatenate(at_words), np.concatenate(of_contexts), at)
+
+
+def places(ids: "Ids", eos: int) -> np.ndarray:
+    """The positions (S, 15) of the first, middle and last five words of every sentence of 15 to 25 words.
+
+    A sentence ends before ``<eos>``; what comes after the last one is none.
+    """
+    found, start = [], 0
+    for end in np.flatnonzero(np.asarray(ids) == eos):
+        if SHORTEST <= end - start <= LONGEST:
+            middle = start + (end - start - PART) // 2
+            found.append(np.concatenate([np.arange(at, at + PART) for at in (start, middle, end - PART)]))
+        start = end + 1
+    return np.array(found, dtype=np.int64).reshape(-1, 3 * PART)
+
+
+def steps_of(run: Path) -> list[str]:
+    """The names of all intact checkpoints of a run, the oldest first; StorageError where it has none."""
+    store = CheckpointStore(run / "checkpoints")
+    store.latest()
+    return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
+
+
+def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
+    """What a profile comes to.
+
+    Returns:
+        ``tokens``; ``mean``, of all temperatures; ``word_std``, the standard deviation of the words' means;
+        ``context_std``, the mean over words of what contexts change; ``hottest`` and ``coldest``, the words
+        with the highest and the lowest means; ``positions``: for each of the 15 places of Figure 1 (b) the
+        mean temperature of the word there, half its 95 % interval, and the mean over all words;
+        ``sentences``, how many those are of.
+    """
+    order = np.argsort(found.by_word, kind="stable")
+    positions = [
+        {
+            "part": ("first", "middle", "last")[index // PART],
+            "place": index % PART + 1,
+            "mean": float(found.at_words[column].mean()),
+            "half_interval": _half_interval(found.at_words[column]),
+            "mean_of_words": float(found.of_contexts[column].mean()),
+        }
+        for index, column in enumerate(found.places.T if len(found.places) else ())
+    ]
+    return {
+        "tokens": len(found.at_words),
+        "mean": float(found.of_contexts.mean()),
+        "word_std": float(found.by_word.std()),
+        "context_std": float(found.spread.mean()),
+        "hottest": [_word(found, words, index) for index in order[::-1][:SHOWN]],
+        "coldest": [_word(found, words, index) for index in order[:SHOWN]],
+        "sentences": len(found.places),
+        "positions": positions,
+    }
+
+
+def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
+    return {"word": words[index], "mean": float(found.by_word[index]), "std": float(found.spread[index])}
+
+
+def _half_interval(values: np.ndarray) -> float:
+    return float(_CONFIDENCE * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table | str"]:
+    """A row for each model, then the places in a sentence."""
+    models = [
+        {
+            "model": name,
+            "mean τ": f"{result['mean']:.6f}",
+            "std by word": f"{result['word_std']:.2e}",
+            "std by context": f"{result['context_std']:.2e}",
+            "hottest": " ".join(word["word"] for word in result["hottest"][:5]),
+            "coldest": " ".join(word["word"] for word in result["coldest"][:5]),
+        }
+        for name, result in results.items()
+    ]
+    rows = [
+        {
+            "place": f"{result['positions'][index]['part']} {result['positions'][index]['place']}",
+            "model": name,
+            "τ of the word": f"{result['positions'][index]['mean']:.6f}",
+            "±": f"{result['positions'][index]['half_interval']:.1e}",
+            "mean τ": f"{result['positions'][index]['mean_of_words']:.6f}",
+        }
+        for name, result in results.items()
+        for index in range(len(result["positions"]))
+    ]
+    if not rows:
+        return [table("Temperatures", models), f"no sentence has {SHORTEST} to {LONGEST} words"]
+    return [table("Temperatures", models), table("In sentences of 15 to 25 words", rows)]
+
+
+def draw_temperatures(profiles: Mapping[str, Profile], counts: Sequence[int], paths: Sequence[Path]) -> None:
+    """Draw τ by word, by place in the sentence, and times the word's frequency, for every model by name.
+
+    Words stand by falling ``counts`` (V,), their frequency in training. Models in the order of training show
+    how τ develops. The same profiles give the same bytes.
+
+    Raises:
+        ConfigError: a suffix that is neither .png nor .svg.
+        StorageError: a file cannot be written.
+    """
+    save_figure(paths, partial(_draw, profiles, np.array(counts)), size=(12, 4))
+
+
+def _draw(profiles: Mapping[str, Profile], counts: np.ndarray, figure: "Figure") -> None:
+    by_word, by_place, weighted = figure.subplots(1, 3)
+    order = np.argsort(-counts, kind="stable")
+    ranks = np.arange(1, len(order) + 1)
+    for index, (name, found) in enumerate(profiles.items()):
+        style = {"color": f"C{index % 10}", "label": name}
+        by_word.plot(ranks, found.by_word[order], ".", markersize=2, **style)
+        weighted.plot(ranks, (found.by_word * counts)[order], ".", markersize=2, **style)
+        if len(found.places):
+            values = found.at_words[found.places]  # (S, 15)
+            half = [_half_interval(column) for column in values.T]
+            by_place.errorbar(range(1, 3 * PART + 1), values.mean(0), half, capsize=2, **style)
+    by_word.set(xscale="log", xlabel="rank of the word by frequency", ylabel="mean temperature")
+    by_place.set(xlabel="place: first, middle, last five words", ylabel="temperature of the word")
+    weighted.set(xscale="log", yscale="log", xlabel="rank of the word by frequency")
+    weighted.set_ylabel("temperature × count in training")
+    for axes in (by_word, by_place, weighted):
+        axes.grid(alpha=0.3)
+    for text in by_word.legend(fontsize="small").get_texts():
+        text.set_parse_math(False)  # a name may have dollar signs

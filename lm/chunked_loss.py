@@ -1,0 +1,97 @@
+"""A loss of any formula, in memory that does not grow with the number of tokens.
+
+Heads whose logits take more than one product, such as a temperature for every word, write down their
+formula for a few tokens and leave the rest to this: the tokens go through in chunks, and each chunk computes
+its gradients at once by automatic differentiation and is then forgotten. A chunk holds whatever its formula
+keeps, which :mod:`lm.mixture_loss` need not; where the two can do the same, that one is faster.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Formula = Callable[..., Tensor]
+
+
+def chunked_loss(
+    nll: Formula, tokens: Sequence[Tensor], parameters: Sequence[Tensor], weights: Tensor, size: int
+) -> Tensor:
+    """Σ_n w_n · nll_n, a scalar; its gradients are computed in this forward pass.
+
+    Args:
+        nll: of tensors like ``tokens`` with n rows, the losses (n,). It may read ``parameters`` and nothing
+            else that a gradient is wanted of.
+        tokens: tensors with one row a token; those that require gradients receive them.
+        parameters: tensors that all tokens share and the formula uses; likewise.
+        weights: (N,).
+        size: tokens of a chunk.
+    """
+    if not torch.is_grad_enabled():
+        return (weights * chunked(nll, tokens, size)).sum()
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        nll, size, len(tokens), weights, *tokens, *parameters
+    )
+    return loss
+
+
+@torch.no_grad()
+def chunked(formula: Formula, tokens: Sequence[Tensor], size: int) -> Tensor:
+    """The formula's result for all tokens, (N, ...), computed for ``size`` of them at a time."""
+    count = tokens[0].shape[0]
+    first = formula(*(tensor[:size] for tensor in tokens))
+    if count <= size:
+        return first
+    result = first.new_empty(count, *first.shape[1:])
+    result[:size] = first
+    for start in range(size, count, size):
+        part = slice(start, start + size)
+        result[part] = formula(*(tensor[part] for tensor in tokens))
+    return result
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, nll: Formula, size: int, count: int, weights: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[4:]
+        gradients = [
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip(tensors, wanted, strict=True)
+        ]
+        token_nll = torch.empty_like(weights)
+        for start in range(0, weights.shape[0], size):
+            part = slice(start, start + size)
+            inputs = [
+                tensor[part].detach().requires_grad_(needed)
+                for tensor, needed in zip(tensors[:count], wanted, strict=False)
+            ]
+            leaves = [*inputs, *tensors[count:]]
+            with torch.enable_grad():
+                losses = nll(*inputs)
+            found = iter(
+                torch.autograd.grad(
+                    losses,
+                    [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
+                    weights[part],
+                )
+            )
+            token_nll[part] = losses.detach()
+            for place, gradient in enumerate(gradients):
+                if gradient is None:
+                    continue
+                if place < count:
+                    gradient[part] = next(found)
+                else:
+                    gradient += next(found)
+        ctx.save_for_backward(token_nll, *(gradient for gradient in gradients if gradient is not None))
+        return (weights * token_nll).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        token_nll, *saved = (tensor * grad for tensor in ctx.saved_tensors)
+        gradients = iter(saved)
+        of_tensors = (next(gradients) if needed else None for needed in ctx.needs_input_grad[4:])
+        return (None, None, None, token_nll, *of_tensors)

@@ -1,0 +1,200 @@
+"""From context vectors to probabilities: what every head has below its mixture.
+
+Where logits are one product and a fixed function of it, the loss is the one-pass loss of
+:mod:`lm.mixture_loss`. Where more is done to them, such as a temperature for every word, the formula stands
+here as it is in the papers, and goes through chunks of tokens (:mod:`lm.chunked_loss`).
+
+N tokens · H hidden size · K components · E context size · V words.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lm.chunked_loss import chunked, chunked_loss
+from lm.errors import ConfigError
+from lm.links import Link
+from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll, tempered
+from lm.precision import precise, product
+from lm.schema import HeadConfig
+from lm.temperature import WordTemperature
+
+FORMULA_BUFFERS = 6  # tensors of the size of the logits that differentiating a formula keeps at once
+
+
+class Mixture(NamedTuple):
+    """What the distributions of N tokens are made of."""
+
+    contexts: Tensor  # (N, K, E)
+    log_prior: Tensor  # (N, K) log π
+    states: Tensor  # (N, H) the hidden states that temperatures are computed from
+
+
+class OutputLayer(nn.Module):
+    """The output matrix, its bias and whatever turns logits into probabilities.
+
+    Args:
+        config: see :class:`lm.schema.HeadConfig`.
+        link: the link function of the kind of head.
+        hidden_size: H.
+        vocab_size: V.
+    """
+
+    weight: nn.Parameter  # (V, E)
+    bias: nn.Parameter | None  # (V,)
+    shift: nn.Parameter | None  # () of sigsoftmax
+    temperature: WordTemperature | None
+
+    def __init__(self, config: HeadConfig, link: Link, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        self.size = config.embedding_size or hidden_size
+        self.components = config.components
+        self._options = LossOptions(
+            link, bf16_products=config.products == "bfloat16", skip_below=config.skip_below
+        )
+        self._fixed = config.temperature_value if config.temperature == "constant" else 1.0
+        self.scales_loss = config.temperature_loss_scaling
+
+    def add_output(self, embedding: nn.Parameter | None) -> None:
+        """Makes the parameters of this layer; ``embedding`` (V, E) is shared where ``config.tied``.
+
+        Raises:
+            ConfigError: if tying is asked for without an embedding of the right shape.
+        """
+        config, shape = self.config, (self.vocab_size, self.size)
+        if not config.tied:
+            self.weight = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
+        elif embedding is None or embedding.shape != shape:
+            found = "none" if embedding is None else tuple(embedding.shape)
+            raise ConfigError(
+                f"head.tied: needs an embedding of shape {shape}, found {found};"
+                " set head.embedding_size to the model's embedding size"
+            )
+        else:
+            self.weight = embedding
+        self.bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.output_bias else None
+        self.shift = nn.Parameter(torch.zeros(())) if config.learn_shift else None
+        self.temperature = None
+        if config.temperature not in ("none", "constant"):
+            self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether logits are one product and a fixed function of it."""
+        return self.temperature is None
+
+    @property
+    def buffers(self) -> int:
+        """Tensors of the size of a chunk's logits that the loss holds at once."""
+        return self._options.link.buffers if self.one_pass else FORMULA_BUFFERS
+
+    def mixture_loss(self, mixture: Mixture, targets: Tensor, weights: Tensor) -> Tensor:
+        """Σ w·(−log P(target)) in nats, a scalar; targets (N,), weights (N,)."""
+        with torch.autocast(weights.device.type, enabled=False):
+            if self.one_pass:
+                contexts, output = self._tempered(mixture.contexts)
+                return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self._options)
+            formula = partial(self._nll, bf16=self._options.bf16_products)
+            return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self._chunk)
+
+    @torch.no_grad()
+    def mixture_nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
+        """−log P(target), (N,) nats, with logits divided by ``temperature``; exact, without gradients."""
+        with torch.autocast(targets.device.type, enabled=False):
+            if self.one_pass:
+                contexts, output = self._tempered(mixture.contexts, temperature)
+                return mixture_nll(contexts, mixture.log_prior, output, targets, self._options)
+            return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self._chunk)
+
+    def mixture_log_probs(self, mixture: Mixture, temperature: float, bf16: bool = False) -> Tensor:
+        """log P(v), (N, V), with logits divided by ``temperature``."""
+        with torch.autocast(mixture.contexts.device.type, enabled=False):
+            if self.one_pass and not torch.is_grad_enabled():
+                contexts, output = self._tempered(mixture.contexts, temperature)
+                options = replace(self._options, bf16_products=bf16)
+                return mixture_log_probs(contexts, mixture.log_prior, output, options)
+            return self._whole(partial(self._log_probs, temperature=temperature, bf16=bf16), mixture)
+
+    def joint_log_probs(self, mixture: Mixture) -> Tensor:
+        """log π_k + log p_k(v), (N, K, V)."""
+        with torch.autocast(mixture.contexts.device.type, enabled=False):
+            return self._whole(self._joint, mixture)
+
+    def word_temperatures(self, states: Tensor) -> Tensor:
+        """What divides the logits at hidden states (N, H), (N, V)."""
+        if self.temperature is None:
+            return states.new_full((states.shape[0], self.vocab_size), self._fixed)
+        return self.temperature(states)
+
+    def mean_word_temperature(self, states: Tensor) -> Tensor:
+        """Its mean over states and words, a scalar without gradient."""
+        if self.temperature is None:
+            return states.new_tensor(self._fixed)
+        return self.temperature.mean(states, self._chunk)
+
+    @property
+    def _chunk(self) -> int:
+        return self._options.tokens_per_chunk(self.components, self.vocab_size)
+
+    def _whole(self, formula: partial[Tensor], mixture: Mixture) -> Tensor:
+        """A formula of all tokens: by chunks, unless gradients are wanted of it."""
+        return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self._chunk)
+
+    def _tempered(self, contexts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Output]:
+        """What gives the logits divided by ``temperature`` and by the constant one, at least float32."""
+        bias, shift = (None if p is None else precise(p) for p in (self.bias, self.shift))
+        return tempered(contexts, Output(precise(self.weight), bias, shift), temperature * self._fixed)
+
+    def _learned(self) -> list[nn.Parameter]:
+        """The parameters that the formula reads."""
+        modules = [module for module in (self.temperature,) if module is not None]
+        own = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
+        return [*own, *(parameter for module in modules for parameter in module.parameters())]
+
+    def _log_g(self, contexts: Tensor, states: Tensor, temperature: float, bf16: bool) -> Tensor:
+        """log g of the logits of n tokens, (n, K, V)."""
+        contexts, output = self._tempered(contexts, temperature)
+        logits = product(contexts, output.weight, bf16)
+        if output.bias is not None:
+            logits = logits + output.bias
+        if self.temperature is not None:
+            logits = logits / self.temperature(states)[:, None]
+        return self._options.link.log(logits, output.shift)
+
+    def _nll(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        states: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        bf16: bool = False,
+    ) -> Tensor:
+        """−log P(target) of n tokens, (n,)."""
+        log_g = self._log_g(contexts, states, temperature, bf16)
+        at_target = log_g.gather(2, targets[:, None, None].expand(-1, log_g.shape[1], 1))[..., 0]
+        return -(log_prior + at_target - log_g.logsumexp(2)).logsumexp(1)
+
+    def _joint(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        states: Tensor,
+        temperature: float = 1.0,
+        bf16: bool = False,
+    ) -> Tensor:
+        """log π_k + log p_k(v) of n tokens, (n, K, V)."""
+        log_g = self._log_g(contexts, states, temperature, bf16)
+        return log_g.log_softmax(2) + log_prior[..., None]
+
+    def _log_probs(
+        self, contexts: Tensor, log_prior: Tensor, states: Tensor, temperature: float, bf16: bool
+    ) -> Tensor:
+        """log P(v) of n tokens, (n, V)."""
+        joint = self._joint(contexts, log_prior, states, temperature, bf16)
+        return joint[:, 0] if joint.shape[1] == 1 else joint.logsumexp(1)
