@@ -75,6 +75,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     losses,
                     [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
                     weights[part],
+                    materialize_grads=True,  # a formula need not read all that is known of a token
                 )
             )
             token_nll[part] = losses.detach()

@@ -6,6 +6,9 @@ One class covers every kind; ``HEADS`` says what each kind mixes and through whi
     sigmoid, relu         g(W h + b), the baselines of Kanai et al. (2018, Eq. 35, 34)
     moc                   softmax(W Σ_k π_k c_k + b)    (Yang et al. 2018, §2.5)
     mos, moss             Σ_k π_k g(W c_k + b)    (Yang et al. 2018, Eq. 2; Kanai et al. 2018, Eq. 19)
+    mixtape               softmax of logits that gates of every word mix    (:mod:`lm.mixtape`)
+    plif                  softmax(f(W h + b)) with a learned f    (:mod:`lm.plif`)
+    doc                   mos with contexts of several layers    (Takase et al. 2018)
 
 with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss). Everything stays in
 the log domain: there is no log(p + ε), which would cap the loss, falsify gradients and raise measured rank.
@@ -16,12 +19,14 @@ The logits z of any of them may be divided by a temperature, one number or one f
 N tokens · H hidden size · K components · E context size · V words.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lm.errors import ConfigError
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
 from lm.output_layer import Mixture, OutputLayer
 from lm.precision import precise
@@ -35,7 +40,7 @@ __all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
 class HeadParts:
     """What a kind of head is made of: one row of the registry."""
 
-    mixes: Literal["nothing", "contexts", "probabilities"]
+    mixes: Literal["nothing", "contexts", "logits", "probabilities"]
     link: Link
     prior_link: Link = EXP
 
@@ -48,6 +53,9 @@ HEADS: dict[str, HeadParts] = {
     "moc": HeadParts("contexts", EXP),
     "mos": HeadParts("probabilities", EXP),
     "moss": HeadParts("probabilities", SIGSOFTMAX, prior_link=SIGSOFTMAX),
+    "mixtape": HeadParts("logits", EXP),
+    "plif": HeadParts("nothing", EXP),
+    "doc": HeadParts("probabilities", EXP),
 }
 
 
@@ -59,16 +67,25 @@ class Head(OutputLayer):
 
     Args:
         config: kind, K, E, tying, bias, dropout; see :class:`lm.schema.HeadConfig`.
-        hidden_size: H, the size of the hidden states that the head reads.
+        hidden_size: H, the size of the last layer's hidden states.
         vocab_size: V.
         embedding: the (V, E) parameter to share when ``config.tied``.
+        lower_sizes: the sizes of the layers below the last that the model can hand over, the highest first.
+            A doc head takes the first few of them, as ``config.lower_components`` says: what it reads is then
+            their concatenation after the last layer's states, and stands for H in what follows.
 
     Raises:
-        ConfigError: if tying is asked for without an embedding of the right shape.
+        ConfigError: if tying is asked for without an embedding of the right shape, or lower layers that the
+            model has not.
     """
 
     def __init__(
-        self, config: HeadConfig, hidden_size: int, vocab_size: int, embedding: nn.Parameter | None = None
+        self,
+        config: HeadConfig,
+        hidden_size: int,
+        vocab_size: int,
+        embedding: nn.Parameter | None = None,
+        lower_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__(config, HEADS[config.kind].link, hidden_size, vocab_size)
         self.parts = HEADS[config.kind]
@@ -80,9 +97,19 @@ class Head(OutputLayer):
             if size != hidden_size:
                 self.projection = nn.Linear(hidden_size, size, bias=False)
         else:
-            self.latent = nn.Linear(hidden_size, components * size)
-            if components > 1:
+            self.latent = nn.Linear(hidden_size, (components - sum(config.lower_components)) * size)
+            if components > 1 and self.parts.mixes != "logits":
                 self.prior = nn.Linear(hidden_size, components, bias=False)
+        self.lower_sizes = tuple(lower_sizes[: len(config.lower_components)])
+        if len(self.lower_sizes) < len(config.lower_components):
+            raise ConfigError(
+                f"head.lower_components: {config.kind} reads {len(config.lower_components)} layers below the"
+                f" last, and this model hands over {len(lower_sizes)}; choose another head.kind, such as mos"
+            )
+        self.lower = nn.ModuleList(
+            nn.Linear(lower, count * size)
+            for lower, count in zip(self.lower_sizes, config.lower_components, strict=True)
+        )
         self.add_output(embedding)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:
@@ -96,16 +123,20 @@ class Head(OutputLayer):
         (None: every token is its own).
 
         Returns:
-            contexts (..., K, E), where K = 1 unless mos or moss; log π (..., K), or None for K = 1.
+            contexts (..., K, E), where K = 1 unless mos, moss, doc or mixtape; log π (..., K), or None where
+            probabilities are not mixed.
         """
         if self.latent is None:
             states = hidden if self.projection is None else self.projection(hidden)
             return self._drop(states, streams).unsqueeze(-2), None
-        latent = self._drop(torch.tanh(self.latent(hidden)), streams) * self.scale
+        last, *below = hidden.split((self.hidden_size, *self.lower_sizes), -1)
+        latents = [self.latent(last)]
+        latents += (layer(states) for layer, states in zip(self.lower, below, strict=True))
+        latent = self._drop(torch.tanh(torch.cat(latents, -1)), streams) * self.scale
         latent = latent.unflatten(-1, (self.components, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None
-        log_prior = self.parts.prior_link.log_normalised(precise(self.prior(hidden)))
+        log_prior = self.parts.prior_link.log_normalised(precise(self.prior(last)))
         if self.parts.mixes == "contexts":
             prior = log_prior.exp().to(latent.dtype)
             return torch.einsum("...k,...ke->...e", prior, latent).unsqueeze(-2), None
@@ -116,10 +147,17 @@ class Head(OutputLayer):
     ) -> tuple[Tensor, Tensor]:
         """What training minimises, and :meth:`loss`, which is a part of it: sums over tokens in nats.
 
-        The two differ by ``config.temperature_loss_scaling`` alone.
+        They are the same but for ``config.temperature_loss_scaling`` and ``config.prior_penalty``.
         """
-        loss = self.loss(hidden, targets, streams=streams)
-        return (loss * self.mean_temperature(hidden), loss) if self.scales_loss else (loss, loss)
+        mixture, config = self._flat(hidden, streams), self.config
+        weights = mixture.contexts.new_ones(targets.numel())
+        objective = loss = self.mixture_loss(mixture, targets.reshape(-1), weights)
+        if config.temperature_loss_scaling:
+            objective = objective * self.mean_word_temperature(mixture.states)
+        if config.prior_penalty:
+            penalty = prior_penalty(mixture.log_prior)
+            objective = objective + targets.numel() * config.prior_penalty * penalty
+        return objective, loss
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, streams: Tensor | None = None
@@ -164,7 +202,7 @@ class Head(OutputLayer):
         return log_probs.view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> Tensor:
-        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos or moss.
+        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss or doc.
 
         Its logsumexp over K is :meth:`log_probs`, over V the log prior.
         """
@@ -175,21 +213,18 @@ class Head(OutputLayer):
         """What the logits are divided by, (..., V); ones where nothing divides them."""
         return self.word_temperatures(self._states(hidden)).view(*hidden.shape[:-1], self.vocab_size)
 
-    def mean_temperature(self, hidden: Tensor) -> Tensor:
-        """Their mean, a scalar without gradient."""
-        return self.mean_word_temperature(self._states(hidden))
-
     def _flat(self, hidden: Tensor, streams: Tensor | None) -> Mixture:
         """A row for every token, at least float32."""
         contexts, log_prior = self.contexts(hidden, streams)
         contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
         if log_prior is None:
-            log_prior = contexts.new_zeros(contexts.shape[:2])
-        return Mixture(contexts, log_prior.reshape(contexts.shape[:2]), self._states(hidden))
+            log_prior = contexts.new_zeros(len(contexts), 1)
+        log_prior = log_prior.reshape(len(contexts), log_prior.shape[-1])
+        return Mixture(contexts, log_prior, self._states(hidden))
 
     def _states(self, hidden: Tensor) -> Tensor:
-        """Hidden states (N, H) as temperatures read them, at least float32."""
-        return precise(hidden).reshape(-1, self.hidden_size)
+        """The last layer's states (N, H), which temperatures and gates read, at least float32."""
+        return precise(hidden[..., : self.hidden_size]).reshape(-1, self.hidden_size)
 
     def _drop(self, states: Tensor, streams: Tensor | None) -> Tensor:
         rate = self.config.latent_dropout
@@ -200,3 +235,12 @@ class Head(OutputLayer):
             return states * dropout_mask(states, (count, states.shape[-1]), rate)[streams]
         shape = states.shape if states.dim() < 3 else (1, *states.shape[1:])
         return states * dropout_mask(states, shape, rate)
+
+
+def prior_penalty(log_prior: Tensor) -> Tensor:
+    """β of Takase et al. (2018): (std(B) / avg(B))² of B_k = Σ π_k over the tokens of log π (N, K).
+
+    The authors' code has a B for every place in a stream instead, and K − 1 times the variance.
+    """
+    totals = log_prior.exp().sum(0)
+    return totals.var(correction=0) / totals.mean().square()

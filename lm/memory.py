@@ -39,9 +39,9 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
-    mixed = head.components if head.parts.mixes == "probabilities" else 1
+    mixed = head.components if head.parts.mixes in ("logits", "probabilities") else 1
     chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
-    logits = chunk * mixed * head.vocab_size * head.buffers
+    logits = chunk * mixed * head.vocab_size * head.logit_buffers
     return logits + 2 * head.vocab_size * head.size
 
 

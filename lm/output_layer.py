@@ -14,10 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm.chunked_loss import chunked, chunked_loss
+from lm.chunked_loss import Formula, chunked, chunked_loss
 from lm.errors import ConfigError
 from lm.links import Link
+from lm.mixtape import WordGates
 from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll, tempered
+from lm.plif import PiecewiseLinear
 from lm.precision import precise, product
 from lm.schema import HeadConfig
 from lm.temperature import WordTemperature
@@ -29,8 +31,8 @@ class Mixture(NamedTuple):
     """What the distributions of N tokens are made of."""
 
     contexts: Tensor  # (N, K, E)
-    log_prior: Tensor  # (N, K) log π
-    states: Tensor  # (N, H) the hidden states that temperatures are computed from
+    log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
+    states: Tensor  # (N, H) the hidden states that temperatures and gates are computed from
 
 
 class OutputLayer(nn.Module):
@@ -46,6 +48,8 @@ class OutputLayer(nn.Module):
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
+    gates: WordGates | None
+    pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
 
     def __init__(self, config: HeadConfig, link: Link, hidden_size: int, vocab_size: int) -> None:
@@ -58,7 +62,6 @@ class OutputLayer(nn.Module):
             link, bf16_products=config.products == "bfloat16", skip_below=config.skip_below
         )
         self._fixed = config.temperature_value if config.temperature == "constant" else 1.0
-        self.scales_loss = config.temperature_loss_scaling
 
     def add_output(self, embedding: nn.Parameter | None) -> None:
         """Makes the parameters of this layer; ``embedding`` (V, E) is shared where ``config.tied``.
@@ -79,17 +82,21 @@ class OutputLayer(nn.Module):
             self.weight = embedding
         self.bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.output_bias else None
         self.shift = nn.Parameter(torch.zeros(())) if config.learn_shift else None
-        self.temperature = None
+        self.gates = self.pointwise = self.temperature = None
+        if config.kind == "mixtape" and self.components > 1:
+            self.gates = WordGates(config, self.hidden_size, self.vocab_size)
+        if config.kind == "plif":
+            self.pointwise = PiecewiseLinear(config.intervals, config.interval_range)
         if config.temperature not in ("none", "constant"):
             self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
 
     @property
     def one_pass(self) -> bool:
         """Whether logits are one product and a fixed function of it."""
-        return self.temperature is None
+        return self.gates is None and self.pointwise is None and self.temperature is None
 
     @property
-    def buffers(self) -> int:
+    def logit_buffers(self) -> int:
         """Tensors of the size of a chunk's logits that the loss holds at once."""
         return self._options.link.buffers if self.one_pass else FORMULA_BUFFERS
 
@@ -129,7 +136,8 @@ class OutputLayer(nn.Module):
         """What divides the logits at hidden states (N, H), (N, V)."""
         if self.temperature is None:
             return states.new_full((states.shape[0], self.vocab_size), self._fixed)
-        return self.temperature(states)
+        tau: Tensor = self.temperature(states)
+        return tau
 
     def mean_word_temperature(self, states: Tensor) -> Tensor:
         """Its mean over states and words, a scalar without gradient."""
@@ -141,7 +149,7 @@ class OutputLayer(nn.Module):
     def _chunk(self) -> int:
         return self._options.tokens_per_chunk(self.components, self.vocab_size)
 
-    def _whole(self, formula: partial[Tensor], mixture: Mixture) -> Tensor:
+    def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """A formula of all tokens: by chunks, unless gradients are wanted of it."""
         return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self._chunk)
 
@@ -152,18 +160,25 @@ class OutputLayer(nn.Module):
 
     def _learned(self) -> list[nn.Parameter]:
         """The parameters that the formula reads."""
-        modules = [module for module in (self.temperature,) if module is not None]
-        own = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
-        return [*own, *(parameter for module in modules for parameter in module.parameters())]
+        learned = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
+        for module in (self.gates, self.pointwise, self.temperature):
+            if module is not None:
+                learned += module.parameters()
+        return learned
 
     def _log_g(self, contexts: Tensor, states: Tensor, temperature: float, bf16: bool) -> Tensor:
-        """log g of the logits of n tokens, (n, K, V)."""
+        """log g of the logits of n tokens, (n, K, V); (n, 1, V) where they are mixed."""
         contexts, output = self._tempered(contexts, temperature)
-        logits = product(contexts, output.weight, bf16)
+        if self.gates is None:
+            logits = product(contexts, output.weight, bf16)
+        else:
+            logits = self.gates(contexts, states, output, bf16)[:, None]
         if output.bias is not None:
             logits = logits + output.bias
         if self.temperature is not None:
             logits = logits / self.temperature(states)[:, None]
+        if self.pointwise is not None:
+            logits = self.pointwise(logits)
         return self._options.link.log(logits, output.shift)
 
     def _nll(

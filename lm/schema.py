@@ -4,11 +4,13 @@ Kept free of torch, so that a misspelt key is reported before anything heavy is 
 is frozen and strict: unknown keys and ill-typed values are errors. ``lm.config`` reads TOML into them.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss"]
+HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss", "mixtape", "plif", "doc"]
+MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
 Temperature = Literal["none", "constant", "contextual", "exponential", "additive", "sigmoid"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
@@ -24,9 +26,14 @@ class Section(BaseModel):
 class HeadConfig(Section):
     """The output head: what is mixed, through which link function, from which context vectors."""
 
-    kind: HeadKind = Field("softmax", description="softmax, sigsoftmax, sigmoid, relu, moc, mos or moss")
+    kind: HeadKind = Field(
+        "softmax", description="softmax, sigsoftmax, sigmoid, relu, moc, mos, moss, mixtape, plif or doc"
+    )
     components: int = Field(
-        1, ge=1, description="K, the number of mixed contexts (moc) or softmaxes (mos, moss)"
+        1,
+        ge=1,
+        description="K, the number of mixed contexts (moc), logits (mixtape, a power of 2) or softmaxes"
+        " (mos, moss, doc)",
     )
     embedding_size: int | None = Field(
         None, ge=1, description="E, the size of a context vector; none is the hidden size"
@@ -49,8 +56,30 @@ class HeadConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="mos, moss: components with a smaller posterior at a token add nothing to its gradient of"
+        description="mos, moss, doc: components with a smaller posterior at a token add nothing to its gradient of"
         " contexts and output matrix, which saves time; 0 is exact",
+    )
+    gate_size: int | None = Field(
+        None, ge=1, description="mixtape: size of the words' gate vectors; none is embedding_size"
+    )
+    gated_words: int = Field(
+        0, ge=0, description="mixtape: so many most frequent words have gates of their own; 0 is all"
+    )
+    intervals: int = Field(
+        1000, ge=1, description="plif: intervals, each with its slope, of the function of the logits"
+    )
+    interval_range: float = Field(20.0, gt=0, description="plif: they divide logits from - this to + this")
+    lower_components: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        strict=False,
+        description="doc: how many of the components come from the layer below the last, from the next"
+        " below it, and so on down to the embedding",
+    )
+    prior_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="mos, moss, doc: weight of the squared coefficient of variation of the components' shares"
+        " of a batch",
     )
     temperature: Temperature = Field(
         "none",
@@ -85,12 +114,7 @@ class HeadConfig(Section):
             "temperature_high": ("sigmoid",),
             "temperature_loss_scaling": ("constant", *contextual),
         }
-        for name, owner in owners.items():
-            changed = getattr(self, name) != HeadConfig.model_fields[name].default
-            if changed and self.temperature not in owner:
-                raise ValueError(
-                    f"{name} belongs to head.temperature = {' or '.join(owner)}; it is {self.temperature}"
-                )
+        self._refuse_strangers("temperature", owners)
         if self.temperature_low >= self.temperature_high:
             raise ValueError(
                 f"temperature_low = {self.temperature_low:g}: must be below temperature_high ="
@@ -99,16 +123,46 @@ class HeadConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        owners = {
+            "gate_size": ("mixtape",),
+            "gated_words": ("mixtape",),
+            "intervals": ("plif",),
+            "interval_range": ("plif",),
+            "lower_components": ("doc",),
+            "prior_penalty": ("mos", "moss", "doc"),
+            "skip_below": ("mos", "moss", "doc"),
+        }
+        self._refuse_strangers("kind", owners)
+        if self.kind == "mixtape" and self.components & (self.components - 1):
+            raise ValueError(
+                f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"
+            )
+        lower = sum(self.lower_components)
+        if self.kind == "doc" and not 0 < lower < self.components:
+            raise ValueError(
+                f"lower_components = {list(self.lower_components)}: doc needs at least one component from"
+                f" lower layers and one from the last; choose from 1 to {self.components - 1} of"
+                f" head.components = {self.components}"
+            )
+        return self
+
+    def _refuse_strangers(self, key: str, owners: Mapping[str, tuple[str, ...]]) -> None:
+        """ValueError for a setting that other values of ``key`` have, where it is not at its default."""
+        value = getattr(self, key)
+        for name, owner in owners.items():
+            if value not in owner and getattr(self, name) != HeadConfig.model_fields[name].default:
+                raise ValueError(f"{name} belongs to head.{key} = {' or '.join(owner)}; it is {value}")
+
+    @model_validator(mode="after")
     def _consistent(self) -> Self:
-        mixes = self.kind in ("moc", "mos", "moss")
+        mixes = self.kind in MIXTURES
         if not mixes and self.components != 1:
             raise ValueError(
                 f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
             )
         if not mixes and (self.learn_context_scale or self.context_scale != 1.0):
             raise ValueError(f"context_scale belongs to mixtures; remove it from a {self.kind} head")
-        if self.skip_below and self.kind not in ("mos", "moss"):
-            raise ValueError(f"skip_below belongs to mos and moss; remove it from a {self.kind} head")
         if self.learn_shift and self.kind not in ("sigsoftmax", "moss"):
             raise ValueError(f"learn_shift belongs to sigsoftmax and moss; remove it from a {self.kind} head")
         return self

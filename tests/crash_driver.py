@@ -36,6 +36,8 @@ HEADS: dict[str, dict[str, object]] = {
     "moc": {"components": 3, "embedding_size": 6},
     "mos": {"components": 3, "embedding_size": 6, "latent_dropout": 0.2},
     "moss": {"components": 2, "embedding_size": 6, "learn_context_scale": True},
+    "mixtape": {"components": 2, "embedding_size": 6, "gated_words": 5},
+    "plif": {"intervals": 20, "temperature": "sigmoid", "temperature_rank": 3},
 }
 TRAIN: dict[str, object] = {
     "max_steps": 12, "batch_size": 4, "validate_every": 4, "checkpoint_every": 3,

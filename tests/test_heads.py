@@ -17,14 +17,37 @@ from lm.schema import HeadKind
 
 H, V, N = 5, 13, 9
 KINDS = sorted(HEADS)
-MIXTURES = ("moc", "mos", "moss")
+MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
+OF_SOFTMAXES = ("mos", "moss", "doc")  # whose components are distributions
+LOWER = 2  # of H, where a head reads two layers
+
+
+def settings_of(kind: str, components: int = 3) -> dict[str, object]:
+    """Every optional part that the kind has, and what it must have."""
+    if kind in MIXTURES:
+        components = 1 << (components - 1).bit_length() if kind == "mixtape" else components
+    own: dict[str, dict[str, object]] = {
+        "sigsoftmax": {"learn_shift": True},
+        "moss": {"learn_shift": True},
+        "mixtape": {"gate_size": 3, "gated_words": 8},
+        "plif": {"intervals": 9, "interval_range": 2.5},
+        "doc": {"lower_components": (1,)},
+    }
+    return {"kind": kind, "components": components if kind in MIXTURES else 1, **own.get(kind, {})}
+
+
+def head_on(config: HeadConfig, vocab: int = V, embedding: torch.nn.Parameter | None = None) -> Head:
+    """A head that reads H numbers, of one layer or of two."""
+    if not config.lower_components:
+        return Head(config, H, vocab, embedding)
+    return Head(config, H - LOWER, vocab, embedding, lower_sizes=(LOWER, 99))
 
 
 def make_head(kind: str, components: int = 3, size: int = 4, **settings: object) -> Head:
     """A float64 head with every optional part that the kind has."""
-    settings = {"learn_shift": kind in ("sigsoftmax", "moss")} | settings
-    components = components if kind in MIXTURES else 1
-    head = Head(HeadConfig(kind=kind, components=components, embedding_size=size, **settings), H, V).double()
+    head = head_on(
+        HeadConfig(**(settings_of(kind, components) | {"embedding_size": size} | settings))
+    ).double()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return head
@@ -45,6 +68,18 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
         return g / g.sum(-1, keepdim=True)
 
     kind = head.config.kind
+    if kind == "plif":
+        state = hidden if head.projection is None else hidden @ head.projection.weight.t()
+        return increasing(head, state @ head.weight.t() + head.bias).softmax(-1)
+    if kind == "mixtape":
+        return mixed_logits(head, hidden).softmax(-1)
+    if kind == "doc":
+        last, lower = hidden[:, :-LOWER], hidden[:, -LOWER:]
+        contexts = torch.cat((head.latent(last), head.lower[0](lower)), 1).tanh() * head.scale
+        parts = normalise(
+            contexts.view(len(hidden), -1, head.size) @ head.weight.t() + head.bias, "mos", None
+        )
+        return (normalise(head.prior(last), "mos", None)[..., None] * parts).sum(1)
     if kind not in MIXTURES:
         state = hidden if head.projection is None else hidden @ head.projection.weight.t()
         return normalise(state @ head.weight.t() + head.bias, kind, head.shift)
@@ -58,6 +93,40 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
         return normalise(mixed @ head.weight.t() + head.bias, kind, None)
     parts = normalise(latent @ head.weight.t() + head.bias, kind, head.shift)
     return (prior[..., None] * parts).sum(1)
+
+
+def increasing(head: Head, logits: Tensor) -> Tensor:
+    """f of PLIF as an integral of its slopes: each interval adds what of it lies below z."""
+    slopes = torch.nn.functional.softplus(head.pointwise.slopes)
+    knots = torch.linspace(-head.config.interval_range, head.config.interval_range, len(slopes) + 1)
+    result = torch.zeros_like(logits)
+    for index, slope in enumerate(slopes):
+        start = float(knots[index])
+        low, high = (-math.inf if index == 0 else start), float(knots[index + 1])
+        inside = logits.clamp(low, high if index + 1 < len(slopes) else math.inf)
+        result = result + slope * (inside - start)
+    return result
+
+
+def mixed_logits(head: Head, hidden: Tensor) -> Tensor:
+    """Mixtape's logits, word by word and gate by gate."""
+    gates, contexts = head.gates, torch.tanh(head.latent(hidden)) * head.scale
+    contexts = contexts.view(len(hidden), head.components, head.size)
+    latent = gates.latent.weight.view(head.components - 1, -1, H)
+    columns = []
+    for word in range(V):
+        before = hidden @ gates.common.weight.t()  # u g, (N, K − 1)
+        if word < gates.gated:
+            before = before + torch.tanh(torch.einsum("kdh,nh->nkd", latent, hidden)) @ gates.words[word]
+            before = before + gates.bias[:, word]
+        share = before.sigmoid()
+        if head.components == 2:
+            prior = torch.stack((share[:, 0], 1 - share[:, 0]), 1)
+        else:
+            top, left, right = share.unbind(1)
+            prior = torch.stack((top * left, top * (1 - left), (1 - top) * right, (1 - top) * (1 - right)), 1)
+        columns.append((prior * (contexts @ head.weight[word])).sum(1) + head.bias[word])
+    return torch.stack(columns, 1)
 
 
 def example() -> tuple[Tensor, Tensor, Tensor]:
@@ -104,10 +173,11 @@ def test_moc_keeps_the_rank_bound_and_mos_passes_it() -> None:
     """log P of MoC has rank at most E + 2 (bias, normaliser); MoS is not so bound (Yang et al. 2018, §2)."""
     size, contexts = 4, 60
 
-    def rank(kind: str) -> int:
-        head = make_head(kind, components=3, size=size)
-        head_wide = Head(head.config, H, 40).double()
-        torch.nn.init.normal_(head_wide.weight)
+    def rank(kind: str, **settings: object) -> int:
+        config = HeadConfig(**(settings_of(kind) | {"embedding_size": size} | settings))
+        head_wide = head_on(config, vocab=40).double()
+        for parameter in head_wide.parameters():
+            torch.nn.init.normal_(parameter)
         torch.nn.init.normal_(head_wide.bias)
         with torch.no_grad():
             return int(torch.linalg.matrix_rank(head_wide.log_probs(torch.randn(contexts, H).double() * 2)))
@@ -117,6 +187,10 @@ def test_moc_keeps_the_rank_bound_and_mos_passes_it() -> None:
     assert rank("mos") > 2 * size
     assert rank("moss") > 2 * size
     assert min(rank("sigsoftmax"), rank("sigmoid"), rank("relu")) > size + 2
+    assert min(rank("mixtape"), rank("plif"), rank("doc")) > 2 * size
+    assert rank("mixtape", components=1) == size + 2
+    assert min(rank("softmax", temperature=form) for form in ("contextual", "sigmoid")) > 2 * size
+    assert rank("softmax", temperature="constant") == size + 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,21 +198,16 @@ def test_a_float64_copy_of_a_float32_head_is_exact_enough_for_ranks(kind: str) -
     """In float32 a log-softmax has full numerical rank; in float64 E, the bias and the normaliser remain."""
     size, words, contexts = 4, 40, 60
     for output_bias in (True, False):
-        settings = {
-            "learn_shift": kind in ("sigsoftmax", "moss"),
-            "learn_context_scale": kind in MIXTURES,
-            "components": 3 if kind in MIXTURES else 1,
-        }
         embedding = torch.nn.Embedding(words, size)
         config = HeadConfig(
-            kind=kind,
             embedding_size=size,
             tied=True,
             output_bias=output_bias,
             products="bfloat16",
-            **settings,
+            learn_context_scale=kind in MIXTURES,
+            **settings_of(kind),
         )
-        head = Head(config, H, words, embedding.weight)
+        head = head_on(config, words, embedding.weight)
         for name, parameter in head.named_parameters():
             torch.nn.init.normal_(parameter, mean=3.0 * (name == "scale"))
         hidden = torch.randn(contexts, H)
@@ -199,7 +268,7 @@ def test_component_log_probs_mix_to_log_probs() -> None:
         head = make_head(kind)
         hidden = torch.randn(2, 3, H, dtype=torch.float64)
         joint = head.component_log_probs(hidden)
-        assert joint.shape == (2, 3, 3 if kind in ("mos", "moss") else 1, V)
+        assert joint.shape == (2, 3, 3 if kind in OF_SOFTMAXES else 1, V)
         torch.testing.assert_close(joint.logsumexp(-2), head.log_probs(hidden))
         _, log_prior = head.contexts(hidden)
         if log_prior is not None:

@@ -32,6 +32,26 @@ def config(**model: Any) -> LmConfig:
     return LmConfig(model=ModelConfig(**sizes), head=HeadConfig(tied=True))
 
 
+def test_a_doc_head_reads_the_layers_below_and_penalties_do_not() -> None:
+    own = config(hidden_sizes=(7, 6), output_dropout=0.5)
+    head = HeadConfig(kind="doc", components=4, lower_components=(1, 2), embedding_size=5, tied=True)
+    model = LanguageModel(own.model_copy(update={"head": head}), V)
+    assert model.head.lower_sizes == (7, 5)
+    outputs = model(inputs := tokens(), model.initial_state(B))
+    last, below, words = outputs.hidden.split((6, 7, 5), -1)
+    torch.testing.assert_close(words, model.embedding(inputs))
+    first, _ = model.layers[0](words, model.initial_state(B)[0])
+    torch.testing.assert_close(below, first)
+    assert ((last == 0) | (last == 2 * outputs.raw)).all()
+    targets = tokens()
+    loss = model.head.loss(outputs.hidden, targets)
+    wanted = -model.head.log_probs(outputs.hidden).gather(-1, targets[..., None]).sum()
+    torch.testing.assert_close(loss, wanted)
+    deep = own.model_copy(update={"head": head.model_copy(update={"lower_components": (1, 0, 1, 1)})})
+    with pytest.raises(ConfigError, match="doc reads 4 layers below the last, and this model hands over 2"):
+        LanguageModel(deep, V)
+
+
 def tokens() -> torch.Tensor:
     return torch.randint(V, (T, B))
 

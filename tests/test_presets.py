@@ -9,6 +9,7 @@ from lm.config import load_config
 from lm.language.config import LmConfig
 from lm.language.describe import describe
 from lm.presets import preset_paths
+from lm.schema import MIXTURES
 
 PRESETS = [path.stem for path in preset_paths("lm")]
 LINKS = ("sigsoftmax", "sigmoid", "relu")
@@ -94,6 +95,12 @@ def recipes() -> dict[str, dict[str, Any]]:
             "head.temperature": "additive", "head.temperature_lambda": 3.0,
         },
     }  # fmt: skip
+    for name in CORPUS:
+        found[f"{name}_doc"] = found[f"{name}_mos"] | {
+            "head.kind": "doc", "head.components": 20, "head.lower_components": (5,),
+            "head.latent_dropout": 0.6, "head.prior_penalty": 0.001, "optim.average_trigger": 60,
+            "train.max_epochs": 500,
+        }  # fmt: skip
     for components in (3, 5, 10, 20):
         found[f"ptb_mos_k{components}"] = found["ptb_mos"] | {"head.components": components}
     return found
@@ -140,10 +147,18 @@ def test_the_parameters_of_a_preset(name: str) -> None:
     expected = words * size + words
     expected += sum(4 * to * (of + to + 2) for of, to in pairwise(inputs))
     hidden, components = inputs[-1], config.head.components
-    if kind in ("moc", "mos", "moss"):
-        expected += (hidden + 1) * components * size + hidden * components
+    if kind in MIXTURES:
+        lower = config.head.lower_components  # of the layers below the last, the highest first
+        expected += (hidden + 1) * (components - sum(lower)) * size
+        expected += sum((of + 1) * count * size for of, count in zip(inputs[-2::-1], lower, strict=False))
+        if kind == "mixtape":
+            gates, own = config.head.gate_size, config.head.gated_words
+            expected += (components - 1) * (hidden * gates + hidden + own) + own * gates
+        else:
+            expected += hidden * components
     elif hidden != size:
         expected += hidden * size  # from H to E, without a bias
+    expected += config.head.intervals if kind == "plif" else 0
     if config.head.temperature not in ("none", "constant"):
         expected += (hidden + words) * (config.head.temperature_rank or size)
     assert config.head.tied
@@ -163,8 +178,11 @@ def test_published_numbers_of_parameters(name: str, published: int) -> None:
     assert describe(preset(name))["parameters"] == published
 
 
-@pytest.mark.parametrize(("name", "millions"), [("lm1b_softmax", 119.3), ("lm1b_mos", 112.9)])
-def test_one_billion_word_models_are_as_large_as_published(name: str, millions: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("lm1b_softmax", 119.3), ("lm1b_mos", 112.9), ("ptb_doc", 22.85), ("wt2_doc", 36.64)],
+)
+def test_models_are_as_large_as_published(name: str, millions: float) -> None:
     assert describe(preset(name))["parameters"] / 1e6 == pytest.approx(millions, abs=0.05)
 
 
@@ -172,7 +190,7 @@ def test_small_presets_are_equally_large() -> None:
     """And differ in nothing but the head and the width that makes them so."""
     small = {name: preset(name) for name in PRESETS if name.startswith("ptb_small_")}
     counts = {name: describe(config)["parameters"] for name, config in small.items()}
-    assert len(small) == 7
+    assert len(small) == 11
     assert max(counts.values()) <= 1.02 * min(counts.values()), counts
     shared = [
         config.model_dump(exclude={"extends": True, "about": True, "head": True, "model": {"embedding_size"}})

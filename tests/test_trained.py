@@ -74,6 +74,29 @@ def test_a_signal_ends_the_reading_of_long_conversations(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("head.kind=mixtape", "head.components=4", "head.gated_words=5"),
+        ("head.kind=plif", "head.components=1", "head.context_scale=1.0", "head.temperature=sigmoid"),
+    ],
+    ids=["mixtape", "plif"],
+)
+def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+    model = TrainedModel.load(tmp_path / "run")
+    dialogs = dialogs_of(tmp_path / "run")
+    assert torch.isfinite(torch.as_tensor(model.nll(dialogs)[0].nll)).all()
+    responses = model.respond(list_examples(dialogs, 9)[:2], DecodeConfig(beam=3, nbest=2, max_length=4))
+    assert [len(found) for found in responses] == [2, 2]
+
+
+def test_a_dialog_model_has_no_layers_for_doc(corpus: Path, tmp_path: Path) -> None:
+    more = ("head.kind=doc", "head.components=3", "head.lower_components=[1]")
+    with pytest.raises(ConfigError, match="doc reads 1 layers below the last, and this model hands over 0"):
+        train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_learns_what_only_the_context_tells(runs: dict[str, Path], head: str) -> None:
     model = TrainedModel.load(runs[head])

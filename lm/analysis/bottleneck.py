@@ -41,6 +41,7 @@ WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
 CONTEXT_SCALE = 10.0  # of mixtures: the output matrix could learn it, but needs many more steps to
+INTERVALS = 100  # of plif
 MAX_SCORES = 1 << 26  # C·K·V of one head; training holds about eight float32 tensors of that size
 
 
@@ -71,6 +72,10 @@ class BottleneckOptions:
             require(len(set(values)) == len(values), f"{option}: one of them stands twice; name each once")
         for head in self.heads:
             require(head in HEADS, f"--heads: {head!r} is no head; choose from {', '.join(HEADS)}")
+            require(
+                not mixes(head) or any(possible(head, number) for number in self.components),
+                f"--components: none of them suits {head}; name 4 too",
+            )
         for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size", "steps"):
             value = getattr(self, name)
             require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
@@ -118,10 +123,32 @@ class Point:
     def parameters(self, contexts: int, vocab: int) -> int:
         """Of the table of contexts and of the head."""
         size, hidden, components = self.embedding_size, self.hidden_size, self.components
-        total = contexts * hidden + vocab * size + vocab
+        total = contexts * self.width + vocab * size + vocab
         if not mixes(self.kind):
+            total += INTERVALS if self.kind == "plif" else 0
             return total + (hidden * size if hidden != size else 0)
-        return total + (hidden + 1) * components * size + (hidden * components if components > 1 else 0)
+        total += (hidden + 1) * components * size
+        gates = components - 1
+        if self.kind == "mixtape":
+            return total + gates * (size * hidden + hidden + vocab) + (vocab * size if gates else 0)
+        return total + (hidden * components if gates else 0)
+
+    @property
+    def width(self) -> int:
+        """Free numbers of a context: a doc head reads two layers of H."""
+        return self.hidden_size * (2 if self.kind == "doc" else 1)
+
+    def head(self, vocab: int) -> Head:
+        """The head; half of the components of doc come from its lower layer."""
+        config = HeadConfig(
+            kind=self.kind,  # type: ignore[arg-type]  # checked against HEADS
+            components=self.components,
+            embedding_size=self.embedding_size,
+            context_scale=CONTEXT_SCALE if mixes(self.kind) else 1.0,
+            intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
+            lower_components=(self.components // 2,) if self.kind == "doc" else (),
+        )
+        return Head(config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
 
 
 def mixes(kind: str) -> bool:
@@ -129,11 +156,18 @@ def mixes(kind: str) -> bool:
     return HEADS[kind].mixes != "nothing"
 
 
+def possible(kind: str, components: int) -> bool:
+    """Whether a kind of head can have so many components."""
+    if kind == "doc":
+        return components > 1
+    return kind != "mixtape" or components & (components - 1) == 0
+
+
 def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> Iterator[tuple[str, Point]]:
     """The models at E = ``size`` by the name of their row, all of the same number of parameters."""
     contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
     for kind in options.heads:
-        for number in components if mixes(kind) else (1,):
+        for number in filter(partial(possible, kind), components) if mixes(kind) else (1,):
             nearest = min(
                 (Point(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
                 key=lambda point: abs(point.parameters(contexts, vocab) - budget),
@@ -203,16 +237,10 @@ def train_point(
         ``parameters``; ``kl`` in nats; ``rank``, of float64 log-probabilities of the trained weights;
         ``late_gain``, the nats that the last tenth of the training still gained.
     """
-    config = HeadConfig(
-        kind=point.kind,  # type: ignore[arg-type]  # checked against HEADS
-        components=point.components,
-        embedding_size=point.embedding_size,
-        context_scale=CONTEXT_SCALE if mixes(point.kind) else 1.0,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(language.seed)
-        head = Head(config, point.hidden_size, language.vocab)
-        table = nn.Embedding(language.contexts, point.hidden_size)
+        head = point.head(language.vocab)
+        table = nn.Embedding(language.contexts, point.width)
     model = nn.ModuleList([table, head])
     optim = OptimConfig(
         lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps

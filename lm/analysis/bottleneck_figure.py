@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES = STYLES | {WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3}}
-_MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS"}
+_MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS", "mixtape": "Mixtape", "doc": "DOC"}
 _TITLES = {"kl": "KL(truth ‖ model), nats", "rank": "Measured rank"}
 _AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
 _GUIDE: dict[str, Any] = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1}

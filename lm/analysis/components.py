@@ -157,7 +157,7 @@ def components_of_run(
     if head.prior is None:
         raise ConfigError(
             f"head.kind = {head.config.kind!r} with 1 component has no prior to analyse; "
-            "name a run of moc, mos or moss with head.components > 1"
+            "name a run of moc, mos, moss or doc with head.components > 1"
         )
     vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.parts.prior_link
     if head.parts.mixes == "contexts":

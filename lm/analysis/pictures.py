@@ -25,6 +25,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "moc": {"color": "#56B4E9", "marker": "s", "markersize": 5, "linestyle": (0, (1, 1.5))},
     "mos": {"color": "#D55E00", "marker": "D", "markersize": 7, "fillstyle": "none", "linewidth": 2.5},
     "moss": {"color": "#009E73", "marker": "*", "markersize": 7, "linestyle": (0, (5, 2))},
+    "mixtape": {"color": "#CC79A7", "marker": "P", "markersize": 7},
+    "plif": {"color": "#999933", "marker": "X", "markersize": 6},
+    "doc": {"color": "#882255", "marker": "p", "markersize": 6, "linestyle": (0, (5, 2))},
 }
 
 

@@ -87,7 +87,7 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
         if SHORTEST <= end - start <= LONGEST:
             middle = start + (end - start - PART) // 2
             found.append(np.concatenate([np.arange(at, at + PART) for at in (start, middle, end - PART)]))
-        start = end + 1
+        start = int(end) + 1
     return np.array(found, dtype=np.int64).reshape(-1, 3 * PART)
 
 

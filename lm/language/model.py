@@ -20,7 +20,7 @@ State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden
 class Outputs(NamedTuple):
     """What a window gives."""
 
-    hidden: Tensor  # (T, B, H) of the last layer, dropped as the head reads it
+    hidden: Tensor  # (T, B, H) of the last layer, dropped, and after it those below that the head reads
     raw: Tensor  # (T, B, H) before dropout
     state: State  # after the window
 
@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         )
         embedding = self.embedding.weight
         assert isinstance(embedding, nn.Parameter)
-        self.head = Head(config.head, sizes[-1], vocab_size, embedding)
+        self.head = Head(config.head, sizes[-1], vocab_size, embedding, lower_sizes=sizes[-2::-1])
         nn.init.uniform_(self.embedding.weight, -config.model.init_range, config.model.init_range)
 
     def initial_state(self, streams: int) -> State:
@@ -63,12 +63,15 @@ class LanguageModel(nn.Module):
         words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, training)
         raw = inputs = locked_dropout(words, rates.input_dropout, training)
         after: State = []
+        lower: list[Tensor] = []  # what each layer reads, the highest first
         for layer, before in zip(self.layers, state, strict=True):
+            lower.insert(0, inputs)
             raw, last = layer(inputs, before)
             after.append(last)
             final = len(after) == len(self.layers)
             inputs = locked_dropout(raw, rates.output_dropout if final else rates.hidden_dropout, training)
-        return Outputs(inputs, raw, after)
+        read = lower[: len(self.head.lower_sizes)]
+        return Outputs(torch.cat((inputs, *read), -1) if read else inputs, raw, after)
 
 
 def detached(state: State) -> State:

@@ -63,9 +63,10 @@ class LmTask:
         self._carried = detached(outputs.state)
         objective, nll = self.model.head.objective(outputs.hidden, batch.targets)
         tokens, model = batch.targets.numel(), self.config.model
+        last = outputs.hidden[..., : self.model.head.hidden_size]
         penalty = torch.zeros((), device=nll.device)
         if model.activation_penalty:
-            penalty = penalty + model.activation_penalty * activation_penalty(outputs.hidden.float())
+            penalty = penalty + model.activation_penalty * activation_penalty(last.float())
         if model.slowness_penalty:
             penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
         return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
