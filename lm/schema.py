@@ -56,8 +56,8 @@ class HeadConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="mos, moss, doc: components with a smaller posterior at a token add nothing to its gradient of"
-        " contexts and output matrix, which saves time; 0 is exact",
+        description="mos, moss, doc: components with a smaller posterior at a token add nothing to its"
+        " gradient of contexts and output matrix, which saves time; 0 is exact",
     )
     gate_size: int | None = Field(
         None, ge=1, description="mixtape: size of the words' gate vectors; none is embedding_size"

@@ -198,6 +198,8 @@ def lm_cases() -> list[Case]:
         LmTraining("moc", "adamw", prepared=False),
         LmTraining("mos", "nt-asgd", accumulate=2),
         LmTraining("moss", "adam"),
+        LmTraining("mixtape", "adamw"),
+        LmTraining("plif", "plateau", prepared=False),
         Finetuning(),
         DynamicEvaluation(),
         DynamicEvaluation(stale=True),

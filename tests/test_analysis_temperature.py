@@ -35,7 +35,7 @@ def test_a_profile_is_the_mean_over_contexts_and_over_words() -> None:
     trained = tiny_lm(temperature="sigmoid")
     ids = ids_of(trained, 50)
     found = profile(trained, ids)
-    hidden = torch.cat([states for states, _ in trained.hidden(ids)])
+    hidden = torch.cat([states[:, 0] for states, _ in trained.readings(ids)])
     with torch.no_grad():
         tau = trained.model.head.temperatures(hidden).numpy()
     np.testing.assert_allclose(found.by_word, tau.mean(0))
@@ -68,7 +68,7 @@ def test_what_has_no_temperatures_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"head\.temperature = 'constant' is the same for every word"):
         profile(trained, ids_of(trained, 5))
     trained = tiny_lm(temperature="additive")
-    with pytest.raises(DataError, match="name a longer one"):
+    with pytest.raises(DataError, match="too few to score"):
         profile(trained, ids_of(trained, 0))
 
 

@@ -210,7 +210,7 @@ def test_every_key_of_every_config_file_has_its_line() -> None:
 
 # Mistakes
 
-KINDS = "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos' or 'moss'"
+KINDS = "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos', 'moss', 'mixtape', 'plif' or 'doc'"
 TWICE = "this key or table is already there; remove one of the two"
 
 

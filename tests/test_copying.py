@@ -135,7 +135,7 @@ def test_prepared_sequences_are_random_and_followed_by_their_reverse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "_COPIES", (40, 6, 5))
-    read = ReadOptions(length=7, symbols=9)
+    read = ReadOptions(length=7, vocab=9)
     report = prepare("reverse-copy", tmp_path / "one", PrepareOptions(read)).report
     counts = {split: (found["lines"], found["tokens"]) for split, found in report["splits"].items()}
     assert counts == {"train": (40, 640), "valid": (6, 96), "test": (5, 80)}
@@ -160,4 +160,4 @@ def test_impossible_sequences_are_refused() -> None:
     with pytest.raises(ConfigError, match="--length 0: must be at least 1"):
         ReadOptions(length=0)
     with pytest.raises(ConfigError, match="--vocab 1: must be at least 2"):
-        ReadOptions(symbols=1)
+        ReadOptions(vocab=1)

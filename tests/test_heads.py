@@ -98,7 +98,8 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
 def increasing(head: Head, logits: Tensor) -> Tensor:
     """f of PLIF as an integral of its slopes: each interval adds what of it lies below z."""
     slopes = torch.nn.functional.softplus(head.pointwise.slopes)
-    knots = torch.linspace(-head.config.interval_range, head.config.interval_range, len(slopes) + 1)
+    reach = head.config.interval_range
+    knots = torch.linspace(-reach, reach, len(slopes) + 1, dtype=torch.float64)
     result = torch.zeros_like(logits)
     for index, slope in enumerate(slopes):
         start = float(knots[index])

@@ -261,7 +261,7 @@ def test_two_at_a_time_are_told_apart(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "talk.tsv"]
 
 
-@pytest.mark.parametrize("call", ["write_split", "_json", "_files", "sync", "publish_folder"])
+@pytest.mark.parametrize("call", ["write_split", "_json", "sha256_file", "sync", "publish_folder"])
 @pytest.mark.parametrize("number", [1, 3])
 def test_failures_leave_the_old_result(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

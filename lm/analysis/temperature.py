@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from lm.analysis.pictures import save_figure
-from lm.analysis.steps import Poll, no_poll
 from lm.checkpoint import CheckpointStore
 from lm.console import table
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError
+from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,14 +59,13 @@ def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
             f"head.temperature = {head.config.temperature!r} is the same for every word; name a run with"
             " contextual, exponential, additive or sigmoid"
         )
-    if not len(ids):
-        raise DataError("a text without tokens has no temperatures; name a longer one")
     vocab = head.vocab_size
     sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
     at_words, of_contexts = [], []
-    for hidden, targets in trained.hidden(ids, poll, max(1, min(256, _ENTRIES // vocab))):
+    window = max(1, min(256, _ENTRIES // vocab))
+    for hidden, targets in trained.readings(ids, window=window, poll=poll):
         with torch.no_grad():
-            tau = head.temperatures(hidden).double().cpu()
+            tau = head.temperatures(hidden[:, 0]).double().cpu()
         sums += tau.sum(0)
         squares += tau.square().sum(0)
         at_words.append(tau.gather(1, targets.cpu()[:, None])[:, 0].numpy())

@@ -40,7 +40,7 @@ class ReadOptions:
 
     ``language`` chooses among several corpora in one folder. The fractions are the shares of the text, at its
     end, for splits that the source lacks; 0 makes no such split. ``text_column`` is of a dataset; ``length``,
-    ``symbols`` and ``seed`` are of made-up sequences.
+    ``vocab`` and ``seed`` are of made-up sequences.
     """
 
     format: str = "auto"
@@ -49,7 +49,7 @@ class ReadOptions:
     test_fraction: float = 0.05
     text_column: str = "text"
     length: int = 50
-    symbols: int = 1000
+    vocab: int = 1000
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class ReadOptions:
             "--valid-fraction and --test-fraction leave nothing to train on; lower them",
         )
         require(self.length >= 1, f"--length {self.length}: must be at least 1")
-        require(self.symbols >= 2, f"--vocab {self.symbols}: must be at least 2")
+        require(self.vocab >= 2, f"--vocab {self.vocab}: must be at least 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,7 @@ def locate(source: str, options: ReadOptions) -> Located:
 def _made_up(options: ReadOptions) -> Located:
     """The reverse copy task: every split from random numbers of its own."""
     splits = {
-        split: (
-            CopiesPart(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.symbols),
-        )
+        split: (CopiesPart(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.vocab),)
         for index, (split, count) in enumerate(zip(SPLITS, _COPIES, strict=True))
     }
     return Located(COPIES, COPIES, splits)
