@@ -3,13 +3,14 @@
 T time · B streams · I input size · H hidden size · k rank.
 """
 
+from abc import ABC, abstractmethod
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lm.gating import Mogrify, Multiply, Round
-from lm.recurrent import FEW, WeightDropLSTM
+from lm.recurrent import WeightDropLSTM, lstm_window
 from lm.regularize import dropout
 from lm.schema import CellConfig
 from lm.unrolled import Cell, Weights, unrolled_lstm
@@ -17,7 +18,7 @@ from lm.unrolled import Cell, Weights, unrolled_lstm
 State = tuple[Tensor, Tensor]
 
 
-class GatedLSTM(nn.Module):
+class GatedLSTM(nn.Module, ABC):
     """One layer of LSTM equations with one bias vector; what comes before them is a subclass's.
 
     The parameters start as those of ``torch.nn.LSTM``; in training, every call drops recurrent weights anew.
@@ -51,10 +52,11 @@ class GatedLSTM(nn.Module):
             recurrent = dropout(self.weight_hh, self.weight_dropout, self.training)
             return self._window(inputs.to(recurrent.dtype), state, recurrent, state_mask)
 
+    @abstractmethod
     def _window(
         self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
     ) -> tuple[Tensor, State]:
-        raise NotImplementedError
+        """The same after dropout of the recurrent weights."""
 
     def _linear(self, inputs: Tensor) -> Tensor:
         """W x + b of the whole window at once, for cells that leave x as it is."""
@@ -108,15 +110,12 @@ class MogrifierLSTM(GatedLSTM):
     def _ungated(
         self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
     ) -> tuple[Tensor, State]:
-        """By torch's layer where that can do it and is faster: bit for bit ``WeightDropLSTM``."""
-        few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda and torch.is_grad_enabled()
-        if few or self.cap_input_gate or state_mask is not None:
+        """Bit for bit ``WeightDropLSTM`` where that has all it takes."""
+        if self.cap_input_gate or state_mask is not None:
             cell, weights = Cell(Mogrify, self.cap_input_gate), Weights(None, recurrent, None)
             return unrolled_lstm(cell, self._linear(inputs), state, weights, (), state_mask)
-        parameters = [self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias)]
-        start = (state[0][None], state[1][None])
-        outputs, h, c = torch.lstm(inputs, start, parameters, True, 1, 0.0, self.training, False, False)
-        return outputs, (h[0], c[0])
+        parameters = (self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias))
+        return lstm_window(inputs, state, parameters, self.training)
 
 
 class Gate(nn.Module):

@@ -8,6 +8,7 @@ loop, and the loop keeps only what is truly sequential.
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -197,20 +198,33 @@ class WeightDropLSTM(nn.LSTM):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
         recurrent = dropout(self.weight_hh_l0, self.weight_dropout, self.training)
-        few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda
-        if few and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-            return self._few(inputs, recurrent, state)
-        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
-        start = (state[0][None], state[1][None])
-        outputs, h, c = torch.lstm(inputs, start, weights, True, 1, 0.0, self.training, False, False)
-        return outputs, (h[0], c[0])
+        weights = (self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0)
+        return lstm_window(inputs, state, weights, self.training)
 
-    def _few(
-        self, inputs: Tensor, recurrent: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The same for few tokens: torch's layer rearranges the weights in every call, which costs more."""
-        steps, streams, _ = inputs.shape
-        bias = self.bias_ih_l0 + self.bias_hh_l0
-        gates = nn.functional.linear(inputs.flatten(0, 1), self.weight_ih_l0, bias)
-        hidden, cells = packed_lstm(gates, recurrent, [streams] * steps, state)
-        return hidden.unflatten(0, (steps, streams)), (hidden[-streams:], cells[-streams:])
+
+def lstm_window(
+    inputs: Tensor, state: tuple[Tensor, Tensor], weights: Sequence[Tensor], training: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One LSTM layer over a window by torch's layer, or for few tokens by the loop of :func:`packed_lstm`.
+
+    Torch's layer rearranges the weights in every call, which for few tokens costs more than the rest.
+
+    Args:
+        inputs: (T, B, I).
+        state: (h, c), each (B, H).
+        weights: W_ih, W_hh and the two biases, as torch has them.
+        training: whether gradients through cuDNN are wanted.
+
+    Returns:
+        outputs (T, B, H) and the last state.
+    """
+    few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda
+    if not few or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        start = (state[0][None], state[1][None])
+        outputs, h, c = torch.lstm(inputs, start, weights, True, 1, 0.0, training, False, False)
+        return outputs, (h[0], c[0])
+    weight_ih, weight_hh, bias_ih, bias_hh = weights
+    steps, streams, _ = inputs.shape
+    gates = nn.functional.linear(inputs.flatten(0, 1), weight_ih, bias_ih + bias_hh)
+    hidden, cells = packed_lstm(gates, weight_hh, [streams] * steps, state)
+    return hidden.unflatten(0, (steps, streams)), (hidden[-streams:], cells[-streams:])
