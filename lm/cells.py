@@ -1,73 +1,62 @@
-"""Recurrent layers whose cells let input and state act on each other before the LSTM equations.
+"""Recurrent layers whose cells let input and state act on each other before the equations of LSTM or GRU.
 
-T time · B streams · I input size · H hidden size · k rank.
+T time · B streams · N tokens, packed time-major · I input size · H hidden size · k rank.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from lm.equations import CappedLstmEquations, GruEquations, LstmEquations
+from lm.gated import GatedLayer, Reading, fill_truncated
 from lm.gating import Mogrify, Multiply, Round
-from lm.recurrent import WeightDropLSTM, lstm_window
-from lm.regularize import dropout
+from lm.recurrent import State, WeightDropLSTM, lstm_window
 from lm.schema import CellConfig
-from lm.unrolled import Cell, Weights, unrolled_lstm
-
-State = tuple[Tensor, Tensor]
 
 
-class GatedLSTM(nn.Module, ABC):
-    """One layer of LSTM equations with one bias vector; what comes before them is a subclass's.
-
-    The parameters start as those of ``torch.nn.LSTM``; in training, every call drops recurrent weights anew.
-    """
-
-    def __init__(self, sizes: tuple[int, int], cap_input_gate: bool, weight_dropout: float) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size = sizes
-        self.cap_input_gate, self.weight_dropout = cap_input_gate, weight_dropout
-        self.weight_ih = self._uniform(4 * self.hidden_size, self.input_size)
-        self.weight_hh = self._uniform(4 * self.hidden_size, self.hidden_size)
-        self.bias = self._uniform(4 * self.hidden_size)
-
-    def _uniform(self, *shape: int) -> nn.Parameter:
-        bound = self.hidden_size**-0.5
-        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-
-    def forward(self, inputs: Tensor, state: State, state_mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """Reads one window.
-
-        Args:
-            inputs: (T, B, I), after their dropout.
-            state: (h, c), each (B, H).
-            state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
-                (T, B, H). Outputs and the state that is returned are not masked.
-
-        Returns:
-            outputs (T, B, H) and the last state, in the precision of the parameters, under autocast too.
-        """
-        with torch.autocast(inputs.device.type, enabled=False):
-            recurrent = dropout(self.weight_hh, self.weight_dropout, self.training)
-            return self._window(inputs.to(recurrent.dtype), state, recurrent, state_mask)
-
-    @abstractmethod
-    def _window(
-        self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """The same after dropout of the recurrent weights."""
-
-    def _linear(self, inputs: Tensor) -> Tensor:
-        """W x + b of the whole window at once, for cells that leave x as it is."""
-        return nn.functional.linear(inputs, self.weight_ih, self.bias)
-
-
-class MogrifierLSTM(GatedLSTM):
-    """The Mogrifier LSTM of Melis et al. (2020): before every step, input and state gate each other.
+class Mogrifier(GatedLayer):
+    """Before every step, input and state gate each other (Melis et al. 2020).
 
     Odd rounds: x ← 2σ(Q h + b) ⊙ x; even rounds: h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2), each with matrices of
-    its own. c is not gated. With zero rounds it is the LSTM.
+    its own. The equations read the last x and h. Without rounds, torch's layer does what it can.
+    """
+
+    zigzag: bool
+    gates: nn.ModuleList
+
+    def _add_gates(self, rounds: int, rank: int, biased: bool, zigzag: bool) -> None:
+        sizes = (self.input_size, self.hidden_size)
+        self.zigzag = zigzag
+        self.gates = nn.ModuleList(Gate(sizes[1 - n % 2], sizes[n % 2], rank, biased) for n in range(rounds))
+
+    def _reading(self, inputs: Tensor) -> Reading:
+        tensors = [tensor for gate in self.gates for tensor in gate(inputs)]
+        return Reading(partial(Mogrify, zigzag=self.zigzag), tensors, len(self.gates) > 0)
+
+    def _run(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State,
+        recurrent: Tensor,
+        state_mask: Tensor | None,
+    ) -> tuple[Tensor, State]:
+        is_window = sizes[0] == sizes[-1]
+        if self.gates or not is_window or state_mask is not None or self.equations is CappedLstmEquations:
+            return super()._run(inputs, sizes, state, recurrent, state_mask)
+        outputs, last = self._by_torch(inputs.unflatten(0, (len(sizes), sizes[0])), state, recurrent)
+        return outputs.flatten(0, 1), last
+
+    @abstractmethod
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        """A window (T, B, I) without any gating, by torch's own layer."""
+
+
+class MogrifierLSTM(Mogrifier):
+    """The Mogrifier LSTM of Melis et al. (2020). c is not gated; with zero rounds it is the LSTM.
 
     Args:
         input_size, hidden_size: I and H.
@@ -90,32 +79,47 @@ class MogrifierLSTM(GatedLSTM):
         cap_input_gate: bool = False,
         weight_dropout: float = 0.0,
     ) -> None:
-        super().__init__((input_size, hidden_size), cap_input_gate, weight_dropout)
-        self.zigzag = zigzag
-        sizes = (input_size, hidden_size)
-        self.gates = nn.ModuleList(
-            Gate(sizes[1 - n % 2], sizes[n % 2], rank, gate_bias) for n in range(rounds)
-        )
+        super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
+        self._add_gates(rounds, rank, gate_bias, zigzag)
 
-    def _window(
-        self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
-    ) -> tuple[Tensor, State]:
-        if not self.gates:
-            return self._ungated(inputs, state, recurrent, state_mask)
-        tensors = [tensor for gate in self.gates for tensor in gate(inputs)]
-        cell = Cell(partial(Mogrify, zigzag=self.zigzag), self.cap_input_gate)
-        weights = Weights(self.weight_ih, recurrent, self.bias)
-        return unrolled_lstm(cell, inputs, state, weights, tensors, state_mask)
-
-    def _ungated(
-        self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """Bit for bit ``WeightDropLSTM`` where that has all it takes."""
-        if self.cap_input_gate or state_mask is not None:
-            cell, weights = Cell(Mogrify, self.cap_input_gate), Weights(None, recurrent, None)
-            return unrolled_lstm(cell, self._linear(inputs), state, weights, (), state_mask)
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        """Bit for bit ``WeightDropLSTM``."""
         parameters = (self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias))
         return lstm_window(inputs, state, parameters, self.training)
+
+
+class MogrifierGRU(Mogrifier):
+    """The Mogrifier GRU that Melis et al. (2020) name in their §5: the rounds, then torch's GRU.
+
+    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)), where x and h are the gated
+    ones throughout. With zero rounds it is ``torch.nn.GRU``, whose other two biases add up to one.
+
+    Args:
+        input_size, hidden_size, rounds, rank, gate_bias, zigzag, weight_dropout: see :class:`MogrifierLSTM`.
+    """
+
+    inner_bias: nn.Parameter
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        rounds: int = 5,
+        rank: int = 0,
+        gate_bias: bool = True,
+        zigzag: bool = True,
+        weight_dropout: float = 0.0,
+    ) -> None:
+        super().__init__((input_size, hidden_size), GruEquations, weight_dropout)
+        self.inner_bias = self._uniform(hidden_size)
+        self._add_gates(rounds, rank, gate_bias, zigzag)
+
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        inner = nn.functional.pad(self.inner_bias, (2 * self.hidden_size, 0))
+        parameters = (self.weight_ih, recurrent, self.bias, inner)
+        start = state[0][None].contiguous()
+        outputs, h = torch.gru(inputs, start, parameters, True, 1, 0.0, self.training, False, False)
+        return outputs, (h[0], state[1])
 
 
 class Gate(nn.Module):
@@ -128,20 +132,16 @@ class Gate(nn.Module):
     def __init__(self, source: int, target: int, rank: int, biased: bool) -> None:
         super().__init__()
         deviation = (source * rank) ** -0.25 if rank else source**-0.5
-        self.down = nn.Parameter(_truncated(deviation, rank, source)) if rank else None
-        self.up = nn.Parameter(_truncated(deviation, target, rank or source))
+        self.down = nn.Parameter(fill_truncated(torch.empty(rank, source), deviation)) if rank else None
+        self.up = nn.Parameter(fill_truncated(torch.empty(target, rank or source), deviation))
         self.bias = nn.Parameter(torch.zeros(target)) if biased else None
 
     def forward(self, inputs: Tensor) -> Round:
-        """The round, with buffers for a window of inputs (T, B, ·)."""
+        """The round, with buffers for inputs (N, ·)."""
         return Round.over(inputs, self.down, self.up, self.bias)
 
 
-def _truncated(deviation: float, *shape: int) -> Tensor:
-    return nn.init.trunc_normal_(torch.empty(shape), std=deviation, a=-2 * deviation, b=2 * deviation)
-
-
-class MLSTM(GatedLSTM):
+class MLSTM(GatedLayer):
     """The multiplicative LSTM of Krause et al. (2016), as Melis et al. (2020) define it in their §4.2.
 
     The LSTM equations read (W_mx x) ⊙ (W_mh h) for h.
@@ -155,35 +155,54 @@ class MLSTM(GatedLSTM):
     def __init__(
         self, input_size: int, hidden_size: int, cap_input_gate: bool = False, weight_dropout: float = 0.0
     ) -> None:
-        super().__init__((input_size, hidden_size), cap_input_gate, weight_dropout)
+        super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
         self.weight_mx = self._uniform(hidden_size, input_size)
         self.weight_mh = self._uniform(hidden_size, hidden_size)
 
-    def _window(
-        self, inputs: Tensor, state: State, recurrent: Tensor, state_mask: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _reading(self, inputs: Tensor) -> Reading:
         factor = nn.functional.linear(inputs, self.weight_mx)
         tensors = (factor, self.weight_mh, torch.empty_like(factor), torch.empty_like(factor))
-        cell, weights = Cell(Multiply, self.cap_input_gate), Weights(None, recurrent, None)
-        return unrolled_lstm(cell, self._linear(inputs), state, weights, tensors, state_mask)
+        return Reading(Multiply, tensors)
 
 
-Layer = WeightDropLSTM | GatedLSTM
+def _lstm(capped: bool) -> type[LstmEquations]:
+    return CappedLstmEquations if capped else LstmEquations
+
+
+Layer = WeightDropLSTM | GatedLayer
 
 
 def recurrent_layer(config: CellConfig, input_size: int, hidden_size: int, weight_dropout: float) -> Layer:
     """One layer with the cell of ``config``."""
-    if config.kind == "mlstm":
-        return MLSTM(input_size, hidden_size, config.cap_input_gate, weight_dropout)
-    if config.kind == "lstm" and not config.cap_input_gate:
+    if config.is_plain and config.kind == "lstm":
         return WeightDropLSTM(input_size, hidden_size, weight_dropout)
-    return MogrifierLSTM(
-        input_size,
-        hidden_size,
-        config.rounds if config.kind == "mogrifier" else 0,
-        config.rank,
-        config.gate_bias,
-        config.zigzag,
-        config.cap_input_gate,
-        weight_dropout,
-    )
+    return gated_layer(config, input_size, hidden_size, weight_dropout)
+
+
+def gated_layer(
+    config: CellConfig, input_size: int, hidden_size: int, weight_dropout: float = 0.0
+) -> GatedLayer:
+    """The same, with the loop over time of this module for every cell."""
+    layer: GatedLayer
+    rounds = config.rounds if config.mogrifies else 0
+    gates = (rounds, config.rank, config.gate_bias, config.zigzag)
+    if config.kind == "mlstm":
+        layer = MLSTM(input_size, hidden_size, config.cap_input_gate, weight_dropout)
+    elif config.is_gru:
+        layer = MogrifierGRU(input_size, hidden_size, *gates, weight_dropout)
+    else:
+        layer = MogrifierLSTM(input_size, hidden_size, *gates, config.cap_input_gate, weight_dropout)
+    if config.init == "truncated":
+        layer.truncate()
+    return layer
+
+
+def uniform_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """All parameters but those that start in a way of their own: of gates, and of truncated cells."""
+    own = {
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, Gate) or (isinstance(part, GatedLayer) and part.truncated)
+        for parameter in part.parameters()
+    }
+    return (parameter for parameter in module.parameters() if id(parameter) not in own)

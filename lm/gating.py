@@ -1,10 +1,10 @@
-"""What a recurrent cell does to its input and its state before the LSTM equations, with analytic gradients.
+"""What a recurrent cell does to its input and its state before its equations, with analytic gradients.
 
 ``Mogrify`` lets them gate each other in rounds (Melis et al. 2020); ``Multiply`` replaces the state by its
-product with the input (Krause et al. 2016). A step works on the B rows of one time step and writes what the
-gradients need into buffers of all steps, so that a weight gradient is one product after the loop over time.
+product with the input (Krause et al. 2016). A step works on the rows of one time step and writes what the
+gradients need into buffers of all tokens, so that a weight gradient is one product after the loop over time.
 
-T time · B streams · I input size · H hidden size · k rank.
+N tokens, packed time-major · R rows of a step · I input size · H hidden size · k rank.
 """
 
 from abc import ABC, abstractmethod
@@ -21,14 +21,19 @@ MaybeTensors = Sequence[Tensor | None]
 
 
 class Gating(ABC):
-    """Weights and buffers of one window: what the forward pass fills, the backward pass opens again."""
+    """Weights and buffers of one call: what the forward pass fills, the backward pass opens again.
 
-    def __init__(self, tensors: MaybeTensors) -> None:
-        self.tensors = tensors
+    Args:
+        tensors: weights and buffers, as each kind of gating has them.
+        sizes: rows of every step.
+    """
+
+    def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:
+        self.tensors, self.sizes = tensors, sizes
 
     @abstractmethod
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """From x (B, I) and h (B, H) of step t to what the LSTM equations read in their place."""
+        """From x (R, I) and h (R, H) of step t to what the equations read in their place."""
 
     @abstractmethod
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
@@ -36,7 +41,7 @@ class Gating(ABC):
 
     @abstractmethod
     def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
-        """What all steps returned, from the inputs (T, B, I) and the states that entered them, (T, B, H)."""
+        """What all steps returned, from the inputs (N, I) and the states that entered them, (N, H)."""
 
     @abstractmethod
     def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
@@ -49,16 +54,16 @@ class Round(NamedTuple):
     down: Tensor | None  # (k, source); None for a gate of full rank
     up: Tensor  # (target, k), or (target, source)
     bias: Tensor | None  # (target,)
-    inner: Tensor | None  # (T, B, k), down s
-    gate: Tensor  # (T, B, target), holds the bias at first
-    gated: Tensor  # (T, B, target), the target times its gate
+    inner: Tensor | None  # (N, k), down s
+    gate: Tensor  # (N, target), holds the bias at first
+    gated: Tensor  # (N, target), the target times its gate
 
     @staticmethod
     def over(inputs: Tensor, down: Tensor | None, up: Tensor, bias: Tensor | None) -> "Round":
-        """With fresh buffers for a window of inputs (T, B, ·)."""
-        window = inputs.shape[:2]
-        inner = None if down is None else inputs.new_empty(*window, down.shape[0])
-        gate, gated = inputs.new_zeros(*window, up.shape[0]), inputs.new_empty(*window, up.shape[0])
+        """With fresh buffers for inputs (N, ·)."""
+        tokens = len(inputs)
+        inner = None if down is None else inputs.new_empty(tokens, down.shape[0])
+        gate, gated = inputs.new_zeros(tokens, up.shape[0]), inputs.new_empty(tokens, up.shape[0])
         if bias is not None:
             gate.copy_(bias.detach())
         return Round(down, up, bias, inner, gate, gated)
@@ -69,38 +74,47 @@ class Mogrify(Gating):
 
     Args:
         tensors: those of every :class:`Round`, one after another.
+        sizes: rows of every step.
         zigzag: gates read the latest x and h; without, the original ones (their §4.1).
     """
 
-    def __init__(self, tensors: MaybeTensors, zigzag: bool = True) -> None:
-        super().__init__(tensors)
+    def __init__(self, tensors: MaybeTensors, sizes: Sequence[int], zigzag: bool = True) -> None:
+        super().__init__(tensors, sizes)
         size = len(Round._fields)
         self.zigzag = zigzag
         self.rounds = [Round(*tensors[n : n + size]) for n in range(0, len(tensors), size)]  # type: ignore[arg-type]
+        self._rows = [
+            (rows_of(one.inner, sizes), rows_of(one.gate, sizes), rows_of(one.gated, sizes))
+            for one in self.rounds
+        ]
 
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         first, latest = (x, h), [x, h]
-        for n, (one, (down, up)) in enumerate(zip(self.rounds, self._forth, strict=True)):
+        for n, ((inner, gates, gated), (down, up)) in enumerate(zip(self._rows, self._forth, strict=True)):
             target, source = n % 2, 1 - n % 2
-            read, gate = latest[source] if self.zigzag else first[source], one.gate[t]
-            if down is not None and one.inner is not None:
-                read = down.write(read, one.inner[t])
+            read, gate = latest[source] if self.zigzag else first[source], gates[t]
+            if down is not None:
+                read = down.write(read, inner[t])
             up.add(read, gate)
             gate.sigmoid_().mul_(2)
-            latest[target] = torch.mul(latest[target], gate, out=one.gated[t])
+            latest[target] = torch.mul(latest[target], gate, out=gated[t])
         return latest[0], latest[1]
 
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
         grads = (dx, dh)
         into = grads if self.zigzag else (torch.zeros_like(dx), torch.zeros_like(dh))
         for n in reversed(range(len(self.rounds))):
-            (down, up), (d_inner, d_affine) = self._back[n], self._slopes[n]
+            (_, gates, gated), (down, up), (d_inner, d_affine) = (
+                self._rows[n],
+                self._back[n],
+                self._slope_rows[n],
+            )
             target, source = n % 2, 1 - n % 2
-            gate, d = self.rounds[n].gate[t], d_affine[t]
-            torch.mul(grads[target], self.rounds[n].gated[t], out=d)
+            gate, d = gates[t], d_affine[t]
+            torch.mul(grads[target], gated[t], out=d)
             d.addcmul_(d, gate, value=-0.5)  # d 2σ(z) = 2σ(z) (1 - 2σ(z) / 2) dz
             grads[target].mul_(gate)
-            if down is None or d_inner is None:
+            if down is None:
                 up.add(d, into[source])
             else:
                 down.add(up.write(d, d_inner[t]), into[source])
@@ -112,8 +126,8 @@ class Mogrify(Gating):
     def _forth(self) -> list[tuple[Products | None, Products]]:
         """Products with the matrices of every round."""
         return [
-            (None if one.down is None else products_with(one.down, len(one.gate)),
-             products_with(one.up, len(one.gate)))
+            (None if one.down is None else products_with(one.down, len(self.sizes)),
+             products_with(one.up, len(self.sizes)))
             for one in self.rounds
         ]  # fmt: skip
 
@@ -121,8 +135,8 @@ class Mogrify(Gating):
     def _back(self) -> list[tuple[Products | None, Products]]:
         """Products with their transposes."""
         return [
-            (None if one.down is None else products_with(one.down.t(), len(one.gate)),
-             products_with(one.up.t(), len(one.gate)))
+            (None if one.down is None else products_with(one.down.t(), len(self.sizes)),
+             products_with(one.up.t(), len(self.sizes)))
             for one in self.rounds
         ]  # fmt: skip
 
@@ -133,6 +147,10 @@ class Mogrify(Gating):
             (None if one.inner is None else torch.empty_like(one.inner), torch.empty_like(one.gate))
             for one in self.rounds
         ]
+
+    @cached_property
+    def _slope_rows(self) -> list[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+        return [(rows_of(inner, self.sizes), rows_of(affine, self.sizes)) for inner, affine in self._slopes]
 
     def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
         latest = [inputs, entering]
@@ -147,9 +165,9 @@ class Mogrify(Gating):
             d_inner, d_affine = self._slopes[n]
             read = latest[1 - n % 2]
             found += [
-                None if d_inner is None else deferred(d_inner, read),
-                deferred(d_affine, read if inner is None else inner),
-                None if bias is None else d_affine.sum((0, 1)),
+                None if d_inner is None else d_inner.t() @ read,
+                d_affine.t() @ (read if inner is None else inner),
+                None if bias is None else d_affine.sum(0),
                 *(None, None, None),
             ]
             if self.zigzag:
@@ -161,18 +179,23 @@ class Multiply(Gating):
     """The mLSTM of Krause et al. (2016): h becomes (W_mx x) ⊙ (W_mh h), of which nothing is squashed.
 
     Args:
-        tensors: W_mx x of all steps (T, B, H), W_mh (H, H), buffers (T, B, H) for W_mh h and the product.
+        tensors: W_mx x of all tokens (N, H), W_mh (H, H), buffers (N, H) for W_mh h and the product.
+        sizes: rows of every step.
     """
 
+    def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:
+        super().__init__(tensors, sizes)
+        factor, _, linear, product = tensors
+        self._factor, self._linear, self._product = (rows_of(one, sizes) for one in (factor, linear, product))
+
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        factor, _, linear, product = self._present
-        return x, torch.mul(self._forth.write(h, linear[t]), factor[t], out=product[t])
+        linear = self._forth.write(h, self._linear[t])
+        return x, torch.mul(linear, self._factor[t], out=self._product[t])
 
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
-        factor, _, linear, _ = self._present
-        d_factor, d_linear = self._slopes
-        torch.mul(dh, linear[t], out=d_factor[t])
-        self._back.write(torch.mul(dh, factor[t], out=d_linear[t]), dh)
+        d_factor, d_linear = self._slope_rows
+        torch.mul(dh, self._linear[t], out=d_factor[t])
+        self._back.write(torch.mul(dh, self._factor[t], out=d_linear[t]), dh)
 
     @cached_property
     def _present(self) -> list[Tensor]:
@@ -180,25 +203,29 @@ class Multiply(Gating):
 
     @cached_property
     def _forth(self) -> Products:
-        return products_with(self._present[1], len(self._present[0]))
+        return products_with(self._present[1], len(self.sizes))
 
     @cached_property
     def _back(self) -> Products:
-        return products_with(self._present[1].t(), len(self._present[0]))
+        return products_with(self._present[1].t(), len(self.sizes))
 
     @cached_property
     def _slopes(self) -> tuple[Tensor, Tensor]:
         """Buffers for the gradients of the factor and of W_mh h."""
         return torch.empty_like(self._present[0]), torch.empty_like(self._present[0])
 
+    @cached_property
+    def _slope_rows(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        return rows_of(self._slopes[0], self.sizes), rows_of(self._slopes[1], self.sizes)
+
     def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, self._present[3]
 
     def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
         d_factor, d_linear = self._slopes
-        return [d_factor, deferred(d_linear, entering), None, None]
+        return [d_factor, d_linear.t() @ entering, None, None]
 
 
-def deferred(gradients: Tensor, read: Tensor) -> Tensor:
-    """A matrix's gradient over all steps, from that of its results (T, B, m) and what it read (T, B, n)."""
-    return gradients.flatten(0, 1).t() @ read.flatten(0, 1)
+def rows_of(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Views of the rows of every step of a packed tensor (N, ·); none of None."""
+    return () if tensor is None else tensor.split(list(sizes))

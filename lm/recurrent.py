@@ -8,7 +8,8 @@ loop, and the loop keeps only what is truly sequential.
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -17,6 +18,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lm.regularize import dropout
 
+State = tuple[Tensor, Tensor]  # (h, c)
+Direction = Callable[[Tensor, list[int], State | None], tuple[Tensor, State]]  # of a layer over packed data
 FEW = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
 
 
@@ -24,48 +27,81 @@ class LSTM(nn.LSTM):
     """``torch.nn.LSTM`` to the parameter name; packed input with gradients takes the fast path."""
 
     def forward(  # type: ignore[override]
-        self, inputs: Tensor | PackedSequence, state: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        self, inputs: Tensor | PackedSequence, state: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
         """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
         fast = isinstance(inputs, PackedSequence) and not inputs.data.is_cuda and torch.is_grad_enabled()
         if not fast or self.proj_size or torch.is_autocast_enabled("cpu"):
             return super().forward(inputs, state)
         assert isinstance(inputs, PackedSequence)
-        sizes = inputs.batch_sizes.tolist()
-        if state is not None and inputs.sorted_indices is not None:
-            state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
-        data, last = self._layers(inputs.data, sizes, state)
-        if inputs.unsorted_indices is not None:
-            last = (last[0][:, inputs.unsorted_indices], last[1][:, inputs.unsorted_indices])
-        outputs = PackedSequence(data, inputs.batch_sizes, inputs.sorted_indices, inputs.unsorted_indices)
-        return outputs, last
+        return over_packed(self._layers, inputs, state)
 
-    def _layers(
-        self, data: Tensor, sizes: list[int], state: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        directions = 2 if self.bidirectional else 1
+    def _layers(self, data: Tensor, sizes: list[int], state: State | None) -> tuple[Tensor, State]:
+        suffixes = ("", "_reverse") if self.bidirectional else ("",)
         final = _final_positions(sizes).to(data.device)
-        backwards = _reversal(sizes).to(data.device) if self.bidirectional else None
-        hidden: list[Tensor] = []
-        cells: list[Tensor] = []
-        for layer in range(self.num_layers):
-            outputs = []
-            for suffix in ("", "_reverse")[:directions]:
-                order = backwards if suffix else None
-                start = None if state is None else (state[0][len(hidden)], state[1][len(hidden)])
-                gates = self._gates(data if order is None else data[order], f"_l{layer}{suffix}")
-                out, cell = packed_lstm(gates, getattr(self, f"weight_hh_l{layer}{suffix}"), sizes, start)
-                hidden.append(out[final])
-                cells.append(cell[final])
-                outputs.append(out if order is None else out[order])
-            data = torch.cat(outputs, 1) if directions == 2 else outputs[0]
-            if self.dropout and layer + 1 < self.num_layers:
-                data = dropout(data, self.dropout, self.training)
-        return data, (torch.stack(hidden), torch.stack(cells))
+        layers = [
+            [partial(self._direction, f"_l{layer}{suffix}", final) for suffix in suffixes]
+            for layer in range(self.num_layers)
+        ]
+        return run_layers(
+            layers, data, sizes, state, partial(dropout, rate=self.dropout, training=self.training)
+        )
+
+    def _direction(
+        self, name: str, final: Tensor, data: Tensor, sizes: list[int], state: State | None
+    ) -> tuple[Tensor, State]:
+        out, cell = packed_lstm(self._gates(data, name), getattr(self, f"weight_hh{name}"), sizes, state)
+        return out, (out[final], cell[final])
 
     def _gates(self, data: Tensor, name: str) -> Tensor:
         bias = getattr(self, f"bias_ih{name}") + getattr(self, f"bias_hh{name}") if self.bias else None
         return nn.functional.linear(data, getattr(self, f"weight_ih{name}"), bias)
+
+
+def over_packed(run: Direction, inputs: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+    """Runs on what is packed, the states in its order, and gives states in the order of the caller."""
+    if state is not None and inputs.sorted_indices is not None:
+        state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
+    data, last = run(inputs.data, inputs.batch_sizes.tolist(), state)
+    if inputs.unsorted_indices is not None:
+        last = (last[0][:, inputs.unsorted_indices], last[1][:, inputs.unsorted_indices])
+    return inputs._replace(data=data), last
+
+
+def run_layers(
+    layers: Sequence[Sequence[Direction]],
+    data: Tensor,
+    sizes: list[int],
+    state: State | None,
+    between: Callable[[Tensor], Tensor] = lambda data: data,
+) -> tuple[Tensor, State]:
+    """Layer after layer over packed sequences.
+
+    Args:
+        layers: of each the forward direction, and the backward one if there is one.
+        data: (N, I).
+        sizes: how many sequences are alive at each time step, falling.
+        state: (h, c) of all layers and directions, each (layers x directions, R, H); zeros if left out.
+        between: what happens to the outputs of every layer but the last.
+
+    Returns:
+        outputs (N, directions x H), and (h, c) as ``state``.
+    """
+    backwards = _reversal(sizes).to(data.device) if len(layers[0]) == 2 else None
+    hidden: list[Tensor] = []
+    cells: list[Tensor] = []
+    for number, directions in enumerate(layers):
+        outputs = []
+        for run, order in zip(directions, (None, backwards), strict=False):
+            start = None if state is None else (state[0][len(hidden)], state[1][len(hidden)])
+            out, (h, c) = run(data if order is None else data[order], sizes, start)
+            hidden.append(h)
+            cells.append(c)
+            outputs.append(out if order is None else out[order])
+        data = torch.cat(outputs, 1) if len(outputs) == 2 else outputs[0]
+        if number + 1 < len(layers):
+            data = between(data)
+    return data, (torch.stack(hidden), torch.stack(cells))
 
 
 def _final_positions(sizes: list[int]) -> Tensor:
@@ -87,7 +123,7 @@ def _reversal(sizes: list[int]) -> Tensor:
 
 
 def packed_lstm(
-    gates: Tensor, weight_hh: Tensor, sizes: list[int], state: tuple[Tensor, Tensor] | None = None
+    gates: Tensor, weight_hh: Tensor, sizes: list[int], state: State | None = None
 ) -> tuple[Tensor, Tensor]:
     """One direction of one LSTM layer over packed sequences.
 
@@ -141,7 +177,7 @@ class _PackedLSTM(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         act, hidden, cells, squashed, weight_hh, h0, c0 = ctx.saved_tensors
         i, f, g, o = act.chunk(4, 1)
-        h_before, c_before = _shifted(hidden, h0, ctx.sizes), _shifted(cells, c0, ctx.sizes)
+        h_before, c_before = shifted(hidden, h0, ctx.sizes), shifted(cells, c0, ctx.sizes)
         # everything that does not depend on later steps, for all tokens at once
         of_cell = torch.cat(
             (g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g)), 1
@@ -168,8 +204,10 @@ class _PackedLSTM(torch.autograd.Function):
         return grads, grads.t() @ h_before, dh, dc, None
 
 
-def _shifted(states: Tensor, first: Tensor, sizes: list[int]) -> Tensor:
+def shifted(states: Tensor, first: Tensor, sizes: Sequence[int]) -> Tensor:
     """The state before every token, (N, H): the first state, then the states one step earlier."""
+    if sizes[0] == sizes[-1]:  # as in a window, and in one piece
+        return torch.cat([first, states[: len(states) - sizes[0]]])
     pieces, start = [first], 0
     for size, following in pairwise(sizes):
         pieces.append(states[start : start + following])
@@ -194,8 +232,8 @@ class WeightDropLSTM(nn.LSTM):
         self.weight_dropout = weight_dropout
 
     def forward(  # type: ignore[override]
-        self, inputs: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, inputs: Tensor, state: State
+    ) -> tuple[Tensor, State]:
         """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
         recurrent = dropout(self.weight_hh_l0, self.weight_dropout, self.training)
         weights = (self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0)
@@ -203,8 +241,8 @@ class WeightDropLSTM(nn.LSTM):
 
 
 def lstm_window(
-    inputs: Tensor, state: tuple[Tensor, Tensor], weights: Sequence[Tensor], training: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    inputs: Tensor, state: State, weights: tuple[Tensor, ...], training: bool
+) -> tuple[Tensor, State]:
     """One LSTM layer over a window by torch's layer, or for few tokens by the loop of :func:`packed_lstm`.
 
     Torch's layer rearranges the weights in every call, which for few tokens costs more than the rest.

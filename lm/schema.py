@@ -4,7 +4,7 @@ Kept free of torch, so that a misspelt key is reported before anything heavy is 
 is frozen and strict: unknown keys and ill-typed values are errors. ``lm.config`` reads TOML into them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss", "mixtape", "plif", "doc"]
 MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
 Temperature = Literal["none", "constant", "contextual", "exponential", "additive", "sigmoid"]
+CellKind = Literal["lstm", "mogrifier", "mlstm", "gru", "mogrifier_gru"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
 RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
@@ -168,25 +169,76 @@ class HeadConfig(Section):
         return self
 
 
-class CellConfig(Section):
+class CellSettings(Section):
+    """What recurrent cells are like, apart from which one it is."""
+
+    rounds: int = Field(
+        5, ge=0, description="mogrifiers: how often input and state gate each other before a step"
+    )
+    rank: int = Field(0, ge=0, description="mogrifiers: rank of the gates' matrices; 0 is full")
+    gate_bias: bool = Field(True, description="mogrifiers: whether gates have biases")
+    zigzag: bool = Field(True, description="mogrifiers: gates read the latest input and state, not the first")
+    cap_input_gate: bool = Field(
+        False, description="LSTM cells: the input gate is at most 1 - the forget gate"
+    )
+    init: Literal["uniform", "truncated"] = Field(
+        "uniform",
+        description="uniform, or truncated normal by the size of what is read, with the forget gate's bias"
+        " around 1, as in the code of the Mogrifier",
+    )
+
+    def misplaced(self, kinds: Collection[CellKind]) -> str | None:
+        """A setting that was changed though none of the kinds has it, and whose it is; or nothing."""
+        for name, (owner, having) in _OWNERS.items():
+            default = CellSettings.model_fields[name].default
+            if getattr(self, name) != default and not having.intersection(kinds):
+                return f"{name} belongs to {owner}"
+        return None
+
+    def of(self, kind: CellKind) -> "CellConfig":
+        """A cell of this kind; it reads those of the settings that it has."""
+        return CellConfig.model_construct(kind=kind, **self.model_dump())
+
+
+_MOGRIFIERS: tuple[str, frozenset[CellKind]] = ("the mogrifier", frozenset({"mogrifier", "mogrifier_gru"}))
+_OWNERS: dict[str, tuple[str, frozenset[CellKind]]] = {
+    **dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS),
+    "cap_input_gate": ("LSTM cells", frozenset({"lstm", "mogrifier", "mlstm"})),
+}
+
+
+class CellConfig(CellSettings):
     """The recurrent cell of every layer of a language model."""
 
-    kind: Literal["lstm", "mogrifier", "mlstm"] = Field("lstm", description="lstm, mogrifier or mlstm")
-    rounds: int = Field(
-        5, ge=0, description="mogrifier: how often input and state gate each other before a step"
-    )
-    rank: int = Field(0, ge=0, description="mogrifier: rank of the gates' matrices; 0 is full")
-    gate_bias: bool = Field(True, description="mogrifier: whether gates have biases")
-    zigzag: bool = Field(True, description="mogrifier: gates read the latest input and state, not the first")
-    cap_input_gate: bool = Field(False, description="the input gate is at most 1 - the forget gate")
+    kind: CellKind = Field("lstm", description="lstm, mogrifier, mlstm, gru or mogrifier_gru")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        own = CellConfig.model_fields
-        for name in ("rounds", "rank", "gate_bias", "zigzag"):
-            if self.kind != "mogrifier" and getattr(self, name) != own[name].default:
-                raise ValueError(f"{name} belongs to the mogrifier; remove it from a {self.kind} cell")
+        if wrong := self.misplaced((self.kind,)):
+            raise ValueError(f"{wrong}; remove it from a {self.kind} cell")
         return self
+
+    @property
+    def mogrifies(self) -> bool:
+        """Whether input and state gate each other."""
+        return self.kind in ("mogrifier", "mogrifier_gru")
+
+    @property
+    def is_gru(self) -> bool:
+        """Whether the equations are those of a GRU, which has no c."""
+        return self.kind in ("gru", "mogrifier_gru")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch has this cell."""
+        capped = self.cap_input_gate and not self.is_gru
+        return self.kind in ("lstm", "gru") and not capped and self.init == "uniform"
+
+    @property
+    def floats(self) -> int:
+        """Per unit and step, what backpropagation keeps: gates, outputs, and those of the gating."""
+        gatings = self.rounds if self.mogrifies else self.kind == "mlstm"
+        return (5 if self.is_gru else 6) + 2 * gatings
 
 
 class OptimConfig(Section):

@@ -4,64 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from plain_cells import State, roughened, slow
 from torch import Tensor, nn
 
-from lm.cells import MLSTM, Gate, MogrifierLSTM, recurrent_layer
+from lm.cells import MLSTM, MogrifierGRU, MogrifierLSTM, recurrent_layer, uniform_parameters
+from lm.equations import CappedLstmEquations
 from lm.recurrent import FEW, WeightDropLSTM
 from lm.schema import CellConfig
 
 T, B, I, H = 4, 3, 4, 5  # noqa: E741
 
-State = tuple[Tensor, Tensor]
-Cell = MogrifierLSTM | MLSTM
-
-
-def plain_step(cell: Cell, x: Tensor, h: Tensor, c: Tensor) -> State:
-    """The LSTM equations, with the cap of lamb."""
-    i, f, g, o = (x @ cell.weight_ih.t() + h @ cell.weight_hh.t() + cell.bias).chunk(4, 1)
-    i, f = torch.sigmoid(i), torch.sigmoid(f)
-    c = f * c + (torch.minimum(i, 1 - f) if cell.cap_input_gate else i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def gate_of(gate: nn.Module, source: Tensor) -> Tensor:
-    assert isinstance(gate, Gate)
-    matrix = gate.up if gate.down is None else gate.up @ gate.down
-    return 2 * torch.sigmoid(source @ matrix.t() + (0 if gate.bias is None else gate.bias))
-
-
-def mogrified(cell: MogrifierLSTM, x: Tensor, h: Tensor) -> State:
-    first = (x, h)
-    for number, gate in enumerate(cell.gates, start=1):
-        if number % 2:
-            x = gate_of(gate, h if cell.zigzag else first[1]) * x
-        else:
-            h = gate_of(gate, x if cell.zigzag else first[0]) * h
-    return x, h
-
-
-def multiplied(cell: MLSTM, x: Tensor, h: Tensor) -> State:
-    return x, (x @ cell.weight_mx.t()) * (h @ cell.weight_mh.t())
-
-
-def slow(cell: Cell, inputs: Tensor, state: State, mask: Tensor | None) -> tuple[Tensor, State]:
-    """One window, step after step, by autograd."""
-    h, c = state
-    outputs = []
-    for t, x in enumerate(inputs):
-        if mask is not None:
-            h = h * (mask if mask.dim() == 2 else mask[t])
-        x, h = mogrified(cell, x, h) if isinstance(cell, MogrifierLSTM) else multiplied(cell, x, h)
-        h, c = plain_step(cell, x, h, c)
-        outputs.append(h)
-    return torch.stack(outputs), (h, c)
-
-
-def roughened(cell: nn.Module) -> nn.Module:
-    """In float64 and with every parameter far from a start at which terms vanish."""
-    for parameter in cell.double().parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return cell
+Cell = MogrifierLSTM | MogrifierGRU | MLSTM
 
 
 def window(steps: int = T, streams: int = B) -> tuple[Tensor, State]:
@@ -105,6 +58,14 @@ def test_mogrifier_equals_its_equations(rounds: int, rank: int, zigzag: bool) ->
         assert_equals_slow(roughened(cell), *window(), mask)
 
 
+@pytest.mark.parametrize("rounds", range(5))
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_mogrifier_gru_equals_its_equations(rounds: int, zigzag: bool) -> None:
+    for rank, mask in zip((0, 2, 2), masks(), strict=True):
+        cell = MogrifierGRU(I, H, rounds, rank, rank == 2, zigzag)
+        assert_equals_slow(roughened(cell), *window(), mask)
+
+
 @pytest.mark.parametrize("capped", [False, True])
 def test_mlstm_equals_its_equations(capped: bool) -> None:
     for mask in masks():
@@ -113,7 +74,7 @@ def test_mlstm_equals_its_equations(capped: bool) -> None:
 
 @pytest.mark.parametrize(("steps", "streams"), [(1, B), (T, 1), (1, 1)])
 def test_windows_of_one_step_or_one_stream(steps: int, streams: int) -> None:
-    for cell in (MogrifierLSTM(I, H, 5, 2), MLSTM(I, H)):
+    for cell in (MogrifierLSTM(I, H, 5, 2), MLSTM(I, H), MogrifierGRU(I, H, 5, 2)):
         assert_equals_slow(roughened(cell), *window(steps, streams), torch.rand(streams, H).double())
 
 
@@ -121,7 +82,7 @@ def test_windows_of_one_step_or_one_stream(steps: int, streams: int) -> None:
     "cell",
     [
         MogrifierLSTM(I, H, 3, 2), MogrifierLSTM(I, H, 4, cap_input_gate=True),
-        MogrifierLSTM(I, H, 5, 2, zigzag=False), MLSTM(I, H),
+        MogrifierLSTM(I, H, 5, 2, zigzag=False), MLSTM(I, H), MogrifierGRU(I, H, 3, 2),
     ],
 )  # fmt: skip
 def test_gradcheck(cell: Cell) -> None:
@@ -166,8 +127,27 @@ def test_without_rounds_it_is_the_lstm_to_the_bit(steps: int, grad: bool) -> Non
         assert cell.bias.grad is not None
 
 
-def test_our_loop_without_rounds_equals_torchs_layer() -> None:
-    cell = MogrifierLSTM(I, H, rounds=0)
+@pytest.mark.parametrize("steps", [1, T])
+def test_without_rounds_it_is_torchs_gru_to_the_bit(steps: int) -> None:
+    """Outputs and the gradients of what torch's layer has; c comes back as it was."""
+    cell, twin = MogrifierGRU(I, H, rounds=0), nn.GRU(I, H)
+    inputs, h, c = torch.randn(steps, B, I), torch.randn(B, H), torch.randn(B, H)
+    inner = torch.cat([torch.zeros(2 * H), cell.inner_bias.detach()])
+    names = {"weight_ih_l0": cell.weight_ih, "weight_hh_l0": cell.weight_hh, "bias_ih_l0": cell.bias}
+    twin.load_state_dict({**names, "bias_hh_l0": inner})
+    outputs, last = cell(inputs, (h, c))
+    wanted, wanted_last = twin(inputs, h[None])
+    assert all(map(torch.equal, (outputs, *last), (wanted, wanted_last[0], c)))
+    outputs.square().sum().backward()
+    wanted.square().sum().backward()
+    assert torch.equal(cell.inner_bias.grad, twin.bias_hh_l0.grad[2 * H :])
+    for name, parameter in names.items():
+        assert torch.equal(parameter.grad, twin.get_parameter(name).grad)
+
+
+@pytest.mark.parametrize("kind", [MogrifierLSTM, MogrifierGRU])
+def test_our_loop_without_rounds_equals_torchs_layer(kind: type[MogrifierLSTM | MogrifierGRU]) -> None:
+    cell = kind(I, H, rounds=0)
     roughened(cell)
     inputs, state = window()
     ones = everything(lambda x, s: cell(x, s, torch.ones_like(s[0])), cell, inputs, state)
@@ -210,7 +190,7 @@ def window_of_seed(seed: int) -> tuple[Tensor, State]:
     return window()
 
 
-@pytest.mark.parametrize("cell", [MogrifierLSTM(I, H, 5, 2), MLSTM(I, H)])
+@pytest.mark.parametrize("cell", [MogrifierLSTM(I, H, 5, 2), MLSTM(I, H), MogrifierGRU(I, H, 2)])
 def test_two_windows_that_carry_the_state_are_one(cell: Cell) -> None:
     roughened(cell)
 
@@ -251,8 +231,12 @@ def test_a_capped_input_gate_bounds_the_cell_state_and_ties_go_to_the_forget_gat
 
 
 @pytest.mark.parametrize(
-    "cell", [MogrifierLSTM(I, H, 2, weight_dropout=0.5), MLSTM(I, H, weight_dropout=0.5)]
-)
+    "cell",
+    [
+        MogrifierLSTM(I, H, 2, weight_dropout=0.5), MLSTM(I, H, weight_dropout=0.5),
+        MogrifierGRU(I, H, 0, weight_dropout=0.5),
+    ],
+)  # fmt: skip
 def test_recurrent_weights_drop_in_training_alone(cell: Cell) -> None:
     inputs, state = torch.randn(T, B, I), (torch.randn(B, H), torch.randn(B, H))
     first, second = cell(inputs, state)[0], cell(inputs, state)[0]
@@ -266,8 +250,11 @@ def test_recurrent_weights_drop_in_training_alone(cell: Cell) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [MogrifierLSTM(40, 50, 5, 7), MogrifierLSTM(40, 50, 2, zigzag=False, cap_input_gate=True), MLSTM(40, 50)],
-)
+    [
+        MogrifierLSTM(40, 50, 5, 7), MogrifierLSTM(40, 50, 2, zigzag=False, cap_input_gate=True),
+        MLSTM(40, 50), MogrifierGRU(40, 50, 3, 7),
+    ],
+)  # fmt: skip
 def test_long_windows_in_float32_equal_the_equations_in_float64(cell: Cell) -> None:
     """Where products are compiled."""
     inputs, state = torch.randn(FEW + 4, 13, 40), (torch.randn(13, 50), torch.randn(13, 50))
@@ -307,11 +294,37 @@ def test_a_config_says_which_cell() -> None:
     assert isinstance(recurrent_layer(CellConfig(), 3, 4, 0.5), WeightDropLSTM)
     capped = recurrent_layer(CellConfig(cap_input_gate=True), 3, 4, 0.5)
     assert isinstance(capped, MogrifierLSTM)
-    assert (len(capped.gates), capped.cap_input_gate, capped.weight_dropout) == (0, True, 0.5)
+    assert (len(capped.gates), capped.equations, capped.weight_dropout) == (0, CappedLstmEquations, 0.5)
     found = recurrent_layer(CellConfig(kind="mogrifier", rounds=2, rank=1, zigzag=False), 3, 4, 0.0)
     assert isinstance(found, MogrifierLSTM)
     assert (len(found.gates), found.zigzag) == (2, False)
     assert isinstance(recurrent_layer(CellConfig(kind="mlstm"), 3, 4, 0.0), MLSTM)
+    for kind, rounds in (("gru", 0), ("mogrifier_gru", 5)):
+        gru = recurrent_layer(CellConfig.model_validate({"kind": kind}), 3, 4, 0.5)
+        assert isinstance(gru, MogrifierGRU)
+        assert (len(gru.gates), gru.weight_dropout) == (rounds, 0.5)
+
+
+@pytest.mark.parametrize(("kind", "forget"), [("lstm", 1), ("mogrifier", 1), ("mlstm", 1), ("gru", 0)])
+def test_truncated_weights_start_as_in_lamb(kind: str, forget: int) -> None:
+    """Deviation n^-½ with n what is read, none beyond two deviations before truncation."""
+    size, inputs = 60, 25
+    cell = recurrent_layer(CellConfig.model_validate({"kind": kind, "init": "truncated"}), inputs, size, 0.0)
+    assert isinstance(cell, Cell)
+    with torch.no_grad():
+        assert cell.bias[size : 2 * size].mean().sub(forget).abs() < 0.1
+        cell.bias[size : 2 * size] -= forget
+    for name, parameter in cell.named_parameters(recurse=False):
+        count = inputs if name in ("weight_ih", "weight_mx") else size
+        few = 0.2 if parameter.dim() == 1 else 0.05
+        assert float(parameter.detach().std()) == pytest.approx(count**-0.5, rel=few)
+        assert parameter.abs().max() <= 2 * (1.3 / count) ** 0.5
+    assert list(uniform_parameters(cell)) == []
+
+
+def test_a_range_leaves_out_gates_alone() -> None:
+    cell = MogrifierLSTM(I, H, 2, 2)
+    assert {id(p) for p in uniform_parameters(cell)} == {id(p) for p in cell.parameters(recurse=False)}
 
 
 @pytest.mark.parametrize("setting", [{"rounds": 3}, {"rank": 2}, {"zigzag": False}, {"gate_bias": False}])
@@ -319,3 +332,8 @@ def test_settings_of_the_mogrifier_are_refused_elsewhere(setting: dict[str, obje
     (name,) = setting
     with pytest.raises(ValueError, match=f"{name} belongs to the mogrifier; remove it from a mlstm cell"):
         CellConfig.model_validate({"kind": "mlstm"} | setting)
+
+
+def test_a_gru_has_no_input_gate_to_cap() -> None:
+    with pytest.raises(ValueError, match="cap_input_gate belongs to LSTM cells; remove it from a gru cell"):
+        CellConfig(kind="gru", cap_input_gate=True)

@@ -169,7 +169,13 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
 
 @pytest.mark.parametrize(
     "same",
-    ['train.compat="none"', 'train.compat="paper"', "cell.kind=mogrifier", "cell.kind=mlstm"],
+    [
+        'train.compat="none"',
+        'train.compat="paper"',
+        "cell.kind=mogrifier",
+        "cell.kind=mlstm",
+        "cell.kind=mogrifier_gru",
+    ],
 )
 def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str) -> None:
     train(resolved(same), Path("once"), NullReporter())

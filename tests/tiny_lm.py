@@ -25,6 +25,8 @@ CELLS: list[dict[str, Any]] = [
     {"kind": "mogrifier", "rounds": 3, "rank": 2, "cap_input_gate": True},
     {"kind": "mogrifier", "zigzag": False, "gate_bias": False},
     {"kind": "mlstm"},
+    {"kind": "gru", "init": "truncated"},
+    {"kind": "mogrifier_gru", "rounds": 3, "rank": 2},
 ]
 RATES = ("embedding", "input", "hidden", "output", "weight")
 

@@ -12,7 +12,6 @@ from lm.language.windows import longest
 from lm.memory import head_scratch, training_memory
 
 PARTS = ("embedding", "layers", "head")
-_LSTM_FLOATS = 6  # per unit and step: the gates and what the cell outputs
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -42,7 +41,6 @@ def _activations(config: LmConfig, head: Head) -> int:
     """Numbers that backpropagation through a long window keeps, and the head's scratch."""
     tokens = longest(config.window) * config.train.batch_size
     sizes = (config.model.embedding_size, *config.model.hidden_sizes)
-    rounds = {"mogrifier": config.cell.rounds, "mlstm": 1}.get(config.cell.kind, 0)
-    per_token = 2 * sizes[0] + sum((_LSTM_FLOATS + 2 + 2 * rounds) * size for size in sizes[1:])
+    per_token = 2 * sizes[0] + sum((config.cell.floats + 2) * size for size in sizes[1:])
     per_token += head.components * head.size * (3 if head.latent is not None else 1)
     return tokens * per_token + head_scratch(head, tokens)

@@ -1,0 +1,130 @@
+"""A recurrent layer whose cell changes what it reads before its equations; :mod:`lm.cells` has the cells.
+
+The state is (h, c) throughout. A GRU has no c: what it is given as c, of any width, it hands back, so that
+whoever carries, saves or resets a state need not know the cell.
+
+T time · B streams · N tokens, packed time-major · R sequences · I input size · H hidden size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lm.equations import Equations, LstmEquations
+from lm.gating import Gating, MaybeTensors
+from lm.recurrent import State
+from lm.regularize import dropout
+from lm.unrolled import Cell, Weights, unrolled
+
+
+class Reading(NamedTuple):
+    """How a call's input and state become what the equations read."""
+
+    gating: Callable[[MaybeTensors, Sequence[int]], Gating]
+    tensors: MaybeTensors = ()
+    changes_input: bool = False
+
+
+class GatedLayer(nn.Module, ABC):
+    """One layer of LSTM or GRU equations with one bias vector; what comes before them is a subclass's.
+
+    The parameters start as those of ``torch.nn.LSTM``; in training, every call drops recurrent weights anew.
+    """
+
+    def __init__(self, sizes: tuple[int, int], equations: type[Equations], weight_dropout: float) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = sizes
+        self.equations, self.weight_dropout = equations, weight_dropout
+        self.truncated = False
+        self.weight_ih = self._uniform(equations.kinds * self.hidden_size, self.input_size)
+        self.weight_hh = self._uniform(equations.kinds * self.hidden_size, self.hidden_size)
+        self.bias = self._uniform(equations.kinds * self.hidden_size)
+        self.inner_bias: nn.Parameter | None = None
+
+    def _uniform(self, *shape: int) -> nn.Parameter:
+        bound = self.hidden_size**-0.5
+        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+    def truncate(self) -> None:
+        """Starts weights and biases anew as the code of Melis et al. (2020) does; gates keep their start.
+
+        All are truncated normal at two deviations, (1.3 / n)^½ before the truncation and n^-½ after it, where
+        n is what a matrix reads, and H for biases. The mean is 0, but 1 for the bias of a forget gate.
+        """
+        for parameter in self.parameters(recurse=False):
+            count = parameter.shape[1] if parameter.dim() == 2 else self.hidden_size
+            fill_truncated(parameter, (1.3 / count) ** 0.5)
+        if issubclass(self.equations, LstmEquations):
+            with torch.no_grad():
+                self.bias[self.hidden_size : 2 * self.hidden_size] += 1
+        self.truncated = True
+
+    def forward(self, inputs: Tensor, state: State, state_mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """Reads one window.
+
+        Args:
+            inputs: (T, B, I), after their dropout.
+            state: (h, c), each (B, H).
+            state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
+                (T, B, H). Outputs and the state that is returned are not masked.
+
+        Returns:
+            outputs (T, B, H) and the last state, in the precision of the parameters, under autocast too.
+        """
+        steps, streams = inputs.shape[:2]
+        mask = None if state_mask is None else state_mask.expand(steps, -1, self.hidden_size).flatten(0, 1)
+        outputs, last = self.packed(inputs.flatten(0, 1), [streams] * steps, state, mask)
+        return outputs.unflatten(0, (steps, streams)), last
+
+    def packed(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State | None = None,
+        state_mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Reads packed sequences.
+
+        Args:
+            inputs: (N, I), after their dropout.
+            sizes: how many sequences run at each time step, falling.
+            state: (h, c), each (R, H); zeros if left out.
+            state_mask: (N, H), multiplies h as in :meth:`forward`.
+
+        Returns:
+            outputs (N, H) and the last state of every sequence.
+        """
+        with torch.autocast(inputs.device.type, enabled=False):
+            recurrent = dropout(self.weight_hh, self.weight_dropout, self.training)
+            if state is None:
+                zeros = recurrent.new_zeros(sizes[0], self.hidden_size)
+                state = (zeros, zeros)
+            state = (state[0].to(recurrent.dtype), state[1].to(recurrent.dtype))
+            return self._run(inputs.to(recurrent.dtype), sizes, state, recurrent, state_mask)
+
+    def _run(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State,
+        recurrent: Tensor,
+        state_mask: Tensor | None,
+    ) -> tuple[Tensor, State]:
+        gating, tensors, changes_input = self._reading(inputs)
+        weights = Weights(self.weight_ih, recurrent, self.bias, self.inner_bias)
+        if not changes_input:  # then one product does it for all tokens
+            inputs = nn.functional.linear(inputs, self.weight_ih, self.bias)
+            weights = weights._replace(inputs=None, bias=None)
+        return unrolled(Cell(gating, self.equations), inputs, sizes, state, weights, tensors, state_mask)
+
+    @abstractmethod
+    def _reading(self, inputs: Tensor) -> Reading:
+        """The gating of a call, with buffers for its inputs (N, I)."""
+
+
+def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:
+    """Fills with numbers of a normal distribution that is truncated at two of its deviations."""
+    return nn.init.trunc_normal_(tensor, std=deviation, a=-2 * deviation, b=2 * deviation)
