@@ -76,13 +76,14 @@ def _encoder_floats(config: DialogConfig) -> int:
     """Numbers that backpropagation through the encoder keeps."""
     data, encoder, size = config.data, config.encoder, config.model.embedding_size
     responses = _responses(config)
-    per_step = _cell_floats(encoder.cell) * encoder.context_size * encoder.layers
+    floats = config.cell.of(encoder.cell).floats
+    per_step = floats * encoder.context_size * encoder.layers
     if encoder.kind == "flat":
         return responses * data.context * data.max_tokens * (2 * size + per_step)
     utterances = (
         responses + config.train.batch_size * data.context
     )  # distinct ones: neighbours share contexts
-    words = 2 * size + 2 * _cell_floats(encoder.cell) * encoder.utterance_size
+    words = 2 * size + 2 * floats * encoder.utterance_size
     return utterances * data.max_tokens * words + responses * data.context * (
         2 * encoder.utterance_size + 2 + per_step
     )
@@ -91,7 +92,8 @@ def _encoder_floats(config: DialogConfig) -> int:
 def _decoder_floats(config: DialogConfig) -> int:
     data, encoder, decoder = config.data, config.encoder, config.decoder
     inputs = config.model.embedding_size + (encoder.context_size if decoder.feed_context else 0)
-    per_token = 2 * inputs + (_cell_floats(decoder.cell) * decoder.layers + 1) * decoder.hidden_size
+    floats = config.cell.of(decoder.cell).floats
+    per_token = 2 * inputs + (floats * decoder.layers + 1) * decoder.hidden_size
     if decoder.attention != "none":
         positions = data.context * (data.max_tokens if encoder.kind == "flat" else 1)
         width = decoder.hidden_size if decoder.attention == "additive" else 1
@@ -104,8 +106,3 @@ def _head_floats(config: DialogConfig, head: Head) -> int:
     tokens = _responses(config) * config.data.max_tokens
     vectors = head.components * head.size * (3 if head.latent is not None else 1)
     return tokens * vectors + head_scratch(head, tokens)
-
-
-def _cell_floats(cell: str) -> int:
-    """Per unit and step: the gates and what the cell outputs."""
-    return 6 if cell == "lstm" else 5

@@ -4,8 +4,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.schema import MAX_SEED, HeadConfig, OptimConfig, Section, TrainConfig
+from lm.schema import MAX_SEED, CellKind, CellSettings, HeadConfig, OptimConfig, Section, TrainConfig
 from lm.tokenizers import TokenizerKind
+
+_CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
 
 
 class DataConfig(Section):
@@ -34,7 +36,7 @@ class EncoderConfig(Section):
     """How the context becomes the decoder's start: one long sequence, or utterances and then the dialog."""
 
     kind: Literal["flat", "hierarchical"] = Field("hierarchical", description="flat or hierarchical")
-    cell: Literal["lstm", "gru"] = Field("gru", description="lstm or gru")
+    cell: CellKind = Field("gru", description=f"{_CELLS}; [cell] says more")
     utterance_size: int = Field(
         300, ge=1, description="hierarchical: hidden size per direction of the utterance encoder"
     )
@@ -47,7 +49,7 @@ class EncoderConfig(Section):
 class DecoderConfig(Section):
     """The recurrent decoder that the head sits on."""
 
-    cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
+    cell: CellKind = Field("lstm", description=f"{_CELLS}; [cell] says more")
     hidden_size: int = Field(400, ge=1, description="H, the hidden size")
     layers: int = Field(1, ge=1, description="number of layers")
     attention: Literal["none", "dot", "additive"] = Field(
@@ -65,7 +67,10 @@ class ModelConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of embeddings, encoder and decoder outputs")
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
     init_range: float = Field(
-        0.08, gt=0, description="embedding, encoder and decoder start uniform in ± this; the head has its own"
+        0.08,
+        gt=0,
+        description="embedding, encoder and decoder start uniform in ± this; the head, mogrifiers' gates and"
+        " truncated cells have their own",
     )
 
 
@@ -114,7 +119,17 @@ class DialogConfig(Section):
     model: ModelConfig = ModelConfig()
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
+    cell: CellSettings = CellSettings()
     head: HeadConfig = HeadConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     decode: DecodeConfig = DecodeConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        kinds = (self.encoder.cell, self.decoder.cell)
+        if wrong := self.cell.misplaced(kinds):
+            raise ValueError(
+                f"cell.{wrong}; neither encoder.cell = {kinds[0]} nor decoder.cell = {kinds[1]} has it"
+            )
+        return self

@@ -1,7 +1,7 @@
 """The encoder-decoder: context utterances in, decoder hidden states out. The head does the rest.
 
 Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) reads
-each utterance with a bidirectional GRU or LSTM and the sequence of utterance vectors with another one;
+each utterance in both directions and the sequence of utterance vectors with another one;
 ``flat`` (Sutskever et al. 2014) reads the whole context as one token sequence. Both are told which
 utterances the responder spoke.
 
@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dialog.batches import Batch
 from dialog.schema import DecoderConfig, DialogConfig, EncoderConfig
+from lm.cells import uniform_parameters
 from lm.heads import Head
-from lm.recurrent import LSTM
 from lm.regularize import dropout
-
-CELLS = {"lstm": LSTM, "gru": nn.GRU}
+from lm.schema import CellConfig
+from lm.stack import recurrent_stack
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,11 @@ class Memory:
 class HierarchicalEncoder(nn.Module):
     """Utterances first, then the conversation."""
 
-    def __init__(self, config: EncoderConfig, embedding_size: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
-        cell = CELLS[config.cell]
-        self.utterance = cell(embedding_size, config.utterance_size, batch_first=True, bidirectional=True)
-        self.context = cell(
-            2 * config.utterance_size + 2, config.context_size, num_layers=config.layers, batch_first=True
+        self.utterance = recurrent_stack(cell, embedding_size, config.utterance_size, bidirectional=True)
+        self.context = recurrent_stack(
+            cell, 2 * config.utterance_size + 2, config.context_size, config.layers
         )
         self.dropout = dropout
 
@@ -69,11 +68,9 @@ class HierarchicalEncoder(nn.Module):
 class FlatEncoder(nn.Module):
     """The context as one sequence of tokens; every token is marked with who spoke it."""
 
-    def __init__(self, config: EncoderConfig, embedding_size: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
-        self.context = CELLS[config.cell](
-            embedding_size, config.context_size, num_layers=config.layers, batch_first=True
-        )
+        self.context = recurrent_stack(cell, embedding_size, config.context_size, config.layers)
         self.floor = nn.Embedding(2, embedding_size)
         self.dropout = dropout
 
@@ -160,12 +157,14 @@ class DecoderState:
 class Decoder(nn.Module):
     """The recurrent decoder; its hidden states go to the head."""
 
-    def __init__(self, config: DecoderConfig, embedding_size: int, context_size: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, cell: CellConfig, embedding_size: int, context_size: int
+    ) -> None:
         super().__init__()
         self.config = config
         inputs = embedding_size + (context_size if config.feed_context else 0)
-        self.rnn = CELLS[config.cell](inputs, config.hidden_size, num_layers=config.layers, batch_first=True)
-        self.parts = 2 if config.cell == "lstm" else 1  # hidden state, and the LSTM's cell state
+        self.rnn = recurrent_stack(cell, inputs, config.hidden_size, config.layers)
+        self.parts = 1 if cell.is_gru else 2  # hidden state, and the LSTM's cell state
         self.bridge = nn.Linear(context_size, self.parts * config.layers * config.hidden_size)
         self.attention: Attention | None = None
         if config.attention != "none":
@@ -225,9 +224,11 @@ class Seq2Seq(nn.Module):
         size, dropout = config.model.embedding_size, config.model.dropout
         self.embedding = nn.Embedding(vocab_size, size)
         encoder = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
-        self.encoder = encoder(config.encoder, size, dropout)
-        self.decoder = Decoder(config.decoder, size, config.encoder.context_size)
-        for parameter in self.parameters():
+        self.encoder = encoder(config.encoder, config.cell.of(config.encoder.cell), size, dropout)
+        self.decoder = Decoder(
+            config.decoder, config.cell.of(config.decoder.cell), size, config.encoder.context_size
+        )
+        for parameter in uniform_parameters(self):
             nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
         self.head = Head(
             config.head, config.decoder.hidden_size, vocab_size, cast(nn.Parameter, self.embedding.weight)

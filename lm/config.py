@@ -259,7 +259,7 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
         key = ".".join(location)
     message = error["msg"].removeprefix("Value error, ")
     if key not in keys:
-        return f"{_blame(key, message, settings)}: [{key}] {message}"
+        return f"{_blame(key, message, settings)}: {f'[{key}] ' if key else ''}{message}"
     if key not in settings:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
     setting = settings[key]
@@ -275,8 +275,9 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
 
 def _blame(table: str, message: str, settings: Settings) -> str:
     """Where the key that a message of a whole table names first was set."""
-    for word in re.findall(r"\w+", message):
-        if (key := f"{table}.{word}".lstrip(".")) in settings:
+    for word in re.findall(r"[\w.]+", message):
+        dotted = word.strip(".")
+        if (key := dotted if dotted in settings else f"{table}.{dotted}") in settings:
             return settings[key].where
     return next((setting.where for key, setting in settings.items() if key.startswith(table)), DEFAULT)
 

@@ -1,5 +1,7 @@
 """The encoder-decoder: what it may look at, and that batching and stepping change nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,17 +20,29 @@ SHAPES = [
     for encoder in ("hierarchical", "flat")
     for cell in ("lstm", "gru")
     for attention in ("none", "dot", "additive")
+] + [
+    ("hierarchical", "mogrifier", "dot"),
+    ("hierarchical", "mogrifier_gru", "none"),
+    ("flat", "mlstm", "none"),
+    ("flat", "capped", "additive"),
 ]
+CELLS: dict[str, dict[str, Any]] = {
+    "mogrifier": {"rounds": 3, "rank": 2},
+    "mogrifier_gru": {"zigzag": False},
+    "capped": {"cap_input_gate": True, "init": "truncated"},
+}
 
 
 def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
     """Two layers, dropout and a context fed to every step wherever the architecture allows."""
+    settings, cell = CELLS.get(cell, {}), cell if cell != "capped" else "lstm"
     config = DialogConfig.model_validate(
         {
             "model": {"embedding_size": 6, "dropout": 0.5, "word_dropout": 0.2, "init_range": 0.5},
             "encoder": {"kind": encoder, "cell": cell, "utterance_size": 5, "context_size": 7, "layers": 2},
             "decoder": {"cell": cell, "hidden_size": 8, "layers": 2, "attention": attention}
             | {"feed_context": True},
+            "cell": settings,
             "head": {"kind": "mos", "components": 3, "embedding_size": 6, "tied": True},
         }
     )
@@ -68,8 +82,9 @@ def test_stepping_equals_teacher_forcing(encoder: str, cell: str, attention: str
 
 
 @pytest.mark.parametrize("encoder", ["hierarchical", "flat"])
-def test_selected_states_go_on_as_their_rows_would(encoder: str) -> None:
-    model = make_model(encoder, "lstm", "dot")
+@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mogrifier_gru"])
+def test_selected_states_go_on_as_their_rows_would(encoder: str, cell: str) -> None:
+    model = make_model(encoder, cell, "dot")
     state = model.start(batch_of(EXAMPLES))
     rows = torch.tensor([3, 3, 0, 6])
     tokens = torch.arange(2, 2 + len(EXAMPLES))
