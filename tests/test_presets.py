@@ -1,10 +1,12 @@
-"""The presets of language models against the published recipes, number by number, and their sizes."""
+"""Presets of language models against the published recipes, number by number; the sizes of all presets."""
 
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from dialog.describe import describe as describe_dialog
+from dialog.schema import DialogConfig
 from lm.config import load_config
 from lm.language.config import LmConfig
 from lm.language.describe import describe
@@ -197,3 +199,28 @@ def test_small_presets_are_equally_large() -> None:
         for config in small.values()
     ]
     assert all(one == shared[0] for one in shared)
+
+
+def test_small_dialog_presets_are_equally_large() -> None:
+    """Whatever their head and their cells."""
+    names = [path.stem for path in preset_paths("dialog") if path.stem.startswith("switchboard_small_")]
+    assert {"switchboard_small_mogrifier_mos", "switchboard_small_mogrifier_softmax"} <= set(names)
+    configs = {name: load_config(name, DialogConfig, family="dialog").config for name in names}
+    counts = {name: describe_dialog(config)["parameters"] for name, config in configs.items()}
+    assert max(counts.values()) <= 1.005 * min(counts.values()), counts
+    for name, config in configs.items():
+        assert {config.encoder.cell, config.decoder.cell} == {"mogrifier" if "mogrifier" in name else "lstm"}
+
+
+def test_gates_of_dialog_models_are_counted() -> None:
+    """Embedding; encoder of two levels; bridge, decoder and head of a Mogrifier with a mixture."""
+    config = load_config("switchboard_small_mogrifier_mos", DialogConfig, family="dialog").config
+    words, size, hidden, rank = 10_000 + 2, 112, 228, 40
+
+    def layer(inputs: int, outputs: int) -> int:
+        gates = 5 * rank * (inputs + outputs) + 3 * inputs + 2 * outputs
+        return 4 * outputs * (inputs + outputs + 1) + gates
+
+    expected = words * size + words + 2 * layer(size, 114) + layer(2 * 114 + 2, hidden) + layer(size, hidden)
+    expected += 2 * (hidden + 1) * hidden + 3 * (hidden + 1) * size + 3 * hidden
+    assert describe_dialog(config)["parameters"] == expected
