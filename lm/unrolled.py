@@ -67,17 +67,19 @@ def unrolled(
     return outputs, (h, c)
 
 
+_WEIGHTS = len(Weights._fields)
+
+
 class _Unrolled(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor, mask: Tensor | None,
-        weight_ih: Tensor | None, weight_hh: Tensor, bias: Tensor | None, inner: Tensor | None,
         *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        size = weight_hh.shape[1]
+        weight_ih, weight_hh, bias, inner = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
         act = inputs.clone() if bias is None else inputs.new_empty(len(inputs), len(bias)).copy_(bias)
-        gating = cell.gating(tensors, sizes)
-        equations = cell.equations(cell.equations.fresh(act, size, inner), weight_hh, sizes)
+        gating = cell.gating(tensors[_WEIGHTS:], sizes)
+        equations = cell.equations(cell.equations.fresh(act, weight_hh.shape[1], inner), weight_hh, sizes)
         mixed = None if weight_ih is None else products_with(weight_ih, len(sizes))
         rows, masks = rows_of(inputs, sizes), rows_of(mask, sizes)
         h0, c0, last_h, last_c = h, c, torch.empty_like(h), torch.empty_like(c)
@@ -90,9 +92,7 @@ class _Unrolled(torch.autograd.Function):
             if following < now:
                 last_h[following:now], last_c[following:now] = h[following:], c[following:]
         ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
-        ctx.save_for_backward(
-            *equations.kept, inputs, h0, c0, mask, weight_ih, weight_hh, bias, inner, *tensors
-        )
+        ctx.save_for_backward(*equations.kept, inputs, h0, c0, mask, *tensors)
         return equations.kept[1], last_h, last_c
 
     @staticmethod

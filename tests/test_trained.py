@@ -14,6 +14,7 @@ from dialog.corpus import Dialog
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.train import train
 from dialog.trained import TrainedModel
+from lm.check import check_run
 from lm.config import Resolved, load_config
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.progress import NullReporter
@@ -170,8 +171,6 @@ def test_token_probabilities_tell_components_apart(runs: dict[str, Path]) -> Non
 
 
 def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path) -> None:
-    from lm.check import check_run
-
     def state(name: str) -> object:
         return check_run(tmp_path / name)["state_sha256"]
 
@@ -183,6 +182,29 @@ def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path)
     whole, halves = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "halves"))
     assert state("whole") != state("other")
     assert [line for line in halves.splitlines() if b'"step": 13' not in line] == whole.splitlines()
+
+
+@pytest.mark.parametrize("cell", ["mogrifier", "mogrifier_gru"])
+def test_runs_with_gated_cells_resume_exactly_and_respond_alike_in_any_batch(
+    corpus: Path, tmp_path: Path, cell: str
+) -> None:
+    more = [f"encoder.cell={cell}", f"decoder.cell={cell}", "cell.rank=4", "cell.init=truncated"]
+    more += ["train.validate_every=5"]
+    for name, steps in (("whole", 10), ("halves", 5), ("halves", 10)):
+        train(settings(corpus, "mos", steps, *more), tmp_path / name, NullReporter())
+    whole, halves = (check_run(tmp_path / name)["state_sha256"] for name in ("whole", "halves"))
+    assert whole == halves
+    model = TrainedModel.load(tmp_path / "whole")
+    examples = list_examples(dialogs_of(tmp_path / "whole"))[:6]
+    together = model.respond(examples, DecodeConfig(beam=4, nbest=2, max_length=8))
+    alone = [
+        found
+        for one in examples
+        for found in model.respond([one], DecodeConfig(beam=4, nbest=2, max_length=8))
+    ]
+    for many, one in zip(together, alone, strict=True):
+        assert [h.tokens for h in many] == [h.tokens for h in one]
+        assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
 
 
 def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> None:

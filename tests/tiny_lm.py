@@ -26,7 +26,7 @@ CELLS: list[dict[str, Any]] = [
     {"kind": "mogrifier", "zigzag": False, "gate_bias": False},
     {"kind": "mlstm"},
     {"kind": "gru", "init": "truncated"},
-    {"kind": "mogrifier_gru", "rounds": 3, "rank": 2},
+    {"kind": "mogrifier_gru", "rounds": 1, "rank": 2},
 ]
 RATES = ("embedding", "input", "hidden", "output", "weight")
 
