@@ -92,7 +92,8 @@ class MogrifierGRU(Mogrifier):
     """The Mogrifier GRU that Melis et al. (2020) name in their §5: the rounds, then torch's GRU.
 
     h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)), where x and h are the gated
-    ones throughout. So, unlike the LSTM, whose c no gate touches, |h| may exceed 1. With zero rounds it is ``torch.nn.GRU``, whose other two biases add up to one.
+    ones throughout. No gate touches the c of an LSTM, but from two rounds on one scales this h by up to 2, so
+    it can grow. With zero rounds it is ``torch.nn.GRU``, whose biases of r and of z add up to one each.
 
     Args:
         input_size, hidden_size, rounds, rank, gate_bias, zigzag, weight_dropout: see :class:`MogrifierLSTM`.
