@@ -25,9 +25,13 @@ from lm.console import (
 )
 from lm.stop import RESUME, interruptible
 from lm.tokenizers import TokenizerKind
+from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from lm.progress import Reporter
+    from lm.train import FitResult, Verdict
 
 app = new_app(
     "Train, evaluate and talk to encoder-decoder dialog models that differ only in their output head.\n\n"
@@ -142,6 +146,17 @@ def train(
 
     result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
     show_training(folder, result)
+
+
+def _trial(
+    resolved: Resolved[DialogConfig], folder: Path, report: "Reporter", verdict: "Verdict | None"
+) -> "FitResult":
+    from dialog.train import train as train_model
+
+    return train_model(resolved, folder, report, verdict)
+
+
+add_tune(app, "dialog", DialogConfig, _trial, "smalltalk_mos --space smalltalk --trials 20 --workers 2")
 
 
 @app.command()

@@ -14,14 +14,17 @@ from lm.progress import Reporter
 from lm.run import Run
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
-from lm.train import FitResult, fit, require_end, seed_everything
+from lm.train import FitResult, Verdict, fit, require_end, seed_everything
 
 
-def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> FitResult:
+def train(
+    resolved: Resolved[DialogConfig], folder: Path, report: Reporter, verdict: Verdict | None = None
+) -> FitResult:
     """Train, or resume, the run of a folder.
 
     The codec is learned from the training split alone and kept in the folder. Equal configs, data, build and
-    thread count give bit-identical runs, however often they were stopped.
+    thread count give bit-identical runs, however often they were stopped. ``verdict`` may end one at a
+    validation.
 
     Raises:
         DataError: a split cannot be read, or the training text changed since the run began.
@@ -44,7 +47,7 @@ def train(resolved: Resolved[DialogConfig], folder: Path, report: Reporter) -> F
                 f"{source}: the conversations changed since this run began ({folder / DATA}); "
                 "restore them, or train into another folder with --run"
             )
-        return fit(task, config.train, config.optim, run, report)
+        return fit(task, config.train, config.optim, run, report, verdict)
 
 
 def _load(config: DialogConfig) -> tuple[list[Dialog], list[Dialog]]:

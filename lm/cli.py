@@ -28,9 +28,14 @@ from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.stop import RESUME, interruptible
 from lm.suggest import did_you_mean
+from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from lm.config import Resolved
+    from lm.progress import Reporter
+    from lm.train import FitResult, Verdict
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
@@ -132,6 +137,17 @@ def train(
     from lm.progress import make_reporter
 
     show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
+
+
+def _trial(
+    resolved: "Resolved[LmConfig]", folder: Path, report: "Reporter", verdict: "Verdict | None"
+) -> "FitResult":
+    from lm.language.training import train as train_model
+
+    return train_model(resolved, folder, report, verdict)
+
+
+add_tune(app, "lm", LmConfig, _trial, "ptb_small_mos --space ptb_small --trials 20 --workers 2")
 
 
 @app.command()

@@ -79,9 +79,22 @@ def override(
         if key.split(".")[0] not in sections:
             allowed = ", ".join(f"{section}.*" for section in sections)
             raise ConfigError(f"--set {key}: fixed when the run was trained; only {allowed} can be set here")
+    return with_settings(resolved, changes, schema)
+
+
+def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
+    """A config already read with other values; ConfigError names where the first bad one is from."""
     settings = _flatten(resolved.config.model_dump(), schema, Path("config.json"), {})
     merged = _build(schema, settings | changes)
-    return Resolved(merged.config, resolved.provenance | dict.fromkeys(changes, COMMAND_LINE))
+    return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
+
+
+def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
+    """The field of a dotted key; raises ConfigError with the nearest valid name where there is none."""
+    keys = known_keys(schema)
+    if key not in keys:
+        raise ConfigError(f"{where}: {_unknown(key, schema, is_table=False)}")
+    return keys[key]
 
 
 def save_config(resolved: Resolved[C], path: Path) -> None:
@@ -183,16 +196,15 @@ def _flatten(
 
 def _override_settings(overrides: Sequence[str], schema: type[BaseModel]) -> Settings:
     """``section.key=value`` texts; a value is TOML, or a string where it is not TOML or the key wants one."""
-    keys, settings = known_keys(schema), Settings()
+    settings = Settings()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ConfigError(f"--set {text}: give a key and a value, as in --set train.seed=2")
-        if key not in keys:
-            raise ConfigError(f"--set: {_unknown(key, schema, is_table=False)}")
+        field = require_key(key, schema, COMMAND_LINE)
         if key == "extends":
             raise ConfigError("--set extends: only a file can extend another; name that file instead")
-        settings[key] = Setting(_value(value, keys[key]), COMMAND_LINE)
+        settings[key] = Setting(_value(value, field), COMMAND_LINE)
     return settings
 
 

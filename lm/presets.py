@@ -13,9 +13,17 @@ def preset_paths(family: str) -> list[Path]:
 
     Installed from a wheel they are in ``<family>/configs``, in a checkout in ``configs/<family>``.
     """
+    return sorted(path for path in _folder(family).glob("*.toml") if not path.name.startswith("_"))
+
+
+def space_paths(family: str) -> list[Path]:
+    """The search spaces of ``dialog`` or ``lm``, sorted by name: in the folder ``spaces`` of its presets."""
+    return sorted((_folder(family) / "spaces").glob("*.toml"))
+
+
+def _folder(family: str) -> Path:
     installed = PACKAGES / family / "configs"
-    folder = installed if installed.is_dir() else PACKAGES / "configs" / family
-    return sorted(path for path in folder.glob("*.toml") if not path.name.startswith("_"))
+    return installed if installed.is_dir() else PACKAGES / "configs" / family
 
 
 def find_config(source: str, family: str) -> Path:
@@ -36,6 +44,21 @@ def find_config(source: str, family: str) -> Path:
     hint = did_you_mean(path.stem, presets) or f"; `{family} presets` lists the presets"
     looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
     raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
+
+
+def find_space(source: str, family: str) -> Path:
+    """The file that ``--space`` means: a search space by its exact name, or a path.
+
+    Raises ConfigError where there is no such file, naming the nearest space.
+    """
+    spaces = {path.stem: path for path in space_paths(family)}
+    if source in spaces:
+        return _short(spaces[source])
+    path = Path(source)
+    if path.is_file():
+        return path
+    hint = did_you_mean(path.stem, spaces) or f"; the spaces of `{family}` are {', '.join(spaces)}"
+    raise ConfigError(f"--space {source}: no such space or file{hint}")
 
 
 def _short(path: Path) -> Path:

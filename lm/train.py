@@ -25,9 +25,11 @@ from lm.schema import OptimConfig, TrainConfig
 from lm.state import Bookmark, Progress, Stateful, TrainingState, Window
 from lm.update import Batches, StepLoss, Sums, Updater
 
-__all__ = ["FitResult", "StepLoss", "Task", "fit", "require_end", "seed_everything"]
+__all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "require_end", "seed_everything"]
 
 BatchT = TypeVar("BatchT")
+Verdict = Callable[[int, float], str]
+"""Asked after a validation, with the step and the last finite nll: why training ends here, or nothing."""
 
 
 class Task(Stateful, Protocol[BatchT]):
@@ -70,8 +72,17 @@ def require_end(train: TrainConfig) -> None:
         raise ConfigError(f"training would never end; set {limits}")
 
 
-def fit(task: Task[BatchT], train: TrainConfig, optim: OptimConfig, run: Run, report: Reporter) -> FitResult:
+def fit(
+    task: Task[BatchT],
+    train: TrainConfig,
+    optim: OptimConfig,
+    run: Run,
+    report: Reporter,
+    verdict: Verdict | None = None,
+) -> FitResult:
     """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
+
+    ``verdict`` may end it at any validation, as a limit does; a resumed run asks again where it stands.
 
     The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
     that validation, and a run of that length from the start has not; where the end was due for validation
@@ -85,6 +96,7 @@ def fit(task: Task[BatchT], train: TrainConfig, optim: OptimConfig, run: Run, re
     """
     require_end(train)
     engine = _Engine(task, train, optim, run, report)
+    engine.verdict = verdict
     try:
         return engine.fit()
     finally:
@@ -103,6 +115,7 @@ class _Engine(Generic[BatchT]):
         self.saver = Saver(self.state, train, run, self.journal, report)
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
         self.batches: Batches[BatchT] | None = None
+        self.verdict: Verdict | None = None
 
     @property
     def progress(self) -> Progress:
@@ -151,6 +164,8 @@ class _Engine(Generic[BatchT]):
             return f"validation is worse than its best before (train.stop_trigger = {train.stop_trigger})"
         if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:
             return f"train.max_minutes = {train.max_minutes:g} reached"
+        if self.verdict and progress.history and progress.validated == progress.step:
+            return self.verdict(progress.step, progress.history[-1])
         return ""
 
     def goal(self) -> Goal:

@@ -14,7 +14,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from lm.analysis.pictures import STYLES, save_figure
+from lm.pictures import STYLES, save_figure
 
 Curve = tuple[list[int], list[float]]  # updates, perplexities
 

@@ -185,7 +185,7 @@ def test_the_package_files_hold_a_docstring_and_nothing_else() -> None:
 
 def test_the_map_for_contributors_is_complete() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for package in (*PACKAGES, "lm/kernels", "lm/language", "lm/analysis"):
+    for package in (*PACKAGES, "lm/kernels", "lm/language", "lm/analysis", "lm/tuning"):
         start = text.index(f"\n{package}/ ")
         listed = set(re.findall(r"\b(\w+\.py)\b", re.split(r"\n[\w/]+/ ", text[start + 1 :])[0]))
         assert listed == {path.name for path in (ROOT / package).glob("[!_]*.py")}, f"the map of {package}/"
@@ -211,7 +211,17 @@ def test_a_wheel_carries_the_presets() -> None:
     assert included == {f"configs/{family}": f"{family}/configs" for family in families}
 
 
-HEAVY = ("torch", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow", "pandas")
+HEAVY = (
+    "torch",
+    "datasets",
+    "nltk",
+    "sacrebleu",
+    "sentencepiece",
+    "matplotlib",
+    "pyarrow",
+    "pandas",
+    "optuna",
+)
 HELP = """
 import sys
 sys.argv = [{package!r}, *{arguments!r}]
@@ -228,7 +238,8 @@ print("LOADED", sorted(set({heavy!r}) & set(sys.modules)), code or 0)
     ("package", "arguments"),
     [
         ("lm", ["--help"]), ("lm", ["train", "--help"]), ("lm", ["analyze", "rank", "--help"]),
-        ("lm", ["bottleneck", "--help"]), ("dialog", ["--help"]), ("dialog", ["train", "--help"]),
+        ("lm", ["bottleneck", "--help"]), ("lm", ["tune", "--help"]),
+        ("dialog", ["--help"]), ("dialog", ["train", "--help"]),
     ],
 )  # fmt: skip
 def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:

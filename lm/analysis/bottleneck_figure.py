@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.analysis.bottleneck import WIDE, mixes
-from lm.analysis.pictures import STYLES, save_figure
 from lm.console import table
+from lm.pictures import STYLES, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.analysis.pictures import save_figure
+from lm.pictures import save_figure
 from lm.console import table
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lm.analysis.pictures import save_figure
 from lm.analysis.spectrum import RankResult
 from lm.errors import DataError
+from lm.pictures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lm.analysis.pictures import save_figure
+from lm.pictures import save_figure
 from lm.checkpoint import CheckpointStore
 from lm.console import table
 from lm.errors import ConfigError

@@ -19,7 +19,7 @@ from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
 from lm.storage import shown
 from lm.text import Codec
-from lm.train import FitResult, fit, require_end, seed_everything
+from lm.train import FitResult, Verdict, fit, require_end, seed_everything
 
 START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
@@ -30,9 +30,12 @@ FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, u
 SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 
 
-def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitResult:
+def train(
+    resolved: Resolved[LmConfig], folder: Path, report: Reporter, verdict: Verdict | None = None
+) -> FitResult:
     """Train, or resume, the run of a folder; ``train.start_from`` names the run whose weights begin it.
 
+    ``verdict`` may end it at a validation: see :func:`lm.train.fit`.
     Equal configs, data, build and thread count give bit-identical runs, however often they were stopped.
 
     Raises:
@@ -68,7 +71,7 @@ def train(resolved: Resolved[LmConfig], folder: Path, report: Reporter) -> FitRe
             raise DataError(
                 f"{what} changed since this run began; restore it, or train into another folder with --run"
             )
-        return fit(task, config.train, config.optim, run, report)
+        return fit(task, config.train, config.optim, run, report, verdict)
 
 
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:

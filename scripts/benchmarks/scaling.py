@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import beam, head, recurrent
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.analysis.pictures import save_figure
+from lm.pictures import save_figure
 from lm.links import EXP
 from lm.mixture_loss import LossOptions
 from lm.recurrent import WeightDropLSTM

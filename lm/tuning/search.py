@@ -1,0 +1,212 @@
+"""A hyper-parameter search: trials that are ordinary runs, in a folder that any number of processes work on.
+
+::
+
+    DIR/search.json     what is searched, and from which config
+    DIR/journal.log     the trials, as optuna keeps them
+    DIR/trials/N/       the run of trial N
+    DIR/best.toml       a config: the one searched from with the best values
+    DIR/claims/N        held while a process works on trial N
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from lm.config import COMMAND_LINE, C, Resolved, family_of, with_settings
+from lm.errors import ConfigError, DivergenceError, StorageError
+from lm.presets import find_config
+from lm.progress import Reporter
+from lm.stop import RESUME, interruptible
+from lm.storage import make_folder, read_json, shown, storage_errors, write_atomic, write_json
+from lm.train import FitResult, Verdict, configure_device, require_end
+from lm.tuning.space import Space
+from lm.tuning.trials import Outcome, Sampler, State, Trial, Trials
+
+SEARCH, BEST, RUNS = "search.json", "best.toml", "trials"
+FREE = ("source", "config.about", "config.extends")  # may differ between the commands of one search
+
+Train = Callable[[Resolved[C], Path, Reporter, Verdict | None], FitResult]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan(Generic[C]):
+    """What is searched; all of it is fixed once a search has begun."""
+
+    source: str  # the config searched from, as the user named it
+    base: Resolved[C]
+    space: Space
+    sampler: Sampler
+    seed: int
+    prune: bool
+
+    def saved(self) -> dict[str, Any]:
+        """As ``search.json`` has it."""
+        return {
+            "family": family_of(type(self.base.config)),
+            "source": self.source,
+            "config": self.base.config.model_dump(mode="json"),
+            "space": {parameter.key: parameter.entry() for parameter in self.space},
+            "sampler": self.sampler,
+            "seed": self.seed,
+            "prune": self.prune,
+        }
+
+
+class Search(Generic[C]):
+    """A search in its folder, which is made where it is missing.
+
+    Raises ConfigError where the folder holds a search of something else or training could not begin, and
+    StorageError where it is not that of a search.
+    """
+
+    def __init__(self, folder: Path, plan: Plan[C]) -> None:
+        self.folder, self.plan = folder, plan
+        config: Any = plan.base.config  # of whichever family: each has the section train
+        require_end(config.train)  # or every trial would fail, here and below
+        configure_device(config.train)
+        settle(folder, plan)
+        self.trials = Trials(folder, plan.space, plan.sampler, plan.seed)
+
+    def run(
+        self,
+        limit: int,
+        train: Train[C],
+        report: Callable[[Path], Reporter],
+        note: Callable[[str], None],
+        minutes: float = 0.0,
+    ) -> None:
+        """Work on trials until there are ``limit``, those of other processes included.
+
+        With ``minutes`` none is begun after so many. ``report`` gives the reporter of a trial's training,
+        ``note`` takes lines about the search. Raises Interrupted, with the trial in the journal and its run
+        saved; whoever runs the search next takes it up. A trial that diverges, or whose values do not go
+        together, is recorded as failed; DataError and StorageError end the search.
+        """
+        end = time.monotonic() + 60 * minutes if minutes else float("inf")
+        with interruptible(RESUME) as poll:
+            while True:
+                self.trials.publish(self._write_best)  # first: the command before may have been killed here
+                poll()
+                trial = self.trials.claim(limit, prune=self.plan.prune) if time.monotonic() < end else None
+                if trial is None:
+                    break
+                try:
+                    outcome = self._work(trial, train, report, note)
+                    self.trials.finish(trial, outcome)
+                finally:
+                    trial.release()
+
+    def _work(
+        self, trial: Trial, train: Train[C], report: Callable[[Path], Reporter], note: Callable[[str], None]
+    ) -> Outcome:
+        folder = self.folder / RUNS / str(trial.number)
+        settings = trial.settings(self.plan.space)
+        again = " goes on" if folder.exists() else ""
+        values = ", ".join(f"{key} = {value_text(setting.value)}" for key, setting in settings.items())
+        note(f"trial {trial.number}{again}: {values}")
+        base = self.plan.base
+        try:
+            resolved = with_settings(base, settings, type(base.config))
+            result = train(resolved, folder, report(folder), trial.verdict)
+        except (ConfigError, DivergenceError) as error:
+            outcome = Outcome("failed", str(error))
+        else:
+            outcome = _outcome(result, pruned=trial.pruned)
+        nll = f", {outcome.nll:.4f} nats a token at update {outcome.step}" if outcome.step >= 0 else ""
+        note(f"trial {trial.number} {outcome.state}{nll}: {outcome.reason}")
+        return outcome
+
+    def _write_best(self, rows: Sequence[Row]) -> None:
+        if best := best_of(rows):
+            write_atomic(self.folder / BEST, self._best_config(best, len(rows)).encode())
+
+    def _best_config(self, best: Row, count: int) -> str:
+        """TOML: the config searched from, what ``--set`` changed in it, and the best values."""
+        base = self.plan.base
+        folder = self.folder.resolve()
+        extends = os.path.relpath(
+            find_config(self.plan.source, family_of(type(base.config))).resolve(), folder
+        )
+        dumped = base.config.model_dump(mode="json")
+        values = {
+            key: dumped[key.split(".")[0]][key.split(".")[1]]
+            for key, where in base.provenance.items()
+            if where == COMMAND_LINE and "." in key
+        }
+        about = f"best of {count} trials from {self.plan.source}: {best['nll']:.4f} nats a token"
+        lines = [f"extends = {json.dumps(extends)}", f"about = {json.dumps(about)}"]
+        tables: dict[str, list[str]] = {}
+        for key, value in (values | best["values"]).items():
+            table, _, name = key.rpartition(".")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps('none' if value is None else value)}")
+        for table, entries in tables.items():
+            lines += ["", f"[{table}]", *entries]
+        return "\n".join(lines) + "\n"
+
+
+def _outcome(result: FitResult, *, pruned: bool) -> Outcome:
+    if result.best_step < 0:
+        return Outcome("failed", "no validation was finite", updates=result.step)
+    state: State = "pruned" if pruned else "finished"
+    return Outcome(state, result.reason, result.best_nll, result.best_step, result.step)
+
+
+def settle(folder: Path, plan: Plan[C]) -> None:
+    """Write ``search.json`` the first time; later ConfigError, naming every difference, for another plan."""
+    path, now = folder / SEARCH, plan.saved()
+    if not path.is_file():
+        make_folder(folder)
+        with storage_errors(folder):
+            names = [name for name in os.listdir(folder) if not name.endswith(".tmp")]
+        if names and not path.is_file():  # another process may have begun in between
+            raise StorageError(
+                f"{shown(folder)}: holds {shown(names[0])} but no {SEARCH}; choose a new or empty --out"
+            )
+        write_json(path, now)
+        return
+    was, now = _flat(read_search(folder)), _flat(now)
+    changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+    if fixed := [key for key in changed if key not in FREE]:
+        told = ", ".join(
+            f"{key} = {now.get(key, 'absent')} (was {was.get(key, 'absent')})" for key in fixed[:4]
+        )
+        more = f" and {len(fixed) - 4} more" if len(fixed) > 4 else ""
+        raise ConfigError(
+            f"{shown(folder)}: another search was begun here: {told}{more}; "
+            "give the old values, or choose another --out"
+        )
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """What ``search.json`` has; StorageError where there is no search."""
+    path = folder / SEARCH
+    if not path.is_file():
+        raise StorageError(f"{shown(folder)}: no search was begun here; leave out --show, or name its --out")
+    saved: Any = read_json(path)
+    if not isinstance(saved, dict) or not {"family", "config", "space", "sampler", "seed"} <= saved.keys():
+        raise StorageError(f"{shown(path)}: damaged or foreign; restore it, or choose another --out")
+    return saved
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The finished trial with the least validation loss, the first of several; None without one."""
+    finished = [row for row in rows if row["state"] == "finished"]
+    return min(finished, key=lambda row: float(row["nll"]), default=None)
+
+
+def value_text(value: object) -> str:
+    """A value as tables and lines show it."""
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,186 @@
+"""The trials of a search: drawn by optuna, kept in its journal, each worked on by one process at a time.
+
+A trial is in the journal from the moment that its values are drawn, in one line with all of them. Whoever
+works on it holds a lock, which ends with the process: a trial that nobody holds and that has no end is taken
+up again. What is drawn is a function of the seed, the number of the trial and the trials in the journal, and
+of nothing that a process remembers, so a search that was interrupted goes on as if it had not been.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from lm.config import Settings
+from lm.errors import StorageError
+from lm.run import MetricsLog
+from lm.storage import make_folder, shown, storage_errors
+from lm.tuning.filelock import FileLock
+from lm.tuning.space import Drawn, Parameter, Space
+
+JOURNAL, CLAIMS = "journal.log", "claims"
+STUDY = "tune"
+
+Sampler = Literal["tpe", "random"]
+State = Literal["running", "finished", "pruned", "failed"]
+_STATES: dict[TrialState, State] = {
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended; ``nll``, in nats a token, is of its best validation, at update ``step``."""
+
+    state: State
+    reason: str
+    nll: float = math.nan
+    step: int = -1
+    updates: int = 0
+
+
+class Trial:
+    """A trial that this process works on; :meth:`verdict` is what the training engine asks."""
+
+    def __init__(self, study: optuna.Study, frozen: FrozenTrial, claim: FileLock, *, prune: bool) -> None:
+        self.number = frozen.number
+        self.drawn: dict[str, Drawn] = dict(frozen.params)
+        self.entry = optuna.trial.Trial(study, frozen._trial_id)
+        self.pruned = False
+        self._told = set(frozen.intermediate_values)
+        self._claim = claim
+        self._prune = prune
+
+    def settings(self, space: Space) -> Settings:
+        """The values of the config's keys."""
+        return {parameter.key: parameter.setting(self.drawn[parameter.key]) for parameter in space}
+
+    def verdict(self, step: int, nll: float) -> str:
+        """Records a validation; why training ends here, or nothing."""
+        if step not in self._told:  # a resumed training may validate again
+            self._told.add(step)
+            self.entry.report(nll, step)
+        self.pruned = self._prune and self.entry.should_prune()
+        return f"worse than the median of the trials at update {step}" if self.pruned else ""
+
+    def release(self) -> None:
+        """Let others take the trial up, if it has no end."""
+        self._claim.release()
+
+
+class Trials:
+    """The trials in the journal of a search's folder, shared by every process that works on it."""
+
+    def __init__(self, folder: Path, space: Space, sampler: Sampler, seed: int) -> None:
+        self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
+        make_folder(folder / CLAIMS)
+        self._lock = FileLock(
+            folder / "lock"
+        )  # around whatever looks at the trials and then adds or ends one
+        with self._lock:
+            self._study = _open(folder / JOURNAL)
+
+    def claim(self, limit: int, *, prune: bool) -> Trial | None:
+        """The first trial that nobody works on and that has no end, else a new one, while there are fewer
+        than ``limit``; None where there is nothing left to do."""
+        with self._lock:
+            trials = self._study.get_trials(deepcopy=False)
+            for frozen in trials:
+                lock = FileLock(self._folder / CLAIMS / str(frozen.number))
+                if frozen.state == TrialState.RUNNING and lock.acquire(wait=False):
+                    return Trial(self._study, frozen, lock, prune=prune)
+            if len(trials) >= limit:
+                return None
+            self._study.add_trial(self._draw(trials))
+            frozen = self._study.get_trials(deepcopy=False)[-1]
+            lock = FileLock(self._folder / CLAIMS / str(frozen.number))
+            lock.acquire()
+            return Trial(self._study, frozen, lock, prune=prune)
+
+    def finish(self, trial: Trial, outcome: Outcome) -> None:
+        """Record the end of a trial."""
+        facts: dict[str, Any] = {"reason": outcome.reason, "updates": outcome.updates}
+        if math.isfinite(outcome.nll):
+            facts |= {"nll": outcome.nll, "step": outcome.step}
+        states = {state: theirs for theirs, state in _STATES.items()}
+        with self._lock:
+            for name, value in facts.items():
+                trial.entry.set_user_attr(name, value)
+            value = outcome.nll if outcome.state == "finished" else None
+            self._study.tell(trial.entry, value, state=states[outcome.state])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every trial as a JSON object, in order: trial, state, nll, step, updates, values and reason."""
+        with self._lock:
+            return self._rows()
+
+    def publish(self, write: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Calls ``write`` with the rows while no other process does, so that the newest are written last."""
+        with self._lock:
+            write(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "trial": frozen.number,
+                "state": _STATES[frozen.state],
+                **{name: frozen.user_attrs.get(name) for name in ("nll", "step", "updates")},
+                "values": {
+                    parameter.key: parameter.setting(frozen.params[parameter.key]).value
+                    for parameter in self._space
+                },
+                "reason": frozen.user_attrs.get("reason", ""),
+            }
+            for frozen in self._study.get_trials(deepcopy=False)
+        ]
+
+    def _draw(self, trials: list[FrozenTrial]) -> FrozenTrial:
+        """The next trial. It is drawn in a copy in memory, so that the journal gets all of it or nothing."""
+        text = f"{self._seed}/{len(trials)}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+        kind = optuna.samplers.TPESampler if self._sampler == "tpe" else optuna.samplers.RandomSampler
+        study = optuna.create_study(direction="minimize", sampler=kind(seed=seed))
+        study.add_trials(trials)
+        drawn = study.ask({parameter.key: _distribution(parameter) for parameter in self._space})
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING, params=drawn.params, distributions=drawn.distributions
+        )
+
+
+def _open(path: Path) -> optuna.Study:
+    """The study in a journal, which is made where it is missing; StorageError for one that is damaged."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # what it would tell, the search tells
+    lock: Any = FileLock(path.with_suffix(".lock"))  # optuna's own outlives a process that is killed
+    with lock:
+        MetricsLog(path).close()  # drops a last line that was torn
+    with storage_errors(path):
+        try:
+            backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
+            return optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend),
+                study_name=STUDY,
+                direction="minimize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(),
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise StorageError(
+                f"{shown(path)}: damaged or foreign ({error!r}); restore it, or choose another --out"
+            ) from error
+
+
+def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+    if parameter.choices:
+        return optuna.distributions.CategoricalDistribution(parameter.choices)
+    if parameter.whole:
+        low, high = int(parameter.low), int(parameter.high)
+        return optuna.distributions.IntDistribution(low, high, log=parameter.log)
+    return optuna.distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log)

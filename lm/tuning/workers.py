@@ -1,0 +1,127 @@
+"""Several processes on one search, and what ends them: a signal to their parent, or its death.
+
+The workers are in sessions of their own, so that Ctrl-C in a terminal reaches the parent alone. Each has one
+end of a pipe whose other end is the parent's: when that closes, for whatever reason, the worker stops as a
+signal would stop it, and saves its trial.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from lm.errors import HighrankError, Interrupted
+from lm.progress import NullReporter, PlainReporter, Reporter
+from lm.stop import RESUME, StopFlag
+from lm.tuning.search import Plan, Search, Train
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is started with."""
+
+    folder: Path
+    plan: Plan[Any]
+    train: Train[Any]  # a function of a module, which the worker can find by its name
+    trials: int
+    minutes: float
+    threads: int  # of torch
+
+
+def work_together(job: Job, workers: int) -> None:
+    """Run ``workers`` processes on a search to its end, and end all of them where one fails.
+
+    Raises Interrupted once all have saved, where a signal came, and what ended the first that failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    stop = StopFlag(RESUME)
+    stop.install()
+    started: list[tuple[SpawnProcess, Connection]] = []
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited until the worker has its session
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_worker, args=(job, theirs))
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        signal.signal(signal.SIGINT, before)
+        failure = _attend(started, stop.__bool__)
+    finally:
+        for _, connection in started:
+            connection.close()
+        for process, _ in started:
+            process.join()
+        stop.uninstall()
+    stop.check()
+    if failure is not None:
+        raise failure
+
+
+def _attend(
+    started: Sequence[tuple[SpawnProcess, Connection]], stopped: Callable[[], bool]
+) -> HighrankError | None:
+    """Waits until every worker has ended, one has failed, or a signal has come; returns the failure."""
+    running = dict(enumerate(started))
+    while running and not stopped():
+        wait([process.sentinel for process, _ in running.values()], POLL_SECONDS)
+        for number, (process, connection) in list(running.items()):
+            if process.is_alive():
+                continue
+            del running[number]
+            if process.exitcode:
+                return _failure(number, process, connection)
+    return None
+
+
+def _failure(number: int, process: SpawnProcess, connection: Connection) -> HighrankError:
+    """What a worker told before it ended, or how it ended."""
+    if connection.poll():
+        told: HighrankError = connection.recv()
+        return told
+    ended = f"exit code {process.exitcode}"
+    if process.exitcode and process.exitcode < 0:
+        ended = signal.Signals(-process.exitcode).name
+    return HighrankError(f"worker {number} was ended by {ended}; run the same command again to go on")
+
+
+def _worker(job: Job, connection: Connection) -> None:
+    """The whole life of a worker."""
+    os.setsid()
+    gone = threading.Event()
+    threading.Thread(target=_watch, args=(connection, gone), daemon=True).start()
+    import torch
+
+    torch.set_num_threads(job.threads)  # train.threads, if set, comes later
+
+    def report(folder: Path) -> Reporter:
+        if gone.is_set():  # the signal came when the trial before had nothing left to stop
+            raise Interrupted(f"interrupted; {RESUME}")
+        return NullReporter()
+
+    try:
+        note = PlainReporter(sys.stderr).note
+        Search(job.folder, job.plan).run(job.trials, job.train, report, note, job.minutes)
+    except HighrankError as error:
+        with suppress(OSError):  # the parent may be gone
+            connection.send(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+
+
+def _watch(connection: Connection, gone: threading.Event) -> None:
+    """Stops this process as a signal would, once the parent's end is closed."""
+    connection.poll(None)
+    gone.set()
+    os.kill(os.getpid(), signal.SIGTERM)

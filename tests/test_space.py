@@ -1,0 +1,132 @@
+"""Search spaces: what is refused before anything starts, and the ones that come with Highrank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.schema import DialogConfig
+from lm.config import Resolved, load_config
+from lm.errors import ConfigError
+from lm.language.config import LmConfig
+from lm.presets import space_paths
+from lm.tuning.space import load_space, space_of
+
+BASE_OF = {  # a config that each space is for, and what changes in it
+    "ptb_small": ("ptb_small_mos", ()),
+    "lstm": ("ptb_small_softmax", ("optim.name=adam",)),
+    "lstm_enwik8": ("ptb_small_softmax", ("optim.name=adam",)),
+    "mogrifier": ("ptb_small_softmax", ("optim.name=adam", "cell.kind=mogrifier")),
+    "mogrifier_enwik8": ("ptb_small_softmax", ("optim.name=adam", "cell.kind=mogrifier")),
+}
+
+
+def lm_base(*overrides: str) -> Resolved[LmConfig]:
+    return load_config("ptb_small_mos", LmConfig, family="lm", overrides=overrides)
+
+
+def load(text: str, folder: Path, *overrides: str) -> Any:
+    path = folder / "s.toml"
+    path.write_text(text)
+    return load_space(str(path), lm_base(*overrides), LmConfig, family="lm")
+
+
+GOOD = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('"optim.lrr" = {low = 1e-3, high = 4e-3}', "unknown key optim.lrr; did you mean optim.lr?"),
+        ('"optim" = {lrr = {low = 1e-3, high = 4e-3}}', "unknown key optim.lrr; did you mean optim.lr?"),
+        ('"extends" = {choices = ["a"]}', "extends cannot be searched; remove it"),
+        ('"optim.lr" = 3', "optim.lr needs a range or choices, as in"),
+        ('"optim.lr" = {low = 1e-3, hihg = 1}', "optim.lr has an unknown hihg; did you mean high?"),
+        ('"optim.lr" = {low = 1e-3}', "optim.lr has no high; give low and high, or choices"),
+        ('"optim.lr" = {low = "a", high = 1}', "optim.lr low must be a number, got 'a'"),
+        ('"optim.lr" = {low = true, high = 2}', "optim.lr low must be a number, got True"),
+        ('"optim.lr" = {low = 1.0, high = inf}', "optim.lr high must be finite, got inf"),
+        ('"optim.lr" = {low = 2, high = 1}', "optim.lr low must be below high, got 2.0 and 1.0"),
+        ('"optim.lr" = {low = 0, high = 1, log = true}', "optim.lr low must be above 0 where log = true"),
+        ('"optim.lr" = {low = 1, high = 2, log = 1}', "optim.lr log must be true or false, got 1"),
+        ('"optim.lr" = {low = 0, high = 1}', "optim.lr must be greater than 0, got 0.0"),
+        ('"head.components" = {low = 1.5, high = 3}', "head.components low must be an integer, got 1.5"),
+        ('"head.kind" = {low = 1, high = 3}', "head.kind is no number, so it has no range; give choices"),
+        ('"head.kind" = {choices = ["mos", "moos"]}', "did you mean mos or moss?"),
+        ('"head.kind" = {choices = []}', "head.kind choices must be a list, as in choices = [1, 2]"),
+        ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has choices and a range; remove one"),
+        ('"head.kind" = {choices = ["mos", "mos"]}', "head.kind has the same choice twice; remove one"),
+        ('"head.kind" = {choices = [1979-05-27]}', "head.kind choices must be numbers, texts, true, false"),
+        ('"cell.rounds" = {low = 0, high = 6}', "rounds belongs to the mogrifier"),
+        (
+            '"train.seed" = {low = 1, high = 6}',
+            "train.seed is in the space and in --set; remove one of the two",
+        ),
+        (f"{GOOD}\noptim = {{lr = {{low = 1, high = 2}}}}", "optim.lr is there twice; remove one"),
+    ],
+)
+def test_what_is_wrong_with_a_space_is_one_line_with_its_place(line: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(f"# a space\n[space]\n{line}\n", tmp_path, "train.seed=4")
+    message = str(error.value)
+    assert told in message
+    assert message.startswith(f"{tmp_path / 's.toml'}:{3 + line.count(chr(10))}: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["", "[space]\n", "space = 3\n"])
+def test_an_empty_space_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"s\.toml: an empty space; write \[space\], and below it keys as in"
+    ):
+        load(text, tmp_path)
+
+
+def test_what_else_a_space_file_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"s\.toml:2: unknown name spce; did you mean space\?"):
+        load(f"\n[spce]\n{GOOD}\n", tmp_path)
+    with pytest.raises(ConfigError, match=r"--space lstn: no such space or file; did you mean lstm\?"):
+        load_space("lstn", lm_base(), LmConfig, family="lm")
+
+
+def test_keys_may_be_quoted_or_in_tables(tmp_path: Path) -> None:
+    flat = load(f"[space]\n{GOOD}\n", tmp_path)
+    nested = load("[space.optim]\nlr = {low = 1e-3, high = 4e-3, log = true}\n", tmp_path)
+    assert [parameter.entry() for parameter in flat] == [parameter.entry() for parameter in nested]
+    assert flat[0].where == f"{tmp_path / 's.toml'}:2"
+
+
+def test_values_below_the_floor_are_the_floor(tmp_path: Path) -> None:
+    text = '[space]\n"cell.rank" = {low = -20, high = 100, floor = 0}\n'
+    (rank,) = load(text, tmp_path, "cell.kind=mogrifier")
+    assert [rank.setting(drawn).value for drawn in (-20, -1, 0, 1, 100)] == [0, 0, 0, 1, 100]
+
+
+def test_a_space_survives_being_saved(tmp_path: Path) -> None:
+    more = '"head.components" = {low = 1, high = 9}\n"head.tied" = {choices = [true, false]}\n'
+    space = load(f"[space]\n{GOOD}\n{more}", tmp_path)
+    again = space_of({parameter.key: parameter.entry() for parameter in space}, "there")
+    assert [parameter.entry() for parameter in again] == [parameter.entry() for parameter in space]
+    assert [parameter.whole for parameter in again] == [False, True, False]
+
+
+def test_the_spaces_that_come_along_fit_their_models() -> None:
+    assert {path.stem for path in space_paths("lm")} == set(BASE_OF)
+    for name, (config, overrides) in BASE_OF.items():
+        base = load_config(config, LmConfig, family="lm", overrides=overrides)
+        assert load_space(name, base, LmConfig, family="lm")
+    assert [path.stem for path in space_paths("dialog")] == ["smalltalk"]
+    smalltalk = load_config("smalltalk_mos", DialogConfig, family="dialog")
+    assert load_space("smalltalk", smalltalk, DialogConfig, family="dialog")
+
+
+def test_the_ranges_of_the_mogrifier_paper() -> None:
+    """Melis et al. (2020), Table 4; L2 is divided by the 70 tokens that their loss is summed over."""
+    base = load_config("ptb_small_softmax", LmConfig, family="lm", overrides=BASE_OF["mogrifier"][1])
+    ranges = {p.key: (p.low, p.high) for p in load_space("mogrifier", base, LmConfig, family="lm")}
+    assert ranges.pop("optim.weight_decay") == pytest.approx((5e-6 / 70, 1e-3 / 70), rel=0.01)
+    assert ranges == {
+        "optim.lr": (0.001, 0.004), "model.input_dropout": (0.0, 0.9), "model.hidden_dropout": (0.0, 0.95),
+        "model.weight_dropout": (0.0, 0.8), "model.output_dropout": (0.0, 0.95), "cell.rounds": (0, 6),
+        "cell.rank": (-20, 100),
+    }  # fmt: skip
