@@ -52,7 +52,7 @@ GOOD = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
         ('"optim.lr" = {low = 0, high = 1}', "optim.lr must be greater than 0, got 0.0"),
         ('"head.components" = {low = 1.5, high = 3}', "head.components low must be an integer, got 1.5"),
         ('"head.kind" = {low = 1, high = 3}', "head.kind is no number, so it has no range; give choices"),
-        ('"head.kind" = {choices = ["mos", "moos"]}', "did you mean mos or moss?"),
+        ('"head.kind" = {choices = ["mos", "moos"]}', "got 'moos'; did you mean mo"),
         ('"head.kind" = {choices = []}', "head.kind choices must be a list, as in choices = [1, 2]"),
         ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has choices and a range; remove one"),
         ('"head.kind" = {choices = ["mos", "mos"]}', "head.kind has the same choice twice; remove one"),

@@ -82,15 +82,15 @@ class Trials:
     def __init__(self, folder: Path, space: Space, sampler: Sampler, seed: int) -> None:
         self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         make_folder(folder / CLAIMS)
-        self._lock = FileLock(
-            folder / "lock"
-        )  # around whatever looks at the trials and then adds or ends one
+        self._lock = FileLock(folder / "lock")  # around looking at the trials and then adding or ending one
         with self._lock:
             self._study = _open(folder / JOURNAL)
 
     def claim(self, limit: int, *, prune: bool) -> Trial | None:
-        """The first trial that nobody works on and that has no end, else a new one, while there are fewer
-        than ``limit``; None where there is nothing left to do."""
+        """The first trial that nobody works on and that has no end, or else a new one.
+
+        None where there are ``limit`` trials already, and somebody works on each that has no end.
+        """
         with self._lock:
             trials = self._study.get_trials(deepcopy=False)
             for frozen in trials:
@@ -146,8 +146,11 @@ class Trials:
         """The next trial. It is drawn in a copy in memory, so that the journal gets all of it or nothing."""
         text = f"{self._seed}/{len(trials)}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
-        kind = optuna.samplers.TPESampler if self._sampler == "tpe" else optuna.samplers.RandomSampler
-        study = optuna.create_study(direction="minimize", sampler=kind(seed=seed))
+        samplers = optuna.samplers
+        sampler = (
+            samplers.TPESampler(seed=seed) if self._sampler == "tpe" else samplers.RandomSampler(seed=seed)
+        )
+        study = optuna.create_study(direction="minimize", sampler=sampler)
         study.add_trials(trials)
         drawn = study.ask({parameter.key: _distribution(parameter) for parameter in self._space})
         return optuna.trial.create_trial(
@@ -164,13 +167,10 @@ def _open(path: Path) -> optuna.Study:
     with storage_errors(path):
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
-            return optuna.create_study(
-                storage=optuna.storages.JournalStorage(backend),
-                study_name=STUDY,
-                direction="minimize",
-                load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(),
-            )
+            storage = optuna.storages.JournalStorage(backend)
+            if STUDY not in optuna.get_all_study_names(storage):
+                optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
+            return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
         except (ValueError, LookupError, TypeError) as error:
             raise StorageError(
                 f"{shown(path)}: damaged or foreign ({error!r}); restore it, or choose another --out"
