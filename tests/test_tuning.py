@@ -1,6 +1,8 @@
 """Hyper-parameter search: drawing, resuming, sharing, pruning, failing, and what is left of it."""
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,7 +222,7 @@ def test_a_damaged_journal_is_told_and_a_torn_last_line_is_dropped(folder: Path)
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_parent_and_share_the_trials(folder: Path) -> None:
+def test_workers_share_the_trials_and_tell_what_ended_them(folder: Path) -> None:
     planned = plan(folder, prune=False)
     work_together(Job(folder / "search", planned, train, 6, 0.0, 1), 2)
     rows = Trials(folder / "search", planned.space, "tpe", 1).rows()
@@ -229,6 +231,31 @@ def test_workers_end_with_their_parent_and_share_the_trials(folder: Path) -> Non
     (folder / "nowhere.toml").touch()
     with pytest.raises(StorageError, match="a part of the path is a file"):
         work_together(broken, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signal.Signals) -> None:
+    planned = plan(folder, prune=False, overrides=["train.max_steps=1000000"])
+    job = Job(folder / "search", planned, train, 2, 0.0, 1)
+    if not (pid := os.fork()):
+        try:
+            work_together(job, 2)
+        except Interrupted as error:
+            os._exit(error.exit_code)
+        os._exit(70)
+    runs = [folder / "search" / "trials" / str(trial) for trial in range(2)]
+    while not all((run / "checkpoints" / "last").exists() for run in runs):
+        time.sleep(0.05)
+    os.kill(pid, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == (Interrupted.exit_code if number == signal.SIGTERM else -number)
+    trials = Trials(folder / "search", planned.space, "tpe", 1)
+    freed = 0
+    while freed < 2:  # the workers give the trials back as they end
+        freed += trials.claim(2, prune=False) is not None
+        time.sleep(0.05)
+    assert [row["state"] for row in trials.rows()] == ["running"] * 2
 
 
 def test_where_values_stand_on_their_axes() -> None:
