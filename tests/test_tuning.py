@@ -236,7 +236,7 @@ def test_workers_share_the_trials_and_tell_what_ended_them(folder: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signal.Signals) -> None:
-    planned = plan(folder, prune=False, overrides=["train.max_steps=1000000"])
+    planned = plan(folder, prune=False, overrides=["train.max_steps=100000"])
     job = Job(folder / "search", planned, train, 2, 0.0, 1)
     if not (pid := os.fork()):
         try:
@@ -245,9 +245,11 @@ def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signa
             os._exit(error.exit_code)
         os._exit(70)
     runs = [folder / "search" / "trials" / str(trial) for trial in range(2)]
-    while not all((run / "checkpoints" / "last").exists() for run in runs):
-        time.sleep(0.05)
-    os.kill(pid, number)
+    try:
+        while not all((run / "checkpoints" / "last").exists() for run in runs):
+            time.sleep(0.05)
+    finally:
+        os.kill(pid, number)  # also where the test is cut off: nothing stays behind
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == (Interrupted.exit_code if number == signal.SIGTERM else -number)
     trials = Trials(folder / "search", planned.space, "tpe", 1)
