@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.pictures import save_figure
 from lm.console import table
+from lm.pictures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

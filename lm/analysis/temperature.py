@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lm.pictures import save_figure
 from lm.checkpoint import CheckpointStore
 from lm.console import table
 from lm.errors import ConfigError
+from lm.pictures import save_figure
 from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:

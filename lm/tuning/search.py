@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Generic
 
 from lm.config import COMMAND_LINE, C, Resolved, family_of, with_settings
+from lm.device import configure_device
 from lm.errors import ConfigError, DivergenceError, StorageError
 from lm.presets import find_config
 from lm.progress import Reporter
 from lm.stop import RESUME, interruptible
 from lm.storage import make_folder, read_json, shown, storage_errors, write_atomic, write_json
-from lm.train import FitResult, Verdict, configure_device, require_end
+from lm.train import FitResult, Verdict, require_end
 from lm.tuning.space import Space
 from lm.tuning.trials import Outcome, Sampler, State, Trial, Trials
 

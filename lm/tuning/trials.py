@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from lm.config import Settings
@@ -166,7 +167,7 @@ def _open(path: Path) -> optuna.Study:
         MetricsLog(path).close()  # drops a last line that was torn
     with storage_errors(path):
         try:
-            backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
+            backend = JournalFileBackend(str(path), lock_obj=lock)
             storage = optuna.storages.JournalStorage(backend)
             if STUDY not in optuna.get_all_study_names(storage):
                 optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import beam, head, recurrent
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.pictures import save_figure
 from lm.links import EXP
 from lm.mixture_loss import LossOptions
+from lm.pictures import save_figure
 from lm.recurrent import WeightDropLSTM
 
 if TYPE_CHECKING:
