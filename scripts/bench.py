@@ -117,6 +117,8 @@ def _records(
             record["over_floor"] = timing.median / timing.floor
         if timing is not timings[0]:
             record["speed_up"] = timings[0].median / timing.median
+            if case.compare:
+                record |= case.compare(timings[0].result, timing.result)
         if case.unit:
             record[f"{case.unit[0]} a second"] = case.unit[1] / timing.median
         if options.memory and case.memory:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,6 +41,8 @@ class Case:
     variants: Sequence[Variant]
     unit: tuple[str, float] | None = None  # what is counted, and how much of it one run does: tokens, 840
     memory: bool = True  # whether the peak of every variant is worth a process of its own
+    # What to say of a variant's result beside the first one's, by column; may be left out.
+    compare: Callable[[Any, Any], dict[str, float]] | None = None
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Timing:
     name: str
     floor: float | None = None
     seconds: list[float] = field(default_factory=list)
+    result: object = None  # kept where the case compares results
 
     @property
     def median(self) -> float:
@@ -65,8 +68,10 @@ class Timing:
 def measure(case: Case, rounds: int) -> list[Timing]:
     """Every variant once to warm up, then in turn, each round in the opposite order of the last."""
     works = [(Timing(variant.name, variant.floor), variant.prepare()) for variant in case.variants]
-    for _, work in works:
-        work()
+    for timing, work in works:
+        result = work()
+        if case.compare:
+            timing.result = result
     for number in range(rounds):
         for timing, work in works[:: -1 if number % 2 else 1]:
             start = time.perf_counter()
