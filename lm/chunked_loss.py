@@ -50,6 +50,31 @@ def chunked(formula: Formula, tokens: Sequence[Tensor], size: int) -> Tensor:
     return result
 
 
+def log_share(log_g: Tensor, targets: Tensor) -> Tensor:
+    """log g − log Σ_v g at the targets (n,), (n, K), for log g (n, K, V).
+
+    Its gradient takes one tensor of that size, where the formula's would take four.
+    """
+    share: Tensor = _LogShare.apply(log_g, targets)  # type: ignore[no-untyped-call]
+    return share
+
+
+class _LogShare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, log_g: Tensor, targets: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        index = targets[:, None, None].expand(-1, log_g.shape[1], 1)
+        total = log_g.logsumexp(2, keepdim=True)
+        ctx.save_for_backward(log_g, total, index)
+        return (log_g.gather(2, index) - total)[..., 0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        log_g, total, index = ctx.saved_tensors
+        grad = grad[..., None]
+        return (log_g - total).exp_().mul_(-grad).scatter_add_(2, index, grad), None
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

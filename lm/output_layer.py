@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm.chunked_loss import Formula, chunked, chunked_loss
+from lm.chunked_loss import Formula, chunked, chunked_loss, log_share
 from lm.errors import ConfigError
 from lm.links import Link
 from lm.mixtape import WordGates
@@ -143,7 +143,8 @@ class OutputLayer(nn.Module):
         """Its mean over states and words, a scalar without gradient."""
         if self.temperature is None:
             return states.new_tensor(self._fixed)
-        return self.temperature.mean(states, self._chunk)
+        with torch.autocast(states.device.type, enabled=False):
+            return self.temperature.mean(states, self._chunk)
 
     @property
     def _chunk(self) -> int:
@@ -176,7 +177,7 @@ class OutputLayer(nn.Module):
         if output.bias is not None:
             logits = logits + output.bias
         if self.temperature is not None:
-            logits = logits / self.temperature(states)[:, None]
+            logits = logits * self.temperature(states).reciprocal()[:, None]
         if self.pointwise is not None:
             logits = self.pointwise(logits)
         return self._options.link.log(logits, output.shift)
@@ -192,8 +193,7 @@ class OutputLayer(nn.Module):
     ) -> Tensor:
         """−log P(target) of n tokens, (n,)."""
         log_g = self._log_g(contexts, states, temperature, bf16)
-        at_target = log_g.gather(2, targets[:, None, None].expand(-1, log_g.shape[1], 1))[..., 0]
-        return -(log_prior + at_target - log_g.logsumexp(2)).logsumexp(1)
+        return -(log_prior + log_share(log_g, targets)).logsumexp(1)
 
     def _joint(
         self,

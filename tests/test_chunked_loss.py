@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.chunked_loss import chunked, chunked_loss
+from lm.chunked_loss import chunked, chunked_loss, log_share
 
 N, D, V = 7, 3, 5
 
@@ -60,6 +60,14 @@ def test_a_parameter_that_is_computed_is_reached_through() -> None:
     (gradient,) = torch.autograd.grad(loss, [matrix])
     (wanted,) = torch.autograd.grad((weights * nll(states, targets, 2 * matrix)).sum(), [matrix])
     torch.testing.assert_close(gradient, wanted)
+
+
+def test_the_share_of_a_target_is_its_log_softmax() -> None:
+    log_g = torch.randn(4, 2, V, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 4, 2, 2])
+    wanted = log_g.log_softmax(2)[torch.arange(4), :, targets]
+    torch.testing.assert_close(log_share(log_g, targets), wanted)
+    assert torch.autograd.gradcheck(lambda scores: log_share(scores, targets), log_g)
 
 
 def test_no_tokens_are_no_loss() -> None:

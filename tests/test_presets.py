@@ -87,6 +87,9 @@ def recipes() -> dict[str, dict[str, Any]]:
             "model.hidden_sizes": NARROW[name], "head.components": 1, "head.latent_dropout": 0.0,
         }  # fmt: skip
         found[f"{name}_ct_mos"] = found[f"{name}_mos"] | CT
+        found[f"{name}_ct_mos_finetune"] = found[f"{name}_mos_finetune"] | CT | {
+            "train.start_from": f"runs/{name}_ct_mos",
+        }  # fmt: skip
     found |= {
         "ptb_mos_plus": found["ptb_mos"] | {"model.embedding_size": 410, "head.embedding_size": 410},
         "ptb_ct_mos_unscaled": found["ptb_ct_mos"] | {"head.temperature_loss_scaling": False},
