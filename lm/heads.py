@@ -129,10 +129,12 @@ class Head(OutputLayer):
         if self.latent is None:
             states = hidden if self.projection is None else self.projection(hidden)
             return self._drop(states, streams).unsqueeze(-2), None
-        last, *below = hidden.split((self.hidden_size, *self.lower_sizes), -1)
-        latents = [self.latent(last)]
-        latents += (layer(states) for layer, states in zip(self.lower, below, strict=True))
-        latent = self._drop(torch.tanh(torch.cat(latents, -1)), streams) * self.scale
+        last, *below = hidden.split((self.hidden_size, *self.lower_sizes), -1) if self.lower else (hidden,)
+        latent = self.latent(last)
+        if below:
+            others = (layer(states) for layer, states in zip(self.lower, below, strict=True))
+            latent = torch.cat((latent, *others), -1)
+        latent = self._drop(torch.tanh(latent), streams) * self.scale
         latent = latent.unflatten(-1, (self.components, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None

@@ -291,3 +291,28 @@ def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> Non
         assert component_series(result) == {}
         assert len(bottleneck_tables(result)) == 5
     draw(result, [tmp_path / "b.svg"])
+
+
+@pytest.mark.parametrize(("kind", "components"), [("mixtape", 2), ("plif", 1), ("doc", 2)])
+def test_later_heads_are_trained_and_pass_the_rank_of_a_softmax(kind: str, components: int) -> None:
+    point = Point(kind, components, 2, 8)
+    outcome = train_point(Language(1, 24, 32, 12), point, 40, 0.05)
+    assert outcome["parameters"] == point.parameters(24, 32)
+    assert outcome["rank"] > 2 + 2
+    assert outcome["late_gain"] > 0
+
+
+def test_heads_that_cannot_have_a_number_of_components_are_left_out() -> None:
+    options = BottleneckOptions(heads=("mos", "mixtape", "doc"), components=(1, 3, 4))
+    found = {(point.kind, point.components) for _, point in points(options, 8, options.components)}
+    assert found == {
+        ("mos", 1),
+        ("mos", 3),
+        ("mos", 4),
+        ("mixtape", 1),
+        ("mixtape", 4),
+        ("doc", 3),
+        ("doc", 4),
+    }
+    with pytest.raises(ConfigError, match="--components: none of them suits mixtape; name 4 too"):
+        BottleneckOptions(heads=("mixtape",), components=(3,))
