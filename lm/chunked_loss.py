@@ -72,7 +72,9 @@ class _LogShare(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
         log_g, total, index = ctx.saved_tensors
         grad = grad[..., None]
-        return (log_g - total).exp_().mul_(-grad).scatter_add_(2, index, grad), None
+        shares = (log_g - total).exp_().mul_(-grad)
+        # scatter_, and not scatter_add_, is reproducible on CUDA
+        return shares.scatter_(2, index, shares.gather(2, index) + grad), None
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -255,3 +255,33 @@ def test_too_many_streams_are_refused(corpus: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt: .* tokens for train\.batch_size = 5000 streams"):
         train(resolved("train.batch_size=5000"), Path("run"), NullReporter())
     assert not Path("run/config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ("kind=doc", "components=3", "lower_components=[1]", "prior_penalty=0.1"),
+        ("kind=mixtape", "gated_words=4"),
+        ("temperature=contextual", "temperature_loss_scaling=true"),
+    ],
+    ids=["doc", "mixtape", "contextual"],
+)
+def test_every_later_head_trains_reports_its_nll_and_is_scored(corpus: Path, head: tuple[str, ...]) -> None:
+    settings = ("head.latent_dropout=0.0", "train.max_steps=12", *(f"head.{key}" for key in head))
+    tiny = task(*settings)
+    window = next(tiny.epoch(0, 0))
+    seed_everything(1)
+    step = tiny.loss(window)
+    seed_everything(1)
+    hidden = tiny.model(window.tokens, tiny.model.initial_state(4)).hidden
+    wanted = tiny.model.head.nll(hidden, window.targets).sum()
+    torch.testing.assert_close(step.nll, wanted)
+    assert step.objective > step.nll
+    train(resolved(*settings), Path("run"), NullReporter())
+    trained = TrainedLm.load(Path("run"))
+    ids = load_split("valid.txt", trained.codec).ids()[:40]
+    nll = token_nll(trained, ids)
+    log_probs = torch.cat(list(trained.log_probs(ids)))
+    gathered = -log_probs[torch.arange(40), torch.from_numpy(ids.astype(np.int64))]
+    np.testing.assert_allclose(nll, gathered.numpy(), rtol=1e-4)
+    assert np.exp(nll.mean()) < len(WORDS) + 2
