@@ -98,13 +98,13 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
 def increasing(head: Head, logits: Tensor) -> Tensor:
     """f of PLIF as an integral of its slopes: each interval adds what of it lies below z."""
     slopes = torch.nn.functional.softplus(head.pointwise.slopes)
-    reach = head.config.interval_range
-    knots = torch.linspace(-reach, reach, len(slopes) + 1, dtype=torch.float64)
+    reach, step = head.config.interval_range, 2 * head.config.interval_range / len(slopes)
     result = torch.zeros_like(logits)
     for index, slope in enumerate(slopes):
-        start = float(knots[index])
-        low, high = (-math.inf if index == 0 else start), float(knots[index + 1])
-        inside = logits.clamp(low, high if index + 1 < len(slopes) else math.inf)
+        start = index * step - reach
+        low = start if index else -math.inf
+        high = start + step if index + 1 < len(slopes) else math.inf
+        inside = logits.clamp(low, high)
         result = result + slope * (inside - start)
     return result
 
