@@ -214,10 +214,13 @@ def dynamic(
     decay: Annotated[float | None, typer.Option(help="λ, in place of the setting's.")] = None,
     eps: Annotated[float | None, typer.Option(help="ε, in place of the setting's.")] = None,
     scaling: Annotated[
-        Literal["normalised", "original"] | None,
-        typer.Option(help="What these numbers are for: original is the MoS paper's."),
+        Literal["normalised", "original", "elements"] | None,
+        typer.Option(help="What these numbers are for: original is the MoS paper's, elements lamb's."),
     ] = None,
     window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
+    streams: Annotated[
+        int | None, typer.Option(help="Streams that statistics are gathered in, 100 or, in lamb, 1024.")
+    ] = None,
     grid: Annotated[
         bool, typer.Option("--grid", help="Choose η and λ on validation from the published grid.")
     ] = False,
@@ -241,7 +244,9 @@ def dynamic(
     if setting not in SETTINGS:
         hint = did_you_mean(setting, SETTINGS) or f"; choose from {', '.join(SETTINGS)}"
         raise ConfigError(f"--setting {setting}: no such setting{hint}")
-    given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window}
+    given = {
+        "lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams,
+    }  # fmt: skip
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with interruptible(RESUME) as poll, counting("adapting") as progress:
         chosen = replace(SETTINGS[setting], **changed)

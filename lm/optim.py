@@ -87,6 +87,11 @@ def nonmonotonic(history: Sequence[float], window: int) -> bool:
     return bool(settled) and latest > min(settled)
 
 
+def stale(history: Sequence[float]) -> int:
+    """How many validations ago the best one was; 0 before there is any."""
+    return len(history) - 1 - history.index(min(history)) if history else 0
+
+
 def _cosine(done: float) -> float:
     """Half a cosine wave from 1 at 0 to 0 at 1."""
     return 0.5 * (1.0 + math.cos(math.pi * done))
@@ -133,10 +138,11 @@ class Averager:
     """The average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
 
     The exponential average starts at the first averaged iterate; the uniform one is the mean of the iterates
-    ``average_start + 1 … t`` (Polyak and Juditsky, 1992), or, where ``average_trigger`` is set, of those
-    since the validation that set it off (NT-ASGD, Merity et al. 2018). ``skip_first`` leaves the first of
-    them out of the uniform mean, as ``torch.optim.ASGD`` does; the exponential average always begins with it.
-    Buffers are not averaged.
+    ``average_start + 1 … t`` (Polyak and Juditsky, 1992), or of those since the validation that set it off:
+    one that ``average_trigger`` finds worse than it should be (NT-ASGD, Merity et al. 2018), or, with
+    ``average_patience``, one so many after the best, at ``average_start`` at the latest (Melis et al. 2020).
+    ``skip_first`` leaves the first of them out of the uniform mean, as ``torch.optim.ASGD`` does; the
+    exponential average always begins with it. Buffers are not averaged.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
@@ -145,14 +151,21 @@ class Averager:
         self._skipped = int(skip_first)
         self._average: dict[str, Tensor] = {}
         self.count = 0  # iterates since averaging began
-        self.start: int | None = None if config.average_trigger else config.average_start
+        waits = config.average_trigger or config.average_patience
+        self.start: int | None = None if waits else config.average_start
 
     def observe(self, history: Sequence[float], step: int) -> bool:
         """Takes note of the validations so far, the one at ``step`` last; whether it sets averaging off."""
-        if self.start is not None or not nonmonotonic(history, self._config.average_trigger):
+        config = self._config
+        if self.start is not None:
             return False
-        self.start = step
-        return True
+        if config.average_patience:
+            stalls = stale(history) >= config.average_patience or 0 < config.average_start <= step
+        else:
+            stalls = nonmonotonic(history, config.average_trigger)
+        if stalls:
+            self.start = step
+        return stalls
 
     def update(self, step: int) -> None:
         """Takes in the weights after update number ``step`` (the first is 1)."""

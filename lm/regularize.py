@@ -1,10 +1,10 @@
-"""The regularisation of AWD-LSTM (Merity et al. 2018): dropout of every kind and penalties on activations.
+"""The regularisation of AWD-LSTM (Merity et al. 2018): dropout of every kind, penalties on activations, L2.
 
 T time · B streams · D features.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,3 +64,8 @@ def slowness_penalty(raw: Tensor) -> Tensor:
     if raw.shape[0] < 2:
         return raw.new_zeros(())
     return (raw[1:] - raw[:-1]).square().mean()
+
+
+def weight_penalty(parameters: Iterable[Tensor]) -> Tensor:
+    """L2: half the square norm of all parameters, biases included, (); its gradient is the parameters."""
+    return 0.5 * torch.stack([parameter.square().sum() for parameter in parameters]).sum()

@@ -273,12 +273,22 @@ class OptimConfig(Section):
         "none", description="weights that are evaluated and saved as best"
     )
     ema_decay: float = Field(0.999, gt=0, lt=1, description="decay of the exponential average")
-    average_start: int = Field(0, ge=0, description="step after which averaging begins")
+    average_start: int = Field(
+        0,
+        ge=0,
+        description="step after which averaging begins; with average_patience, at the latest, unless it is 0",
+    )
     average_trigger: int = Field(
         0,
         ge=0,
         description="NT-ASGD: averaging begins where a validation is worse than the best of all but the"
         " latest so many (5 in the papers); 0: average_start decides",
+    )
+    average_patience: int = Field(
+        0,
+        ge=0,
+        description="averaging begins where the best validation is so many validations old (lamb);"
+        " 0: average_start decides",
     )
 
     @model_validator(mode="after")
@@ -287,8 +297,11 @@ class OptimConfig(Section):
             raise ValueError(
                 f"decay_steps: the {self.schedule} schedule needs optim.decay_steps > optim.warmup_steps"
             )
-        if self.average_trigger and self.average == "none":
-            raise ValueError('average_trigger: needs averages to begin; set optim.average = "uniform"')
+        for name in ("average_trigger", "average_patience"):
+            if getattr(self, name) and self.average == "none":
+                raise ValueError(f'{name}: needs averages to begin; set optim.average = "uniform"')
+        if self.average_trigger and self.average_patience:
+            raise ValueError("average_patience: average_trigger is set, too; set one of them to 0")
         return self
 
 

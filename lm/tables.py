@@ -23,14 +23,19 @@ def config_table(name: str, resolved: Resolved[C]) -> "Table":
 
 
 def description_tables(description: Mapping[str, Any]) -> list["Table | str"]:
-    """Parameters by part, memory, and the vocabulary that they are for."""
+    """Parameters by part, memory, sizes where they are told, and the vocabulary that they are for."""
     words = f"{description['vocabulary']:,}"
     if description["vocabulary_assumed"]:
         words += ", the most that data.vocab_size and the corpus allow"
     parameters = {**description["parameters_by_part"], "total": description["parameters"]}
+    sizes = [
+        f"{name} {', '.join(map(str, size if isinstance(size, list) else [size]))}"
+        for name, size in description.get("sizes", {}).items()
+    ]
     memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
     return [
         table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
         table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
+        *([f"sizes: {'; '.join(sizes)}"] if sizes else []),
         f"for a vocabulary of {words}",
     ]

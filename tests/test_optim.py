@@ -127,6 +127,32 @@ def test_averages_are_their_definitions(average: str, start: int) -> None:
     assert averager.count == (0 if average == "none" else 9 - start)
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=15), st.integers(1, 4), st.sampled_from([0, 30, 70]))
+def test_patience_starts_averages_where_the_best_is_old_or_at_the_latest(
+    losses: list[int], patience: int, latest: int
+) -> None:
+    """A validation every 10 updates: where lamb's loop over turns would begin, and never again."""
+    config = OptimConfig(average="uniform", average_patience=patience, average_start=latest)
+    averager = Averager(config, nn.Linear(1, 1))
+    expected, best = None, 0
+    for turn, loss in enumerate(losses):
+        best = turn if loss < min([*losses[:turn], 99]) else best
+        step = 10 * (turn + 1)
+        due = turn - best >= patience or (latest > 0 and step >= latest)
+        first = due and expected is None
+        expected = step if first else expected
+        assert averager.observe([float(one) for one in losses[: turn + 1]], step) == first
+        assert averager.start == expected
+
+
+def test_patience_and_trigger_are_not_both_obeyed() -> None:
+    with pytest.raises(ValueError, match="set one of them to 0"):
+        OptimConfig(average="uniform", average_patience=2, average_trigger=2)
+    with pytest.raises(ValueError, match="needs averages"):
+        OptimConfig(average_patience=2)
+
+
 def test_weights_come_back_from_a_swap_that_fails() -> None:
     model = nn.Linear(2, 2)
     averager = Averager(OptimConfig(average="uniform"), model)

@@ -13,7 +13,12 @@ from lm.language.describe import describe
 from lm.presets import preset_paths
 from lm.schema import MIXTURES
 
-PRESETS = [path.stem for path in preset_paths("lm")]
+BUDGETED = [  # of Melis et al. (2020): see test_lamb_presets.py
+    path.stem
+    for path in preset_paths("lm")
+    if load_config(path.stem, LmConfig, family="lm").config.model.budget
+]
+PRESETS = [path.stem for path in preset_paths("lm") if path.stem not in BUDGETED]
 LINKS = ("sigsoftmax", "sigmoid", "relu")
 
 # Merity et al. (2018) and the README of their code: what the default values of its flags are, and what both

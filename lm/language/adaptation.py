@@ -5,16 +5,17 @@ Windows of a few tokens are predicted with the weights as they are, and only the
     θ ← θ − η · g / (RMS + ε) + λ · R ⊙ (θ₀ − θ),    R = RMS / mean RMS, at most 1 / λ,
 
 with g the gradient of a window's mean loss, and RMS, of every weight, the root mean square of g over the
-training data. The mean of RMS is over parameter tensors of the mean of each. R is capped for each setting
-anew; in the authors' grid search the tightest cap of all settings before stays.
+training data. The mean of RMS is over parameter tensors of the mean of each, or, as in Melis et al. (2020),
+over all weights. R is capped for each setting anew; in the authors' grid search the tightest cap of all
+settings before stays.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.stop import Poll, Progress, no_poll, no_progress
 
-Scaling = Literal["normalised", "original"]
+Scaling = Literal["normalised", "original", "elements"]
 
 ADAPT_LENGTH = 5  # tokens that are predicted, then learnt from
 STREAMS = 100  # into which the training data are laid for statistics
@@ -41,7 +42,9 @@ class Setting:
     """η, λ and ε.
 
     ``original`` numbers, those of the MoS paper, are for RMS = √Σg², which grows with the number of windows
-    of training data, and for R that is divided by a sum over tensors in place of a mean.
+    of training data, and for R that is divided by a sum over tensors in place of a mean. ``elements`` is
+    ``normalised`` but for the mean, which is over all weights (Melis et al. 2020); their gradients are of
+    losses summed over a window, so that their ε is ours times its length.
     """
 
     lr: float
@@ -49,24 +52,28 @@ class Setting:
     eps: float = 2e-5
     scaling: Scaling = "normalised"
     window: int = ADAPT_LENGTH
+    streams: int = STREAMS  # into which the training data are laid for RMS
 
     def __post_init__(self) -> None:
         require(
             0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf,
             f"--lr {self.lr:g} --decay {self.decay:g} --eps {self.eps:g}: must be at least 0, --eps above 0",
         )
-        require(self.window >= 1, f"--window {self.window}: must be at least 1")
+        for name in ("window", "streams"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name} {value}: must be at least 1")
         require(
-            self.scaling in ("normalised", "original"),
-            f"--scaling {self.scaling!r}: must be normalised or original",
+            self.scaling in get_args(Scaling),
+            f"--scaling {self.scaling!r}: must be one of {', '.join(get_args(Scaling))}",
         )
 
     def normalised(self, windows: int, tensors: int) -> "Setting":
-        """The setting that does the same in normalised scaling: λ / tensors, η / √windows, ε / √windows."""
-        if self.scaling == "normalised":
+        """The setting that does the same without ``original``: λ / tensors, η / √windows, ε / √windows."""
+        if self.scaling != "original":
             return self
         root = math.sqrt(windows)
-        return Setting(self.lr / root, self.decay / tensors, self.eps / root, "normalised", self.window)
+        lr, decay, eps = self.lr / root, self.decay / tensors, self.eps / root
+        return replace(self, lr=lr, decay=decay, eps=eps, scaling="normalised")
 
 
 SETTINGS = {
@@ -177,7 +184,10 @@ def factors(statistics: Statistics, setting: Setting) -> tuple[list[Tensor], lis
     squares = list(statistics.squares.values())
     setting = setting.normalised(statistics.windows, len(squares))
     rms = [(square / statistics.windows).sqrt() for square in squares]
-    mean = torch.stack([tensor.mean() for tensor in rms]).mean()
+    if setting.scaling == "elements":
+        mean = torch.stack([tensor.sum() for tensor in rms]).sum() / sum(tensor.numel() for tensor in rms)
+    else:
+        mean = torch.stack([tensor.mean() for tensor in rms]).mean()
     if not (bool(torch.isfinite(mean)) and float(mean) > 0):
         raise DivergenceError("the gradients over the training data are not finite, or all 0")
     step = [setting.lr / (tensor + setting.eps) for tensor in rms]

@@ -1,8 +1,8 @@
 """The typed configuration of a language-model run; free of torch like :mod:`lm.schema`."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.schema import CellConfig, HeadConfig, OptimConfig, Section, TrainConfig
 from lm.tokenizers import TokenizerKind
@@ -39,6 +39,15 @@ class WindowConfig(Section):
     shortest: int = Field(5, ge=1, description="no window is drawn shorter")
     max_delta: int = Field(0, ge=0, description="no window is longer than length by more; 0 is no limit")
     rescale_lr: bool = Field(True, description="the learning rate of an update is times its length / length")
+    order: Literal["streams", "read_heads"] = Field(
+        "streams",
+        description="streams: contiguous pieces of the text; read_heads: every stream reads all of it, from a"
+        " sentence that is drawn anew each time (lamb)",
+    )
+    jitter: int = Field(
+        100, ge=0, description="read_heads: sentences by which a beginning is moved at most, either way"
+    )
+    state_reset: Rate = Field(0.0, description="share of the streams that start a window from a zero state")
 
 
 class ModelConfig(Section):
@@ -48,14 +57,55 @@ class ModelConfig(Section):
     hidden_sizes: tuple[Size, ...] = Field(
         (1150, 1150, 400), min_length=1, description="hidden size of every LSTM layer, the first one first"
     )
+    budget: int = Field(
+        0,
+        ge=0,
+        description="most parameters: layers are as large as it allows, hidden_sizes being their proportions,"
+        " as in [1, 1]; 0: hidden_sizes are the sizes",
+    )
+    input_embedding_ratio: float | None = Field(
+        None,
+        gt=0,
+        description="size of the word embedding, and of the head's contexts, as a share of the last layer's,"
+        " at most 1; none: embedding_size and head.embedding_size",
+    )
+    layer_sum: bool = Field(False, description="the network's output is the sum of the outputs of all layers")
+    embedding_init: Literal["uniform", "scaled"] = Field(
+        "uniform",
+        description="uniform: the embedding in ± init_range; scaled: embedding and output matrix normal with"
+        " variance 1 / their width, the head's projection orthogonal (lamb)",
+    )
     init_range: float = Field(0.1, gt=0, description="the embedding starts uniform in ± this")
     embedding_dropout: Rate = Field(0.1, description="share of the words that a window does without")
     input_dropout: Rate = Field(0.4, description="locked dropout of the embedded words")
     hidden_dropout: Rate = Field(0.25, description="locked dropout between layers")
     output_dropout: Rate = Field(0.4, description="locked dropout of the last layer")
+    state_dropout: Rate = Field(
+        0.0, description="dropout of the state that a step reads, one mask for all steps of a layer"
+    )
+    dropout_masks: Literal["shared", "per_step"] = Field(
+        "shared",
+        description="masks of input, hidden, output and latent dropout: one for all steps of a window, or one"
+        " for each",
+    )
     weight_dropout: Rate = Field(0.5, description="dropout of the recurrent weights")
     activation_penalty: float = Field(2.0, ge=0, description="AR: weight of the mean square of the outputs")
     slowness_penalty: float = Field(1.0, ge=0, description="TAR: weight of the mean square of their changes")
+    weight_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="L2: weight of half the square norm of all parameters; a part of the gradient that is"
+        " clipped, which optim.weight_decay is not",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.layer_sum and len(set(self.hidden_sizes)) > 1:
+            sizes = ", ".join(map(str, self.hidden_sizes))
+            raise ValueError(
+                f"layer_sum adds the outputs of all layers; give them one size in hidden_sizes, not {sizes}"
+            )
+        return self
 
 
 class LmConfig(Section):

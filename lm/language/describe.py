@@ -7,7 +7,7 @@ import torch
 from lm.errors import ConfigError
 from lm.heads import Head
 from lm.language.config import LmConfig
-from lm.language.model import LanguageModel
+from lm.language.model import LanguageModel, sized
 from lm.language.windows import longest
 from lm.memory import head_scratch, training_memory
 
@@ -15,7 +15,7 @@ PARTS = ("embedding", "layers", "head")
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
-    """Parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
+    """Sizes, parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
 
     Without ``vocab_size`` the vocabulary is ``data.vocab_size``. A tied output matrix counts as embedding.
     ConfigError where neither is known, or for sizes that do not fit each other.
@@ -23,6 +23,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     vocabulary = vocab_size or config.data.vocab_size
     if not vocabulary:
         raise ConfigError("data.vocab_size = 0: the vocabulary is as large as the text's; set it to describe")
+    config = sized(config, vocabulary)
     with torch.device("meta"):
         model = LanguageModel(config, vocabulary)
     counts = dict.fromkeys(PARTS, 0)
@@ -31,6 +32,11 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     return {
         "parameters": sum(counts.values()),
         "parameters_by_part": counts,
+        "sizes": {
+            "embedding": config.model.embedding_size,
+            "hidden": list(config.model.hidden_sizes),
+            "contexts": model.head.size,
+        },
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
         "memory": training_memory(model, config.optim, _activations(config, model.head)),

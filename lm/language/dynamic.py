@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def dynamic(
     label = _grid_label(setting) if grid else _label(setting)
     result: Result = {}
     with _alone_in(run / FOLDER):
-        statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress)
+        statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress, setting.streams)
         if grid:
             valid = load_text(trained, config.data.valid, limit, poll)
             search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
@@ -99,7 +99,7 @@ def dynamic(
         "statistics": {
             "source": config.data.train,
             "windows": statistics.windows,
-            "streams": STREAMS,
+            "streams": setting.streams,
             "tensors": len(statistics.squares),
         },
         "static": likelihood(static, trained, text),
@@ -140,6 +140,7 @@ def run_statistics(
     paper: bool = False,
     poll: Poll = no_poll,
     progress: Progress = no_progress,
+    streams: int = STREAMS,
 ) -> tuple[Statistics, dict[str, JSON]]:
     """The statistics over the run's training data, and what they are of; kept in the run, and gone on with.
 
@@ -149,13 +150,13 @@ def run_statistics(
     key: dict[str, JSON] = {
         "weights_sha256": weights_sha256(trained.model),
         "train_sha256": split.fingerprint,
-        "streams": STREAMS,
+        "streams": streams,
         "window": window,
         "paper": paper,
     }
     store = CheckpointStore(run / FOLDER / "statistics")
     store.clean()
-    statistics = _kept(store, key, trained)
+    statistics = _kept(store, key, trained, streams)
     saved = time.monotonic()
 
     def commit() -> None:
@@ -190,7 +191,7 @@ def run_statistics(
     return statistics, key
 
 
-def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm) -> Statistics:
+def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, streams: int) -> Statistics:
     """The statistics that a run keeps, or empty ones where it has none or those of something else."""
     commit = store.latest()
     if commit is not None and commit.state.get("of") == key:
@@ -202,7 +203,7 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm) -
     if store.folder.exists():
         move(store.folder, discarded)
     remove_tree(discarded)
-    return Statistics.empty(trained.model, STREAMS)
+    return Statistics.empty(trained.model, streams)
 
 
 class _Grid:
@@ -258,15 +259,11 @@ class _Grid:
 def grid_settings(base: Setting, statistics: Statistics) -> list[Setting]:
     """The published grid: every η with every λ, both in proportion to the window, with the ε of ``base``.
 
-    All in normalised scaling, whichever ``base`` is in.
+    None is in original scaling, whichever ``base`` is in.
     """
     factor = base.window / ADAPT_LENGTH
-    eps = base.normalised(statistics.windows, len(statistics.squares)).eps
-    return [
-        Setting(lr * factor, decay * factor, eps, "normalised", base.window)
-        for lr in GRID_LR
-        for decay in GRID_DECAY
-    ]
+    base = base.normalised(statistics.windows, len(statistics.squares))
+    return [replace(base, lr=lr * factor, decay=decay * factor) for lr in GRID_LR for decay in GRID_DECAY]
 
 
 def _label(setting: Setting) -> str:
@@ -277,7 +274,7 @@ def _label(setting: Setting) -> str:
 
 
 def _grid_label(setting: Setting) -> str:
-    """What distinguishes a grid from others: ε and window, where they are not the usual ones."""
+    """What distinguishes a grid from others: ε, window and streams, where they are not the usual ones."""
     usual = SETTINGS["default"]
     same = (setting.eps, setting.scaling) == (usual.eps, usual.scaling)
     return "-".join(["grid", *([] if same else [f"eps-{setting.eps:g}"]), *_unusual(setting)])
@@ -285,4 +282,5 @@ def _grid_label(setting: Setting) -> str:
 
 def _unusual(setting: Setting) -> list[str]:
     window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
-    return [*window, *([] if setting.scaling == "normalised" else [setting.scaling])]
+    streams = [] if setting.streams == STREAMS else [f"streams-{setting.streams}"]
+    return [*window, *streams, *([] if setting.scaling == "normalised" else [setting.scaling])]

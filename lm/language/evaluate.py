@@ -38,7 +38,10 @@ SEARCHED = 50_000  # validation tokens that the temperature is chosen on
 FORGIVEN = 2  # multipliers in a row that are no better, after which the search ends
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
 _FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
-_RATES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_dropout")
+_RATES = (
+    *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
+    "weight_dropout",
+)
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool 
         total = 0.0
         for hidden, targets in read:
             poll()
-            total += float(hidden_nll(trained.model.head, hidden, targets, 1 / multiplier).sum())
+            total += float(hidden_nll(trained.model, hidden, targets, 1 / multiplier).sum())
         searched.append({"multiplier": multiplier, "nll": total / tokens})
         if searched[-1]["nll"] < searched[best]["nll"]:
             best, stale = len(searched) - 1, 0

@@ -1,4 +1,4 @@
-"""The recurrent language model: embedding, a stack of weight-dropped layers, and a head of any kind.
+"""The recurrent language model: embedding, a stack of recurrent layers, and a head of any kind.
 
 T time · B streams · H hidden size of the last layer · V words.
 """
@@ -10,17 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from lm.cells import recurrent_layer
+from lm.errors import ConfigError
 from lm.heads import Head
 from lm.language.config import LmConfig
-from lm.regularize import locked_dropout, word_dropout
+from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
 
 State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
+
+_TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal that is cut off at ± 2
 
 
 class Outputs(NamedTuple):
     """What a window gives."""
 
-    hidden: Tensor  # (T, B, H) of the last layer, dropped, and after it those below that the head reads
+    # (T, B, H) of the last layer, or of their sum, dropped, and after it those below that the head reads
+    hidden: Tensor
     raw: Tensor  # (T, B, H) before dropout
     state: State  # after the window
 
@@ -28,27 +32,43 @@ class Outputs(NamedTuple):
 class LanguageModel(nn.Module):
     """AWD-LSTM (Merity et al. 2018) with a replaceable head, as in Yang et al. (2018), and replaceable cells.
 
+    With other settings it is the model of Melis et al. (2020): see docs/language_models.md.
+
     Args:
         config: sizes and regularisation; the published places of dropout are the only ones.
         vocab_size: V.
 
     Raises:
-        ConfigError: a tied head whose context size is not the embedding size.
+        ConfigError: a tied head whose context size is not the embedding size, or a budget too small.
     """
 
     def __init__(self, config: LmConfig, vocab_size: int) -> None:
         super().__init__()
+        config = sized(config, vocab_size)
         self.config = config.model
-        sizes = (config.model.embedding_size, *config.model.hidden_sizes)
+        cell, sizes = config.cell, (config.model.embedding_size, *config.model.hidden_sizes)
+        if config.model.state_dropout and cell.kind == "lstm":  # torch's own layer has no place for a mask
+            cell = cell.model_copy(update={"kind": "mogrifier", "rounds": 0})
         self.embedding = nn.Embedding(vocab_size, sizes[0])
         self.layers = nn.ModuleList(
-            recurrent_layer(config.cell, inputs, outputs, config.model.weight_dropout)
+            recurrent_layer(cell, inputs, outputs, config.model.weight_dropout)
             for inputs, outputs in pairwise(sizes)
         )
         embedding = self.embedding.weight
         assert isinstance(embedding, nn.Parameter)
         self.head = Head(config.head, sizes[-1], vocab_size, embedding, lower_sizes=sizes[-2::-1])
-        nn.init.uniform_(self.embedding.weight, -config.model.init_range, config.model.init_range)
+        if config.model.embedding_init == "scaled":
+            self._scale()
+        else:
+            nn.init.uniform_(self.embedding.weight, -config.model.init_range, config.model.init_range)
+
+    def _scale(self) -> None:
+        """The initial embedding, output matrix and projection of Melis et al. (2020)."""
+        for weight in dict.fromkeys((self.embedding.weight, self.head.weight)):  # once where they are tied
+            deviation = weight.shape[1] ** -0.5 / _TRUNCATED
+            nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        if self.head.projection is not None:
+            nn.init.orthogonal_(self.head.projection.weight)
 
     def initial_state(self, streams: int) -> State:
         """Zeros for so many streams."""
@@ -57,21 +77,86 @@ class LanguageModel(nn.Module):
         return [(zero, zero) for zero in zeros]
 
     def forward(self, tokens: Tensor, state: State) -> Outputs:
-        """Reads a window of tokens (T, B) from a state on; masks of dropout are drawn once for it."""
-        rates, training = self.config, self.training
+        """Reads a window of tokens (T, B) from a state on; masks of dropout are drawn for it."""
+        rates = self.config
         words = self.embedding(tokens)
-        words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, training)
-        raw = inputs = locked_dropout(words, rates.input_dropout, training)
+        words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, self.training)
+        inputs = self._drop(words, rates.input_dropout)
+        outputs: list[Tensor] = []
         after: State = []
         lower: list[Tensor] = []  # what each layer reads, the highest first
         for layer, before in zip(self.layers, state, strict=True):
+            if outputs:
+                inputs = self._drop(outputs[-1], rates.hidden_dropout)
             lower.insert(0, inputs)
-            raw, last = layer(inputs, before)
+            output, last = layer(inputs, before, *self._state_mask(before[0]))
+            outputs.append(output)
             after.append(last)
-            final = len(after) == len(self.layers)
-            inputs = locked_dropout(raw, rates.output_dropout if final else rates.hidden_dropout, training)
-        read = lower[: len(self.head.lower_sizes)]
-        return Outputs(torch.cat((inputs, *read), -1) if read else inputs, raw, after)
+        raw = sum(outputs[1:], outputs[0]) if rates.layer_sum else outputs[-1]
+        read = [self._drop(raw, rates.output_dropout), *lower[: len(self.head.lower_sizes)]]
+        return Outputs(torch.cat(read, -1) if len(read) > 1 else read[0], raw, after)
+
+    def for_head(self, hidden: Tensor) -> Tensor:
+        """Hidden states (T, B, H) as the head's own dropout takes them: (T · B, H) for a mask each step."""
+        return hidden.flatten(0, 1) if self.config.dropout_masks == "per_step" else hidden
+
+    def _drop(self, states: Tensor, rate: float) -> Tensor:
+        drop = dropout if self.config.dropout_masks == "per_step" else locked_dropout
+        return drop(states, rate, self.training)
+
+    def _state_mask(self, h: Tensor) -> tuple[Tensor, ...]:
+        """What a layer gets besides input and state: a mask (B, H), or nothing."""
+        rate = self.config.state_dropout
+        return (dropout_mask(h, h.shape, rate),) if self.training and rate else ()
+
+
+def sized(config: LmConfig, vocab_size: int) -> LmConfig:
+    """The config with the sizes that ``model.budget`` and ``model.input_embedding_ratio`` come to.
+
+    Layers get n times their share in ``hidden_sizes``, with the largest n such that all parameters together
+    are no more than the budget, embedding and head included (Melis et al. 2020). ConfigError where there is
+    no such n.
+    """
+    budget, shares = config.model.budget, config.model.hidden_sizes
+    if not budget:
+        return _with_sizes(config, shares)
+
+    def candidate(factor: int) -> LmConfig:
+        return _with_sizes(config, tuple(factor * share for share in shares))
+
+    if (least := count_parameters(candidate(1), vocab_size)) > budget:
+        raise ConfigError(
+            f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {', '.join(map(str, shares))}"
+            f" units have {least:,} parameters already; raise it, or lower model.hidden_sizes"
+        )
+    fits, exceeds = 1, 2
+    while count_parameters(candidate(exceeds), vocab_size) <= budget:
+        fits, exceeds = exceeds, 2 * exceeds
+    while exceeds - fits > 1:
+        middle = (fits + exceeds) // 2
+        if count_parameters(candidate(middle), vocab_size) <= budget:
+            fits = middle
+        else:
+            exceeds = middle
+    return candidate(fits)
+
+
+def count_parameters(config: LmConfig, vocab_size: int) -> int:
+    """Parameters of the model, tied ones once; takes no memory and no random numbers."""
+    with torch.device("meta"):
+        model = LanguageModel(config, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _with_sizes(config: LmConfig, hidden_sizes: tuple[int, ...]) -> LmConfig:
+    """The config with these layers and the embedding that goes with them; nothing is left to be found."""
+    model, head, ratio = config.model, config.head, config.model.input_embedding_ratio
+    sizes: dict[str, object] = {"hidden_sizes": hidden_sizes, "budget": 0, "input_embedding_ratio": None}
+    if ratio is not None:
+        size = max(1, round(min(1.0, ratio) * hidden_sizes[-1]))
+        sizes["embedding_size"] = size
+        head = head.model_copy(update={"embedding_size": size})
+    return config.model_copy(update={"model": model.model_copy(update=sizes), "head": head})
 
 
 def detached(state: State) -> State:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.guard import require_finite
-from lm.heads import Head
 from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
 from lm.language.shards import line_ids
@@ -58,18 +57,18 @@ def token_nll(
         window: tokens read at once; for a model that drops units, those that share a mask.
         advance: told of every window's tokens; may raise to interrupt.
     """
-    head = (model or trained.model).head
+    model = model or trained.model
     pieces = [np.empty(0)]
     for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window):
-        pieces.append(hidden_nll(head, hidden, targets, temperature))
+        pieces.append(hidden_nll(model, hidden, targets, temperature))
         advance(len(targets))
     return np.concatenate(pieces)
 
 
-def hidden_nll(head: Head, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Floats:
-    """−log P in nats, (n,), of the targets of one of :meth:`TrainedLm.readings`."""
+def hidden_nll(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Floats:
+    """−log P in nats, (n,), of the targets of one of :meth:`TrainedLm.readings` of the model."""
     with torch.no_grad():
-        nll = head.nll(hidden, targets[:, None], component_temperature=temperature)
+        nll = model.head.nll(model.for_head(hidden), targets[:, None], component_temperature=temperature)
     return nll[:, 0].double().cpu().numpy()
 
 

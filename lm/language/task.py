@@ -10,9 +10,9 @@ from torch import Tensor
 from lm.errors import DataError
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpus import TokenSplit
-from lm.language.model import LanguageModel, detached, state_from, state_tensors
-from lm.language.windows import Ids, Streams, Window, mean_length
-from lm.regularize import activation_penalty, slowness_penalty
+from lm.language.model import LanguageModel, State, detached, state_from, state_tensors
+from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
+from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
 from lm.stop import Poll
 from lm.update import StepLoss
 
@@ -34,7 +34,6 @@ class LmTask:
         self.config, self.device, self._eos = config, device, eos
         self.model = model.to(device)
         self._paper = config.train.compat == "paper"
-        self._streams = Streams(train.shards, config.train.batch_size, eos, paper=self._paper)
         self._valid = valid
         self._carried = model.initial_state(config.train.batch_size)
         self._length = sum(len(shard) for shard in train.shards) // config.train.batch_size
@@ -43,6 +42,12 @@ class LmTask:
                 f"{config.data.train}: {len(train):,} tokens for train.batch_size ="
                 f" {config.train.batch_size} streams; lower train.batch_size"
             )
+        self._streams: Streams | ReadHeads
+        if config.window.order == "read_heads":
+            jitter, seed = config.window.jitter, config.train.seed
+            self._streams = ReadHeads(train.shards, config.train.batch_size, eos, jitter, seed)
+        else:
+            self._streams = Streams(train.shards, config.train.batch_size, eos, paper=self._paper)
 
     def epoch_length(self) -> int:
         """Windows in a pass, nearly."""
@@ -50,18 +55,21 @@ class LmTask:
 
     def epoch(self, number: int, start: int) -> Iterator[Window]:
         """The windows of a pass from ``start`` on; their lengths depend on seed and pass alone."""
-        generator = np.random.default_rng((self.config.train.seed, number))
-        spans = self._streams.spans(self.config.window, generator, training=True)
+        generator, window = np.random.default_rng((self.config.train.seed, number)), self.config.window
+        if isinstance(self._streams, ReadHeads):
+            spans = self._streams.spans(number, window, generator)
+        else:
+            spans = self._streams.spans(window, generator, training=True)
         for span in islice(spans, start, None):
             yield self._streams.window(span).to(self.device)
 
     def loss(self, batch: Window) -> StepLoss:
         """The summed loss of a window; its last state is carried to the next one."""
         streams = batch.tokens.shape[1]
-        before = self.model.initial_state(streams) if batch.first else self._carried
+        before = self.model.initial_state(streams) if batch.first else self._forgetful(self._carried)
         outputs = self.model(batch.tokens, before)
         self._carried = detached(outputs.state)
-        objective, nll = self.model.head.objective(outputs.hidden, batch.targets)
+        objective, nll = self.model.head.objective(self.model.for_head(outputs.hidden), batch.targets)
         tokens, model = batch.targets.numel(), self.config.model
         last = outputs.hidden[..., : self.model.head.hidden_size]
         penalty = torch.zeros((), device=nll.device)
@@ -69,7 +77,17 @@ class LmTask:
             penalty = penalty + model.activation_penalty * activation_penalty(last.float())
         if model.slowness_penalty:
             penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
+        if model.weight_penalty:
+            penalty = penalty + model.weight_penalty * weight_penalty(self.model.parameters())
         return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
+
+    def _forgetful(self, state: State) -> State:
+        """The state, zero for the share ``window.state_reset`` of the streams."""
+        rate = self.config.window.state_reset
+        if not rate:
+            return state
+        kept = (torch.rand(len(state[0][0]), 1) >= rate).to(state[0][0])
+        return [(h * kept, c * kept) for h, c in state]
 
     def validate(self, poll: Poll) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""

@@ -24,8 +24,8 @@ from lm.train import FitResult, Verdict, fit, require_end, seed_everything
 START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
     'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',
-    "optim.average_start=0", "optim.average_trigger=0", "train.stop_trigger=5", "train.patience=0",
-    "train.max_steps=0", "train.max_minutes=0.0",
+    "optim.average_start=0", "optim.average_trigger=0", "optim.average_patience=0", "train.stop_trigger=5",
+    "train.patience=0", "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
 SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 

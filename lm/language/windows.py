@@ -3,7 +3,7 @@
 The tokens of a shard are laid out as B streams of equal length, as in Merity et al. (2018): stream b is a
 contiguous piece of the text. Every token is a target, predicted from the token before it in the text,
 ``<eos>`` at its beginning. ``paper`` leaves out the first token of each stream, and in training a last
-window of one token, as the authors' code does.
+window of one token, as the authors' code does. ``ReadHeads`` is the order of Melis et al. (2020) instead.
 """
 
 import math
@@ -16,9 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.errors import DataError
 from lm.language.config import WindowConfig
 
 Ids = NDArray[np.integer[Any]]
+
+_ORDER = 1 << 62  # sets the draws of the order apart from those of window lengths: no pass has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,7 @@ class Streams:
             drawn = _length(config, generator)
             stop = min(rows, start + drawn)
             length = drawn if self._paper else stop - start
-            scale = length / config.length if config.rescale_lr else 1.0
-            yield Span(shard, start, stop, start == begin, scale)
+            yield Span(shard, start, stop, start == begin, _scale(length, config))
             start = stop
 
     def window(self, span: Span) -> Window:
@@ -87,9 +89,79 @@ class Streams:
         return Window(_steps(inputs), _steps(targets), span.first, span.scale)
 
 
+class ReadHeads:
+    """Streams that read all of a text each, from places spread over it (Melis et al. 2020, as in their code).
+
+    Heads begin at sentences that are equally far from each other, the first of them drawn at random. When a
+    head has read the whole text, round its end, it begins again at its own sentence, moved by up to
+    ``jitter`` sentences, drawn for each head anew, as it is at first. Where a head reads in a window depends
+    on the seed and the number of tokens it has read alone. Streams are never set back to a zero state.
+
+    Args:
+        shards: the text, kept in memory as a whole.
+        streams: B, the number of heads.
+        eos: what ends a sentence.
+
+    Raises:
+        DataError: fewer sentences than heads.
+    """
+
+    def __init__(self, shards: Sequence[Ids], streams: int, eos: int, jitter: int, seed: int) -> None:
+        self._text = np.concatenate(shards) if len(shards) > 1 else shards[0]
+        ends = np.flatnonzero(self._text == eos) + 1
+        self._sentences = np.concatenate(([0], ends[ends < len(self._text)]))
+        self._streams, self._eos, self._jitter, self._seed = streams, eos, jitter, seed
+        if len(self._sentences) < streams:
+            raise DataError(
+                f'window.order = "read_heads": {len(self._sentences):,} sentences are too few for'
+                f" train.batch_size = {streams} heads; lower it, or use the order streams"
+            )
+
+    def spans(self, number: int, config: WindowConfig, generator: np.random.Generator) -> Iterator[Span]:
+        """Where the windows of a pass lie, ``start`` counting tokens that a head has read in all passes.
+
+        In a pass, all heads together read the text about once, in windows of full length where that is fixed.
+        """
+        rows = max(1, len(self._text) // self._streams)
+        if not config.random and rows > config.length:
+            rows -= rows % config.length
+        start, end = number * rows, (number + 1) * rows
+        while start < end:
+            stop = min(end, start + _length(config, generator))
+            yield Span(0, start, stop, start == 0, _scale(stop - start, config))
+            start = stop
+
+    def window(self, span: Span) -> Window:
+        """Reads a window."""
+        read = np.arange(max(0, span.start - 1), span.stop)
+        tokens = self._text[self._places(read)].astype(np.int64)  # (B, T + 1), or (B, T) at the beginning
+        if not span.start:
+            tokens = np.concatenate((np.full((self._streams, 1), self._eos), tokens), axis=1)
+        return Window(_steps(tokens[:, :-1]), _steps(tokens[:, 1:]), span.first, span.scale)
+
+    def _places(self, read: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+        """Where in the text each head is after so many tokens, (B, len(read))."""
+        length, count = len(self._text), len(self._sentences)
+        first = np.random.default_rng((self._seed, _ORDER)).integers(count)
+        heads = first + np.arange(self._streams) * count // self._streams
+        rounds, within = np.divmod(read, length)
+        places = np.empty((self._streams, len(read)), np.int64)
+        for again in np.unique(rounds):
+            draw = np.random.default_rng((self._seed, _ORDER, int(again)))
+            moved = heads + draw.integers(-self._jitter, self._jitter + 1, self._streams)
+            begin = self._sentences[moved % count]
+            places[:, rounds == again] = (begin[:, None] + within[rounds == again]) % length
+        return places
+
+
 def _steps(streams: NDArray[np.int64]) -> Tensor:
     """(B, T) → (T, B)."""
     return torch.from_numpy(np.ascontiguousarray(streams.T))
+
+
+def _scale(length: int, config: WindowConfig) -> float:
+    """The factor on the learning rate of an update from a window of so many tokens."""
+    return length / config.length if config.rescale_lr else 1.0
 
 
 def _length(config: WindowConfig, generator: np.random.Generator) -> int:
