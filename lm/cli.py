@@ -179,7 +179,12 @@ def evaluate(
         bool, typer.Option("--temperature-search", help="Also with the best temperature on validation.")
     ] = False,
     mc_samples: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Also the mean of N passes with dropout.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Also the mean of N passes with dropout; with --temperature-search, at their own too.",
+        ),
     ] = 0,
     mc_rate: Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")] = 1.0,
     checkpoint: Checkpoint = "best",

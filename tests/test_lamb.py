@@ -16,8 +16,8 @@ from lm.errors import ConfigError, DataError
 from lm.language.config import LmConfig, ModelConfig, WindowConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.describe import describe
-from lm.language.evaluate import _with_dropout as with_dropout
 from lm.language.model import LanguageModel, count_parameters, sized
+from lm.language.refinements import with_dropout
 from lm.language.task import LmTask
 from lm.language.training import train
 from lm.language.windows import ReadHeads

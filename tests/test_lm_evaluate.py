@@ -14,16 +14,19 @@ from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, Stor
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
     BLOCK,
-    MULTIPLIERS,
     Text,
     blocks,
     evaluate,
     frequency_buckets,
     likelihood,
-    mc_nll,
-    search_temperature,
 )
-from lm.language.evaluate import _with_dropout as with_dropout
+from lm.language.refinements import (
+    MULTIPLIERS,
+    mc_nll,
+    search_mc_temperature,
+    search_temperature,
+    with_dropout,
+)
 from lm.language.report import evaluation_tables, scoring_tables
 from lm.language.scoring import score_file, score_lines, token_nll
 from lm.language.task import score_streams
@@ -169,7 +172,7 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     expected = by_hand(trained, ids)
     assert result["nll"] == pytest.approx(expected.mean(), rel=1e-5)
     assert result["perplexity"] == pytest.approx(math.exp(expected.mean()), rel=1e-4)
-    assert result["tokens"] == len(ids) == told[-1][0] / 4 == told[-1][1] / 4
+    assert result["tokens"] == len(ids) == told[-1][0] / 6 == told[-1][1] / 6
     characters = sum(len(line) + 1 for line in lines)
     bits = expected.sum() / math.log(2) / characters
     assert result["bits_per_character"] == pytest.approx(bits, rel=1e-5)
@@ -184,7 +187,10 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
     assert kept["result"]["perplexity"] == result["perplexity"]
     assert sum(kept["contexts"]["nll"]) == pytest.approx(expected.sum(), rel=1e-5)
-    assert {"temperature_search", "mc_dropout"} <= set(kept["contexts"])
+    assert {"temperature_search", "mc_dropout", "mc_temperature"} <= set(kept["contexts"])
+    tempered, sampler = result["mc_temperature"], with_dropout(trained.model, 0.8)
+    again = mc_nll(trained, sampler, ids, 2, tempered["temperature"])
+    assert tempered["nll"] == pytest.approx(again.mean(), rel=1e-6)
     assert json.dumps(result, allow_nan=False)
     likelihoods, by_frequency, *lines = evaluation_tables(result)
     rows = cells(likelihoods)
@@ -207,6 +213,20 @@ def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> Non
         for row in search["searched"]:
             nll = token_nll(trained, ids, paper=paper, temperature=1 / row["multiplier"])
             assert row["nll"] == pytest.approx(nll.mean(), abs=1e-12)
+
+
+def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", **MIXTURE)
+    trained = TrainedLm.load(run)
+    sampler = with_dropout(trained.model, 0.8)
+    ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
+    search = search_mc_temperature(trained, sampler, 2)
+    values = {row["multiplier"]: row["nll"] for row in search["searched"]}
+    for multiplier, value in list(values.items())[:2]:
+        expected = mc_nll(trained, sampler, ids, 2, 1 / multiplier).mean()
+        assert value == pytest.approx(expected, abs=1e-12)
+    assert values[search["multiplier"]] == min(values.values())
+    assert search["temperature"] == 1 / search["multiplier"]
 
 
 def test_names_tell_what_is_unusual(tmp_path: Path) -> None:

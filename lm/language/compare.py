@@ -19,7 +19,11 @@ from lm.schema import RESAMPLES
 
 Result = dict[str, Any]
 
-REFINED = ("temperature_search", "mc_dropout")  # results that an evaluation may have beside its own
+REFINED = (
+    "temperature_search",
+    "mc_dropout",
+    "mc_temperature",
+)  # results that an evaluation may have beside its own
 _KEPT = (
     *("head", "components", "parameters", "checkpoint", "seed", "method", "compat"),
     *("tokens", "nll", "perplexity"),

@@ -81,7 +81,9 @@ class ModelConfig(Section):
     hidden_dropout: Rate = Field(0.25, description="locked dropout between layers")
     output_dropout: Rate = Field(0.4, description="locked dropout of the last layer")
     state_dropout: Rate = Field(
-        0.0, description="dropout of the state that a step reads, one mask for all steps of a layer"
+        0.0,
+        description="dropout of the state that a step reads, one mask for all steps of a layer; an LSTM has"
+        " one bias vector then",
     )
     dropout_masks: Literal["shared", "per_step"] = Field(
         "shared",

@@ -1,26 +1,22 @@
-"""What a language model is worth on a text: perplexity, losses by word frequency, and two refinements.
+"""What a language model is worth on a text: perplexity, losses by word frequency, and refinements.
 
 Every token is scored once, in one stream, so that the result depends on no window and no batch. Every
 evaluation is kept in the run (:mod:`lm.records`), with sums over blocks of text, which
 :mod:`lm.language.compare` resamples.
 """
 
-import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from lm.cells import Layer
 from lm.errors import ConfigError, DataError
 from lm.guard import require_finite
 from lm.language.corpus import load_split
-from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
+from lm.language.refinements import mc_nll, search_mc_temperature, search_temperature, with_dropout
+from lm.language.scoring import Floats, token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
@@ -33,15 +29,8 @@ Compat = Literal["none", "paper"]
 
 BLOCK = 1000  # tokens of a unit that comparisons resample
 BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words but the last
-MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
-SEARCHED = 50_000  # validation tokens that the temperature is chosen on
-FORGIVEN = 2  # multipliers in a row that are no better, after which the search ends
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
 _FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
-_RATES = (
-    *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
-    "weight_dropout",
-)
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,8 @@ def evaluate(
         data: a prepared split or a text file; the run's own test split if left out.
         checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
         temperature_search: also report the result at the temperature that is best on validation.
-        mc_samples: also report the mean probabilities of so many passes with dropout on; 0 for none.
+        mc_samples: also report the mean probabilities of so many passes with dropout on; 0 for none. With
+            ``temperature_search``, once more at the temperature that is best for them on validation.
         mc_rate: factor on all rates of dropout in those passes.
         limit: take the first so many tokens only.
         compat: ``paper`` scores as the authors' code does, see :mod:`lm.language.scoring`, and divides by N
@@ -92,8 +82,9 @@ def evaluate(
     text = load_text(trained, data or trained.config.data.test, limit, poll)
     compat = compat or trained.config.train.compat
     paper = compat == "paper"
-    sampler = _with_dropout(trained.model, mc_rate) if mc_samples else None
-    advance = Steps(len(text.ids) * (1 + temperature_search + mc_samples), poll, progress).advance
+    sampler = with_dropout(trained.model, mc_rate) if mc_samples else None
+    passes = (1 + mc_samples) * (1 + temperature_search)
+    advance = Steps(len(text.ids) * passes, poll, progress).advance
 
     nll = token_nll(trained, text.ids, paper=paper, advance=advance)
     result = facts(trained, run, checkpoint, text, compat) | {"method": "static"}
@@ -111,8 +102,16 @@ def evaluate(
         name += ".temperature"
     if sampler is not None:
         sampled = mc_nll(trained, sampler, text.ids, mc_samples, paper=paper, advance=advance)
-        result["mc_dropout"] = {"samples": mc_samples, "rate": mc_rate, **likelihood(sampled, trained, text)}
+        passes_of = {"samples": mc_samples, "rate": mc_rate}
+        result["mc_dropout"] = passes_of | likelihood(sampled, trained, text)
         contexts["mc_dropout"] = blocks(sampled)["nll"]
+        if temperature_search:
+            chosen = search_mc_temperature(trained, sampler, mc_samples, poll, paper=paper)
+            sampled = mc_nll(
+                trained, sampler, text.ids, mc_samples, 1 / chosen["multiplier"], paper=paper, advance=advance
+            )
+            result["mc_temperature"] = passes_of | chosen | likelihood(sampled, trained, text)
+            contexts["mc_temperature"] = blocks(sampled)["nll"]
         name += f".mc-{mc_samples}-rate-{mc_rate:g}"
     keep(run, f"{name}.paper" if paper else name, result, contexts)
     return result
@@ -216,76 +215,3 @@ def blocks(nll: Floats) -> Result:
     starts = np.arange(0, len(nll), BLOCK)
     sums = np.add.reduceat(nll, starts) if len(nll) else nll
     return {"nll": sums.tolist(), "tokens": np.diff(np.append(starts, len(nll))).tolist()}
-
-
-def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool = False) -> Result:
-    """The factor on the logits that is best on the first tokens of the run's own validation split.
-
-    Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
-    """
-    source = trained.config.data.valid
-    ids = load_split(source, trained.codec, poll).ids()[:SEARCHED]
-    read = list(trained.readings(ids, paper=paper, poll=poll))
-    tokens = sum(len(targets) for _, targets in read)
-    searched: list[dict[str, float]] = []
-    best, stale = 0, 0
-    for multiplier in MULTIPLIERS:
-        total = 0.0
-        for hidden, targets in read:
-            poll()
-            total += float(hidden_nll(trained.model, hidden, targets, 1 / multiplier).sum())
-        searched.append({"multiplier": multiplier, "nll": total / tokens})
-        if searched[-1]["nll"] < searched[best]["nll"]:
-            best, stale = len(searched) - 1, 0
-        elif len(searched) > 1:
-            stale += 1
-        if stale == FORGIVEN:
-            break
-    multiplier = searched[best]["multiplier"]
-    return {
-        "multiplier": multiplier,
-        "temperature": 1 / multiplier,
-        "searched": searched,
-        "searched_on": source,
-        "searched_tokens": tokens,
-    }
-
-
-def mc_nll(
-    trained: TrainedLm,
-    sampler: LanguageModel,
-    ids: Ids,
-    samples: int,
-    *,
-    paper: bool = False,
-    advance: Callable[[int], None] = no_advance,
-) -> Floats:
-    """−log of the mean probability of every token over passes with dropout on (Melis et al. 2020).
-
-    Each pass carries its own state and draws new masks for each window, as training does, from a seed of its
-    own that follows from the run's.
-    """
-    seed, window = trained.config.train.seed, trained.config.window.length
-    devices = range(torch.cuda.device_count()) if trained.device.type == "cuda" else ()
-    total: Floats = np.full(0, 0.0)
-    with torch.random.fork_rng(devices=devices):
-        for sample in range(samples):
-            torch.manual_seed(int(np.random.default_rng((seed, sample)).integers(2**63)))
-            nll = token_nll(trained, ids, paper=paper, model=sampler, window=window, advance=advance)
-            total = np.logaddexp(total, -nll) if sample else -nll
-    return math.log(samples) - total
-
-
-def _with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
-    """A copy of the model that drops, at its own rates times a factor; ConfigError where one reaches 1."""
-    rates = {name: factor * getattr(model.config, name) for name in _RATES}
-    latent = factor * model.head.config.latent_dropout
-    if not (factor >= 0 and max(*rates.values(), latent) < 1):
-        raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and leave every dropout below 1")
-    sampler = copy.deepcopy(model)
-    sampler.config = model.config.model_copy(update=rates)
-    sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})
-    for layer in sampler.layers:
-        assert isinstance(layer, Layer)
-        layer.weight_dropout = rates["weight_dropout"]
-    return sampler.train()

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 Result = Mapping[str, Any]
 _MEASURES = ("perplexity", "nll", "bits_per_character", "tokens")
-_REFINED = {"temperature_search": "best temperature", "mc_dropout": "MC dropout", "static": "static"}
+_REFINED = {
+    "temperature_search": "best temperature",
+    "mc_dropout": "MC dropout",
+    "mc_temperature": "MC dropout, best temperature",
+    "static": "static",
+}
 
 
 def evaluation_tables(result: Result) -> list["Table | str"]:
@@ -37,7 +42,9 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
             f" of {search['searched_on']}"
         )
     if sampled := result.get("mc_dropout"):
-        tables.append(f"MC dropout: {sampled['samples']} passes, rates × {sampled['rate']:g}")
+        tempered = result.get("mc_temperature")
+        logits = f", logits × {tempered['multiplier']:g} where at their best" if tempered else ""
+        tables.append(f"MC dropout: {sampled['samples']} passes, rates × {sampled['rate']:g}{logits}")
     return [*tables, f"kept as {result['name']}"]
 
 

@@ -82,7 +82,7 @@ def score_lines(
     than a MiB comes in pieces of the same number. A line of the file gives ``{"line", "tokens", "log_probs",
     "nll", "perplexity"}``: nats, ``nll`` the mean over its tokens. DataError where the file cannot be read.
     """
-    vocabulary, head = trained.codec.vocabulary, trained.model.head
+    vocabulary = trained.codec.vocabulary
     eos = torch.tensor([vocabulary.eos], device=trained.device)
     reader = Reader(trained.model, eos)
     last = 0
@@ -91,7 +91,7 @@ def score_lines(
             reader = Reader(trained.model, eos)
         last = lines[-1][0]
         tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
-        pieces = [hidden_nll(head, *reading) for reading in reader.readings(tokens, poll=poll)]
+        pieces = [hidden_nll(trained.model, *reading) for reading in reader.readings(tokens, poll=poll)]
         ends = np.cumsum([len(ids) for _, ids in lines])[:-1]
         for (number, ids), scores in zip(lines, np.split(-np.concatenate(pieces), ends), strict=True):
             nll = -float(scores.mean())

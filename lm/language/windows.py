@@ -147,7 +147,7 @@ class ReadHeads:
         rounds, within = np.divmod(read, length)
         places = np.empty((self._streams, len(read)), np.int64)
         for again in np.unique(rounds):
-            draw = np.random.default_rng((self._seed, _ORDER, int(again)))
+            draw = np.random.default_rng((self._seed, _ORDER, 1 + int(again)))
             moved = heads + draw.integers(-self._jitter, self._jitter + 1, self._streams)
             begin = self._sentences[moved % count]
             places[:, rounds == again] = (begin[:, None] + within[rounds == again]) % length

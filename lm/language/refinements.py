@@ -1,0 +1,148 @@
+"""Refinements of evaluation that change no weight: softmax temperature, and passes with dropout on.
+
+Both as Melis et al. (2020) make them: the temperature is the best on a part of the validation split, and the
+probabilities of the passes are averaged.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm.cells import Layer
+from lm.errors import ConfigError
+from lm.language.corpus import load_split
+from lm.language.model import LanguageModel
+from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
+from lm.stop import Poll, no_poll
+
+Result = dict[str, Any]
+
+MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
+SEARCHED = 50_000  # validation tokens that the temperature is chosen on
+FORGIVEN = 2  # multipliers in a row that are no better, after which the search ends
+_RATES = (
+    *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
+    "weight_dropout",
+)
+
+
+def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool = False) -> Result:
+    """The factor on the logits that is best on the first tokens of the run's own validation split.
+
+    Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
+    """
+    source, ids = _searched(trained, poll)
+    read = list(trained.readings(ids, paper=paper, poll=poll))
+
+    def nll_at(multiplier: float) -> Floats:
+        pieces = []
+        for hidden, targets in read:
+            poll()
+            pieces.append(hidden_nll(trained.model, hidden, targets, 1 / multiplier))
+        return np.concatenate(pieces)
+
+    return _search(nll_at) | {"searched_on": source}
+
+
+def search_mc_temperature(
+    trained: TrainedLm,
+    sampler: LanguageModel,
+    samples: int,
+    poll: Poll = no_poll,
+    *,
+    paper: bool = False,
+) -> Result:
+    """The same for the mean of passes with dropout on, which :func:`mc_nll` makes for each factor again."""
+    source, ids = _searched(trained, poll)
+
+    def advance(tokens: int) -> None:
+        poll()
+
+    def nll_at(multiplier: float) -> Floats:
+        return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper, advance=advance)
+
+    return _search(nll_at) | {"searched_on": source}
+
+
+def _searched(trained: TrainedLm, poll: Poll) -> tuple[str, Ids]:
+    """The validation split and its tokens that a temperature is chosen on."""
+    source = trained.config.data.valid
+    return source, load_split(source, trained.codec, poll).ids()[:SEARCHED]
+
+
+def _search(nll_at: Callable[[float], Floats]) -> Result:
+    """The best factor, and the mean nats of all that were tried; ``nll_at`` gives the nats of every token."""
+    searched: list[dict[str, float]] = []
+    best, stale, tokens = 0, 0, 0
+    for multiplier in MULTIPLIERS:
+        nll = nll_at(multiplier)
+        tokens = len(nll)
+        searched.append({"multiplier": multiplier, "nll": float(nll.sum()) / tokens})
+        if searched[-1]["nll"] < searched[best]["nll"]:
+            best, stale = len(searched) - 1, 0
+        elif len(searched) > 1:
+            stale += 1
+        if stale == FORGIVEN:
+            break
+    multiplier = searched[best]["multiplier"]
+    return {
+        "multiplier": multiplier,
+        "temperature": 1 / multiplier,
+        "searched": searched,
+        "searched_tokens": tokens,
+    }
+
+
+def mc_nll(
+    trained: TrainedLm,
+    sampler: LanguageModel,
+    ids: Ids,
+    samples: int,
+    temperature: float = 1.0,
+    *,
+    paper: bool = False,
+    advance: Callable[[int], None] = no_advance,
+) -> Floats:
+    """−log of the mean probability of every token over passes with dropout on (Melis et al. 2020).
+
+    Each pass carries its own state and draws new masks for each window, as training does, from a seed of its
+    own that follows from the run's.
+    """
+    seed, window = trained.config.train.seed, trained.config.window.length
+    devices = range(torch.cuda.device_count()) if trained.device.type == "cuda" else ()
+    total: Floats = np.full(0, 0.0)
+    with torch.random.fork_rng(devices=devices):
+        for sample in range(samples):
+            torch.manual_seed(int(np.random.default_rng((seed, sample)).integers(2**63)))
+            nll = token_nll(
+                trained,
+                ids,
+                paper=paper,
+                temperature=temperature,
+                model=sampler,
+                window=window,
+                advance=advance,
+            )
+            total = np.logaddexp(total, -nll) if sample else -nll
+    return math.log(samples) - total
+
+
+def with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
+    """A copy of the model that drops, at its own rates times a factor; ConfigError where one reaches 1."""
+    rates = {name: factor * getattr(model.config, name) for name in _RATES}
+    latent = factor * model.head.config.latent_dropout
+    if not (factor >= 0 and max(*rates.values(), latent) < 1):
+        raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and leave every dropout below 1")
+    sampler = copy.deepcopy(model)
+    sampler.config = model.config.model_copy(update=rates)
+    sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})
+    for layer in sampler.layers:
+        assert isinstance(layer, Layer)
+        layer.weight_dropout = rates["weight_dropout"]
+    return sampler.train()
