@@ -28,12 +28,12 @@ from lm.stop import RESUME, interruptible
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
-    "score", "train",
+    "score", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze rank", "analyze temperature",
     "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
-    "presets", "reverse-copy", "score", "train",
+    "presets", "reverse-copy", "score", "train", "tune",
 )  # fmt: skip
 Outcome = tuple[int, str, str]
 

@@ -196,7 +196,11 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     rows = cells(likelihoods)
     assert [row["measure"] for row in rows] == [
         *("perplexity", "nll", "bits_per_character", "tokens"),
-        *("perplexity, best temperature", "perplexity, MC dropout"),
+        *(
+            "perplexity, best temperature",
+            "perplexity, MC dropout",
+            "perplexity, MC dropout, best temperature",
+        ),
     ]
     assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
     assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
