@@ -1,6 +1,8 @@
 """Presets of language models against the published recipes, number by number; the sizes of all presets."""
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,3 +234,13 @@ def test_gates_of_dialog_models_are_counted() -> None:
     expected = words * size + words + 2 * layer(size, 114) + layer(2 * 114 + 2, hidden) + layer(size, hidden)
     expected += 2 * (hidden + 1) * hidden + 3 * (hidden + 1) * size + 3 * hidden
     assert describe_dialog(config)["parameters"] == expected
+
+
+def test_the_page_of_results_names_presets_that_there_are_and_leaves_out_none_of_the_papers() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:ptb|wt2|lm1b|enwik8|mwc|switchboard)_\w+)", page))
+    known = {path.stem for family in ("lm", "dialog") for path in preset_paths(family)}
+    assert named <= known
+    ours = ("small", "hred", "finetune", "fast", "sigmoid", "doc", "constant_temperature", "switchboard_moss")
+    papers = {name for name in known - named if not any(part in name for part in ours)}
+    assert {name for name in papers if not name.startswith("smalltalk")} == set()
