@@ -24,6 +24,7 @@ from lm.console import (
     write_result,
 )
 from lm.stop import RESUME, interruptible
+from lm.storage import require_apart
 from lm.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
@@ -188,6 +189,8 @@ def evaluate(
     Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
     """
     resolved = _decoding(run, overrides)
+    splits = resolved.config.data
+    require_apart([output, json_file], [data, references, splits.train, splits.valid, splits.test])
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.report import evaluation_tables
 
@@ -214,6 +217,7 @@ def score(
 
     Example: dialog score hyps.jsonl --json scores.json
     """
+    require_apart([json_file], [hypotheses])
     from dialog.evaluate import rescore
     from dialog.report import score_tables
 
@@ -235,6 +239,7 @@ def references(
 
     Example: dialog references --train data/train.jsonl --test data/test.jsonl --out test_multi_ref.json
     """
+    require_apart([out], [train, test])
     from dialog.corpus import load_dialogs
     from dialog.references import build_references, write_references
 

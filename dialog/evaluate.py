@@ -24,7 +24,7 @@ from lm.lines import visible
 from lm.meter import perplexity
 from lm.records import keep
 from lm.stop import Poll, Progress, no_poll, no_progress
-from lm.storage import canonical_json, require_writable, write_atomic
+from lm.storage import canonical_json, require_apart, require_writable, write_atomic
 from lm.text import UNK, Codec
 from lm.tokenizers import Tokenizer, WordPunct
 
@@ -102,6 +102,7 @@ def evaluate(
 
     if output is not None:
         require_writable(output)
+    require_apart([output], [data, references])
     model = TrainedModel.load(run, checkpoint)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
     test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context, poll)

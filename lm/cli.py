@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.cli import Data, Limit, analyze, bottleneck, reverse_copy
+from lm.analysis.cli import Data, Limit, analyze, bottleneck, reverse_copy, spare_texts
 from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import load_config, read_config
 from lm.console import (
@@ -27,6 +27,7 @@ from lm.console import (
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.stop import RESUME, interruptible
+from lm.storage import require_apart
 from lm.suggest import did_you_mean
 from lm.tuning.cli import add_tune
 
@@ -197,6 +198,7 @@ def evaluate(
     Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
     """
     config = _config_of(run)
+    spare_texts(json_file, [run], data)
     from lm.language.evaluate import evaluate as evaluate_run
     from lm.language.report import evaluation_tables
 
@@ -242,6 +244,7 @@ def dynamic(
     Example: lm dynamic runs/ptb_mos --grid
     """
     config = _config_of(run)
+    spare_texts(json_file, [run], data)
     from lm.language.adaptation import SETTINGS
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.report import dynamic_tables
@@ -317,6 +320,7 @@ def score(
 
     Example: lm score runs/ptb_mos text.txt --output scores.jsonl
     """
+    require_apart([output, json_file], [file])
     config = _config_of(run)
     from lm.language.report import scoring_tables
     from lm.language.scoring import score_file

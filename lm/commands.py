@@ -12,6 +12,7 @@ from lm.console import JsonFile, Overrides, RunFolder, show, table, write_result
 from lm.errors import StorageError
 from lm.presets import preset_paths
 from lm.schema import RESAMPLES
+from lm.storage import require_apart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,6 +74,7 @@ def add_describe(
         overrides: Overrides = None,
         json_file: JsonFile = None,
     ) -> None:
+        require_apart([json_file], [config])
         resolved = load_config(config, schema, family=family, overrides=overrides or ())
         from lm.tables import config_table, description_tables
 

@@ -11,12 +11,12 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
@@ -258,6 +258,18 @@ def require_writable(path: Path) -> None:
         raise StorageError(f"{shown(path)}: its folder may not be written to; choose another path")
     with storage_errors(path):
         _require_replaceable(path)
+
+
+def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | None]) -> None:
+    """Raise ConfigError where a file to write is one to read, by whatever name or link."""
+    sources = [source for source in inputs if source]
+    for output in filter(None, outputs):
+        for source in sources:
+            with suppress(OSError, ValueError):  # one of them does not exist, or is no name of a file
+                if os.path.samefile(output, source):
+                    raise ConfigError(
+                        f"{shown(output)}: is read, too, and would be lost; write to another file"
+                    )
 
 
 def _require_replaceable(path: Path) -> None:

@@ -1,13 +1,17 @@
 """``lm analyze …``, ``lm bottleneck`` and ``lm reverse-copy``: what heads and cells can do, measured."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lm.config import read_config
 from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
 from lm.errors import ConfigError
+from lm.language.config import LmConfig
 from lm.stop import RESUME, Poll, interruptible
+from lm.storage import require_apart
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -49,6 +53,7 @@ def rank(
 
     Example: lm analyze rank runs/ptb_small_softmax runs/ptb_small_mos --limit 20000
     """
+    spare_texts(json_file, runs, data)
     from lm.analysis.figure import draw_spectra
     from lm.analysis.rank import rank_of_run, rank_tables
     from lm.analysis.spectrum import RankResult
@@ -86,6 +91,7 @@ def divergence(
 
     Example: lm analyze divergence runs/ptb_small_softmax runs/ptb_small_mos
     """
+    spare_texts(json_file, runs, data)
     from lm.analysis.divergence import divergence_tables, expected_divergence
 
     results: dict[str, dict[str, Any]] = {}
@@ -111,6 +117,7 @@ def components(
 
     Example: lm analyze components runs/ptb_small_mos
     """
+    spare_texts(json_file, [run], data)
     from lm.analysis.components import component_tables, components_of_run
 
     with interruptible() as poll:
@@ -136,6 +143,7 @@ def examples(
 
     Example: lm analyze examples runs/ptb_small_softmax runs/ptb_small_mos
     """
+    spare_texts(json_file, [first, second], data)
     import numpy as np
 
     from lm.analysis.examples import Wanted, compare_runs, example_tables, require_same_words
@@ -174,6 +182,7 @@ def temperature(
 
     Example: lm analyze temperature runs/ptb_small_ct_mos --over-training
     """
+    spare_texts(json_file, runs, data)
     from lm.analysis.examples import require_same_words
     from lm.analysis.temperature import (
         Profile,
@@ -312,6 +321,14 @@ def reverse_copy(
     draw(result, figures)
     write_result(json_file, result)
     show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
+    """Raise ConfigError where a result would replace a text: the given one, or a split of one of the runs."""
+    if output is not None:
+        splits = [read_config(run / "config.json", LmConfig).config.data for run in runs]
+        texts = [text for split in splits for text in (split.train, split.valid, split.test)]
+        require_apart([output], [data, *texts])
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

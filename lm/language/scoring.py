@@ -27,7 +27,7 @@ from lm.language.windows import Ids
 from lm.lines import InputLog, visible
 from lm.meter import perplexity
 from lm.stop import Poll, no_poll
-from lm.storage import require_writable, shown, write_atomic
+from lm.storage import require_apart, require_writable, shown, write_atomic
 
 Result = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -115,8 +115,10 @@ def score_file(
 ) -> Result:
     """Write what :func:`score_lines` gives to ``output`` as JSONL; returns the sums.
 
-    Raises DataError, StorageError, DivergenceError and what ``poll`` raises; nothing is written then.
+    Raises DataError, StorageError, DivergenceError, ConfigError where ``output`` is ``path``, and what
+    ``poll`` raises; nothing is written then.
     """
+    require_apart([output], [path])
     require_writable(output)
     trained = TrainedLm.load(run, checkpoint)
     lines, tokens, total = 0, 0, 0.0

@@ -14,6 +14,7 @@ from lm.config import C, load_config
 from lm.console import JsonFile, Overrides, show, writable, write_result
 from lm.errors import ConfigError, DivergenceError
 from lm.progress import PlainReporter, Reporter, make_reporter
+from lm.storage import require_apart
 from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         ] = None,
         json_file: JsonFile = None,
     ) -> None:
+        require_apart([picture, json_file], [config, space])
         base = load_config(config, schema, family=family, overrides=overrides or ())
         folder = out or Path("runs/tune") / Path(config).stem
         if not only_show:
