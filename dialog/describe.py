@@ -4,13 +4,12 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-import torch
-
 from dialog.corpus import SMALLTALK
 from dialog.schema import DataConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.heads import Head
 from lm.memory import head_scratch, training_memory
+from lm.shapes import shapes_only
 from lm.text import BOS, DIALOG, EOS, PAD, UNK
 
 PARTS = ("embedding", "encoder", "decoder", "head")
@@ -24,7 +23,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
     as embedding. Raises ConfigError for sizes that do not fit each other.
     """
     vocabulary = largest_vocabulary(config.data) if vocab_size is None else vocab_size
-    with torch.device("meta"):
+    with shapes_only():
         model = Seq2Seq(config, vocabulary)
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():

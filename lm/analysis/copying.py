@@ -28,6 +28,7 @@ from lm.errors import DivergenceError, require
 from lm.heads import Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import MAX_SEED, CellConfig, HeadConfig, OptimConfig
+from lm.shapes import shapes_only
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
@@ -91,7 +92,7 @@ class CopyOptions:
         }  # fmt: skip
 
     def _parameters(self, kind: str, hidden_size: int) -> int:
-        with torch.device("meta"):
+        with shapes_only():
             model = Copier(self.cell(kind), self.vocab, self.embedding_size, hidden_size)
         return sum(parameter.numel() for parameter in model.parameters())
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch
-
 from lm.errors import ConfigError
 from lm.heads import Head
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, sized
 from lm.language.windows import longest
 from lm.memory import head_scratch, training_memory
+from lm.shapes import shapes_only
 
 PARTS = ("embedding", "layers", "head")
 
@@ -24,7 +23,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     if not vocabulary:
         raise ConfigError("data.vocab_size = 0: the vocabulary is as large as the text's; set it to describe")
     config = sized(config, vocabulary)
-    with torch.device("meta"):
+    with shapes_only():
         model = LanguageModel(config, vocabulary)
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():

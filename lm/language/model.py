@@ -14,6 +14,7 @@ from lm.errors import ConfigError
 from lm.heads import Head
 from lm.language.config import LmConfig
 from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
+from lm.shapes import shapes_only
 
 State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
 
@@ -143,7 +144,7 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
 
 def count_parameters(config: LmConfig, vocab_size: int) -> int:
     """Parameters of the model, tied ones once; takes no memory and no random numbers."""
-    with torch.device("meta"):
+    with shapes_only():
         model = LanguageModel(config, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -13,6 +13,7 @@ from lm.heads import Head
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.optim import build_optimizer
+from lm.shapes import shapes_only
 from lm.update import StepLoss, Updater
 
 STEPS, VOCAB = 70, 10_000
@@ -40,7 +41,7 @@ def _variant(name: str, overrides: Sequence[str], loss: LossOf, ceiling: Ceiling
 
 def _floor(config: LmConfig, ceiling: Ceiling) -> float:
     """Three products of every matrix that the tokens meet; the output matrix once a component."""
-    with torch.device("meta"):
+    with shapes_only():
         model = LanguageModel(config, VOCAB)
     layers = sum(parameter.numel() for parameter in model.layers.parameters())
     head = sum(parameter.numel() for parameter in model.head.parameters()) - model.head.weight.numel()

@@ -1,0 +1,56 @@
+"""Modules as shapes alone: the right sizes, and none of what makes them slow to build."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lm.config import load_config
+from lm.language.config import LmConfig
+from lm.language.model import LanguageModel
+from lm.shapes import shapes_only
+
+DESCRIBE = """
+import sys
+from {family}.cli import main
+try:
+    main(["describe", "{preset}", "--set", "head.components=2"])
+except SystemExit as ending:
+    assert not ending.code
+assert "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_modules_have_their_shapes_and_nothing_else() -> None:
+    config = load_config("ptb_mos", LmConfig, family="lm").config
+    overrides = ["model.hidden_sizes=[5,4]", "model.embedding_size=4", "head.embedding_size=4"]
+    small = load_config("ptb_mos", LmConfig, family="lm", overrides=overrides).config
+    before = torch.get_rng_state()
+    with shapes_only():
+        LanguageModel(config, 10_000)
+        shapes = LanguageModel(small, 9)
+        filled = nn.init.constant_(tensor=torch.empty(2, 3), val=1.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert filled.shape == (2, 3)
+    real = LanguageModel(small, 9)
+    assert [(name, p.shape, p.dtype, p.requires_grad) for name, p in real.named_parameters()] == [
+        (name, p.shape, p.dtype, p.requires_grad) for name, p in shapes.named_parameters()
+    ]
+    assert all(p.is_meta for p in shapes.parameters())
+    weight = nn.Linear(2, 2).weight
+    assert not weight.is_meta
+    assert nn.init.ones_(weight).sum() == 4
+
+
+def test_describe_loads_no_compiler() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    for family, preset in (("lm", "ptb_mos"), ("dialog", "smalltalk_mos")):
+        program = DESCRIBE.format(family=family, preset=preset)
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+        )
+        assert ended.returncode == 0, ended.stderr
