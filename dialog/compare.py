@@ -35,6 +35,7 @@ _COLUMNS = (
     *(("dialog",), ("turn",), ("nll",), ("tokens",)),
     *((version, side) for version in _BLEU for side in _SIDES),
 )
+_OPTIONS = "--data, --references, --checkpoint, --limit, --set"
 _NEEDED = (
     *(("result", key) for key in _KEPT),
     *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
@@ -67,7 +68,7 @@ def compare(
     """
     if not runs:
         raise ConfigError("no run to compare; name at least one run folder")
-    name = name or common_name(runs, "dialog")
+    name = name or common_name(runs, "dialog", _OPTIONS)
     evaluations = [load_evaluation(run, name, _NEEDED, _COLUMNS, "dialog") for run in runs]
     first = evaluations[0]
     for other in evaluations[1:]:

@@ -94,12 +94,19 @@ def evaluation_names(run: Path) -> list[str]:
     return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
 
 
-def common_name(runs: Sequence[Path], program: str) -> str:
-    """The one evaluation that all runs have; DataError for none, ConfigError for several."""
-    common = set(evaluation_names(runs[0])).intersection(*map(evaluation_names, runs[1:]))
+def common_name(runs: Sequence[Path], program: str, options: str) -> str:
+    """The one evaluation that all runs have; DataError for none, ConfigError for several.
+
+    ``options`` are those of ``evaluate`` that its name tells of, for the remedy.
+    """
+    kept = {run: evaluation_names(run) for run in runs}
+    common = set.intersection(*map(set, kept.values()))
     if not common:
-        names = "; ".join(f"{run}: {', '.join(evaluation_names(run)) or 'none'}" for run in runs)
-        raise DataError(f"no evaluation in common ({visible(names)}); run `{program} evaluate` on each run")
+        names = "; ".join(f"{run}: {', '.join(kept[run]) or 'none'}" for run in runs)
+        raise DataError(
+            f"no evaluation in common ({visible(names)}); run `{program} evaluate` on each run "
+            f"with the same options ({options})"
+        )
     if len(common) > 1:
         names = ", ".join(sorted(common))
         raise ConfigError(f"the runs have several evaluations in common; choose one of {visible(names)}")

@@ -148,7 +148,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such run"):
         compare([a, tmp_path / "empty"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no evaluation in common .*a: test; .*empty: none"):
+    with pytest.raises(
+        DataError, match=r"no evaluation in common .*a: test; .*empty: none.*the same options \(--data, --ref"
+    ):
         compare([a, tmp_path / "empty"])
     with pytest.raises(DataError, match="has no evaluation valid"):
         compare([a], name="valid")

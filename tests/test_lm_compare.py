@@ -122,3 +122,14 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
     evaluate(runs[1], limit=9)
     with pytest.raises(ConfigError, match="choose one"):
         compare(runs)
+
+
+def test_runs_evaluated_with_other_options_are_told_which(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run, name in zip(runs, ("test", "test.temperature"), strict=True):
+        keep(keep_run(run), name, {"data": {"sha256": "d" * 64}}, {})
+    (runs[1] / "evaluation" / "test.json").unlink()
+    with pytest.raises(
+        DataError, match=r"a: test; .*b: test.temperature.* same options .*--temperature-search"
+    ):
+        compare(runs)

@@ -33,6 +33,7 @@ _NEEDED = (
     *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
 )
 _COLUMNS = (("nll",), ("tokens",))
+_OPTIONS = "--data, --checkpoint, --limit, --temperature-search, --mc-samples, --mc-rate, --compat"
 
 
 def compare(
@@ -59,7 +60,7 @@ def compare(
     """
     if not runs:
         raise ConfigError("no run to compare; name at least one run folder")
-    name = name or common_name(runs, "lm")
+    name = name or common_name(runs, "lm", _OPTIONS)
     evaluations = [load_evaluation(run, name, _NEEDED, _COLUMNS, "lm") for run in runs]
     first = evaluations[0]
     for other in evaluations[1:]:
