@@ -17,7 +17,7 @@ from typing import Any, Self, get_args
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
-from lm.storage import write_atomic
+from lm.storage import shown, write_atomic
 from lm.tokenizers import (
     BOS,
     DIALOG,
@@ -48,6 +48,7 @@ __all__ = [
 
 
 EOS_WORD = "<eos>"  # the end of a line in language models
+RESTORE = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
 _UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
 
 
@@ -243,10 +244,10 @@ class Codec:
                 raise ValueError("tokens must be strings")
             return cls(tokenizer, Vocabulary(tokens, counts))
         except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}; the run is incomplete, train it again") from error
+            reason = (error.strerror or type(error).__name__).lower()
+            raise StorageError(f"{shown(path)}: {reason}; {RESTORE}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            detail = " ".join(str(error).split())
-            raise StorageError(f"{path}: not a stored tokenizer ({detail}); train the run again") from error
+            raise StorageError(f"{shown(path)}: damaged or foreign; {RESTORE}") from error
 
 
 def build_codec(
