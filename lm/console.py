@@ -1,5 +1,6 @@
 """What the command lines share: exit codes, one-line errors, tables and the JSON they write."""
 
+import errno
 import importlib.metadata
 import math
 import os
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from lm.train import FitResult
 
 _command = ContextVar("command", default="")
+_NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
+_UNWRITABLE = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: _ELSEWHERE,
+    errno.EIO: _ELSEWHERE,
+}
 
 Overrides = Annotated[
     list[str] | None,
@@ -170,6 +178,8 @@ def _report(error: Exception) -> int:
     elif isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         message, code = f"{place}{error.strerror}", StorageError.exit_code
+        if not place and error.errno in _UNWRITABLE:  # whoever writes a file names it
+            message = f"standard output: {error.strerror}; {_UNWRITABLE[error.errno]}"
     elif type(error).__name__ in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
         message, code = "out of memory: lower train.batch_size, the sizes of the model, or the beam", 1
     else:

@@ -158,6 +158,8 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
 
 # Exit codes and messages
 
+FULL = "standard output: No space left on device; free some, or write elsewhere\n"
+
 
 @pytest.mark.parametrize(
     ("error", "code", "message"),
@@ -171,6 +173,8 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
         (KeyboardInterrupt(), 75, "interrupted; run the same command again to start over or to resume\n"),
         (BrokenPipeError(), 0, ""),
         (OSError(errno.ENOSPC, "No space left on device", "f.txt"), 4, "f.txt: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 4, FULL),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 4, "Resource temporarily unavailable\n"),
         (MemoryError(), 1, "out of memory: lower train.batch_size, the sizes of the model, or the beam\n"),
     ],
 )
@@ -293,14 +297,15 @@ def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
     assert (ended.stdout, ended.stderr) == ("0\n", "")
     if Path("/dev/full").exists():
         with open("/dev/full", "w") as full:
-            ended = subprocess.run(
-                [sys.executable, "-m", "lm", "presets"],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-        assert (ended.returncode, ended.stderr) == (4, "No space left on device\n")
+            for command in ("presets", "--version"):  # one that is written at the end, and one at once
+                ended = subprocess.run(
+                    [sys.executable, "-m", "lm", command],
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                )
+                assert (ended.returncode, ended.stderr) == (4, FULL)
 
 
 # Output
