@@ -98,13 +98,14 @@ def perplexity(nll: float) -> float:
         return math.inf
 
 
-def validation_line(step: int, metrics: Mapping[str, float], best: bool) -> str:
-    """One line for a validation: every metric of the task, and whether it is the best so far."""
+def validation_line(step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> str:
+    """One line for a validation: whose weights, every metric of the task, whether it is the best so far."""
     values = " · ".join(
         f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4f}"
         for name, value in metrics.items()
     )
-    return f"validation at step {step} · {values}{' · best so far' if best else ''}"
+    weights = " (averaged weights)" if averaged else ""
+    return f"validation at step {step}{weights} · {values}{' · best so far' if best else ''}"
 
 
 def clock(seconds: float) -> str:

@@ -27,7 +27,8 @@ class Reporter(Protocol):
 
     def step(self, update: Update) -> None: ...
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None: ...
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        """Metrics at a step, the best so far or not; ``averaged``: of the average of the weights."""
 
     def note(self, line: str) -> None:
         """Something the user should know: a resume, a skipped batch, a failed save."""
@@ -42,7 +43,9 @@ class NullReporter:
 
     def step(self, update: Update) -> None: ...
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None: ...
+    def validated(
+        self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False
+    ) -> None: ...
 
     def note(self, line: str) -> None: ...
 
@@ -71,8 +74,8 @@ class PlainReporter:
         remaining = self._meter.remaining
         self._write(self._meter.line() + ("" if remaining is None else f" · ETA {clock(remaining)}"))
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None:
-        self._write(validation_line(step, metrics, best))
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        self._write(validation_line(step, metrics, best, averaged))
 
     def note(self, line: str) -> None:
         self._write(line)
@@ -113,8 +116,8 @@ class RichReporter:
         self._meter.step(update)
         self._progress.update(self._bar, completed=self._meter.done or 0.0, description=self._meter.line())
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None:
-        self.note(validation_line(step, metrics, best))
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        self.note(validation_line(step, metrics, best, averaged))
 
     def note(self, line: str) -> None:
         self._safely(lambda: self._progress.console.print(Text(line)))
@@ -142,7 +145,7 @@ class TensorboardReporter:
         for name, value in (("nll", update.nll), ("lr", update.lr), ("grad_norm", update.grad_norm)):
             self._scalar(f"train/{name}", value, update.step)
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None:
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
         for name, value in metrics.items():
             self._scalar(f"valid/{name}", value, step)
 
@@ -191,9 +194,9 @@ class Reporters:
         for reporter in self._reporters:
             reporter.step(update)
 
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool) -> None:
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
         for reporter in self._reporters:
-            reporter.validated(step, metrics, best)
+            reporter.validated(step, metrics, best, averaged)
 
     def note(self, line: str) -> None:
         for reporter in self._reporters:

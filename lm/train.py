@@ -280,7 +280,8 @@ class _Engine(Generic[BatchT]):
         self.saver.dirty = True
         metrics = {"nll": nll, "perplexity": perplexity(nll)} | metrics
         self.journal.record(self.progress, "valid", metrics)
-        self.report.validated(self.progress.step, metrics, best)
+        averaged = self.state.averager.count > 0
+        self.report.validated(self.progress.step, metrics, best, averaged)
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
             self.report.note("validation stalls: from here on the average of the weights counts")

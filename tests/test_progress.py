@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tiny_task import TinyTask, open_run, run_folder
 
 import lm.progress
 from lm.meter import Goal, Meter, Update, clock, perplexity, validation_line
@@ -21,6 +22,8 @@ from lm.progress import (
     TensorboardReporter,
     make_reporter,
 )
+from lm.schema import OptimConfig, TrainConfig
+from lm.train import fit
 
 
 class Clock:
@@ -221,3 +224,17 @@ def test_numbers_are_written_for_people() -> None:
     assert perplexity(705.0) == math.exp(705.0)
     assert math.isnan(perplexity(math.nan))
     assert validation_line(3, {"nll": 2.0}, best=False) == "validation at step 3 · nll 2.0000"
+    averaged = validation_line(3, {"nll": 2.0}, best=True, averaged=True)
+    assert averaged == "validation at step 3 (averaged weights) · nll 2.0000 · best so far"
+
+
+@pytest.mark.parametrize(("average", "expected"), [("none", [False] * 3), ("uniform", [False, True, True])])
+def test_a_validation_says_whose_weights_it_measures(average: str, expected: list[bool]) -> None:
+    """The average begins after update 2: a validation before that is of the weights themselves."""
+    stream = io.StringIO()
+    limits = TrainConfig(max_steps=6, validate_every=2)
+    optim = OptimConfig.model_validate({"average": average, "average_start": 2})
+    with run_folder() as folder, open_run(folder) as run:
+        fit(TinyTask(), limits, optim, run, PlainReporter(stream))
+    said = [line for line in stream.getvalue().splitlines() if line.startswith("validation at")]
+    assert ["(averaged weights)" in line for line in said] == expected
