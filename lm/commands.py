@@ -122,6 +122,8 @@ def add_check(app: typer.Typer) -> None:
 
         result = check_run(run)
         write_result(json_file, result)
-        show(table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256']}")
+        show(
+            table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256'] or '–'}"
+        )
         if result["problems"]:
             raise StorageError(result["problems"][0])

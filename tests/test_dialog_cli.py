@@ -213,7 +213,7 @@ def _check(dialog: Callable[..., Outcome], run: str, expected: int = 0) -> dict[
     code, out, err = dialog("check", run, "--json", "c.json")
     result: dict[str, Any] = json.loads(Path("c.json").read_text())
     assert code == expected
-    assert out.splitlines()[-1] == f"state_sha256 {result['state_sha256']}"
+    assert out.splitlines()[-1] == f"state_sha256 {result['state_sha256'] or '–'}"
     assert bool(result["problems"]) == bool(expected)
     assert err.count("\n") == bool(expected)
     return result
