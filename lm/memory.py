@@ -8,7 +8,6 @@ from torch import nn
 
 from lm.errors import ConfigError
 from lm.heads import Head
-from lm.mixture_loss import LossOptions
 from lm.optim import numbers_per_parameter
 from lm.schema import OptimConfig
 from lm.storage import megabytes
@@ -40,7 +39,7 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
     mixed = head.components if head.parts.mixes in ("logits", "probabilities") else 1
-    chunk = min(tokens, LossOptions(head.parts.link).tokens_per_chunk(mixed, head.vocab_size))
+    chunk = min(tokens, head.options.tokens_per_chunk(mixed, head.vocab_size))
     logits = chunk * mixed * head.vocab_size * head.logit_buffers
     return logits + 2 * head.vocab_size * head.size
 

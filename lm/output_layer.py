@@ -58,9 +58,8 @@ class OutputLayer(nn.Module):
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.size = config.embedding_size or hidden_size
         self.components = config.components
-        self._options = LossOptions(
-            link, bf16_products=config.products == "bfloat16", skip_below=config.skip_below
-        )
+        bf16 = config.products == "bfloat16"
+        self.options = LossOptions(link, bf16_products=bf16, skip_below=config.skip_below)
         self._fixed = config.temperature_value if config.temperature == "constant" else 1.0
 
     def add_output(self, embedding: nn.Parameter | None) -> None:
@@ -98,15 +97,15 @@ class OutputLayer(nn.Module):
     @property
     def logit_buffers(self) -> int:
         """Tensors of the size of a chunk's logits that the loss holds at once."""
-        return self._options.link.buffers if self.one_pass else FORMULA_BUFFERS
+        return self.options.link.buffers if self.one_pass else FORMULA_BUFFERS
 
     def mixture_loss(self, mixture: Mixture, targets: Tensor, weights: Tensor) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar; targets (N,), weights (N,)."""
         with torch.autocast(weights.device.type, enabled=False):
             if self.one_pass:
                 contexts, output = self._tempered(mixture.contexts)
-                return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self._options)
-            formula = partial(self._nll, bf16=self._options.bf16_products)
+                return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
+            formula = partial(self._nll, bf16=self.options.bf16_products)
             return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self._chunk)
 
     @torch.no_grad()
@@ -115,7 +114,7 @@ class OutputLayer(nn.Module):
         with torch.autocast(targets.device.type, enabled=False):
             if self.one_pass:
                 contexts, output = self._tempered(mixture.contexts, temperature)
-                return mixture_nll(contexts, mixture.log_prior, output, targets, self._options)
+                return mixture_nll(contexts, mixture.log_prior, output, targets, self.options)
             return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self._chunk)
 
     def mixture_log_probs(self, mixture: Mixture, temperature: float, bf16: bool = False) -> Tensor:
@@ -123,7 +122,7 @@ class OutputLayer(nn.Module):
         with torch.autocast(mixture.contexts.device.type, enabled=False):
             if self.one_pass and not torch.is_grad_enabled():
                 contexts, output = self._tempered(mixture.contexts, temperature)
-                options = replace(self._options, bf16_products=bf16)
+                options = replace(self.options, bf16_products=bf16)
                 return mixture_log_probs(contexts, mixture.log_prior, output, options)
             return self._whole(partial(self._log_probs, temperature=temperature, bf16=bf16), mixture)
 
@@ -148,7 +147,7 @@ class OutputLayer(nn.Module):
 
     @property
     def _chunk(self) -> int:
-        return self._options.tokens_per_chunk(self.components, self.vocab_size)
+        return self.options.tokens_per_chunk(self.components, self.vocab_size)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """A formula of all tokens: by chunks, unless gradients are wanted of it."""
@@ -180,7 +179,7 @@ class OutputLayer(nn.Module):
             logits = logits * self.temperature(states).reciprocal()[:, None]
         if self.pointwise is not None:
             logits = self.pointwise(logits)
-        return self._options.link.log(logits, output.shift)
+        return self.options.link.log(logits, output.shift)
 
     def _nll(
         self,

@@ -111,18 +111,24 @@ def test_describe_knows_how_large_a_checkpoint_is(tied: bool, link: str) -> None
 
 
 def test_describe_counts_the_buffers_of_a_chunk_of_logits() -> None:
+    """Four bytes an entry; sigsoftmax has two buffers more, bfloat16 has chunks of half as many rows."""
     from dialog.describe import describe
     from lm.links import EXP
     from lm.mixture_loss import LossOptions
 
-    sizes = {}
-    for kind in ("mos", "moss"):
-        config = load_config(
-            "smalltalk_mos", DialogConfig, family="dialog", overrides=[f"head.kind={kind}"]
-        ).config
-        sizes[kind] = describe(config, 5000)["memory"]["activations"]
-    rows = LossOptions(EXP).tokens_per_chunk(config.head.components, 5000) * config.head.components
-    assert sizes["moss"] - sizes["mos"] == 2 * 4 * rows * 5000
+    def activations(kind: str, products: str) -> int:
+        overrides = [f"head.kind={kind}", f"head.products={products}"]
+        config = load_config("smalltalk_mos", DialogConfig, family="dialog", overrides=overrides).config
+        return int(describe(config, 5000)["memory"]["activations"])
+
+    components = load_config("smalltalk_mos", DialogConfig, family="dialog").config.head.components
+    float32, bfloat16 = (
+        components * LossOptions(EXP, bf16_products=half).tokens_per_chunk(components, 5000)
+        for half in (False, True)
+    )
+    assert activations("moss", "float32") - activations("mos", "float32") == 2 * 4 * float32 * 5000
+    saved = activations("mos", "float32") - activations("mos", "bfloat16")
+    assert saved == EXP.buffers * 4 * (float32 - bfloat16) * 5000 > 0
 
 
 def test_a_training_without_an_end_is_refused_before_anything_is_written(

@@ -143,7 +143,7 @@ def test_log_probs_are_the_papers_formula(kind: str, scale: float) -> None:
     log_probs = head.log_probs(hidden)
     torch.testing.assert_close(log_probs.exp(), naive_probabilities(head, hidden))
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N, dtype=torch.float64))
-    head._options = LossOptions(head.parts.link, rows=7)
+    head.options = LossOptions(head.parts.link, rows=7)
     with torch.no_grad():
         torch.testing.assert_close(head.log_probs(hidden), log_probs)
         low = head.float().log_probs(hidden.float())
@@ -290,7 +290,7 @@ def test_component_temperature_tempers_the_logits_of_components() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_nll_and_log_probs_know_the_same_temperature(kind: str, temperature: float) -> None:
     head = make_head(kind)
-    head._options = LossOptions(head.parts.link, rows=4)
+    head.options = LossOptions(head.parts.link, rows=4)
     hidden, targets, _ = example()
     gathered = -head.log_probs(hidden, component_temperature=temperature).gather(1, targets[:, None])[:, 0]
     nll = head.nll(hidden, targets, component_temperature=temperature)

@@ -17,7 +17,7 @@ KINDS = ("softmax", "moc", "mos", "moss")
 def tempered_head(kind: str, form: str, rows: int = 4, **settings: object) -> Head:
     rank = {} if form == "constant" else {"temperature_rank": 3}
     head = make_head(kind, temperature=form, **rank, **settings)
-    head._options = LossOptions(head.parts.link, rows=rows)
+    head.options = LossOptions(head.parts.link, rows=rows)
     return head
 
 
