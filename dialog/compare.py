@@ -129,7 +129,7 @@ def _caption(rows: Sequence[Result]) -> str:
     known = dict.fromkeys(key for setting in settings for key in setting)
     differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]
     shown = dict.fromkeys(("checkpoint", "method", "beam", *differ))
-    texts = [", ".join(f"{key} {visible(str(setting.get(key)))}" for key in shown) for setting in settings]
+    texts = [", ".join(f"{key} {visible(setting.get(key))}" for key in shown) for setting in settings]
     if not differ:
         return f"All runs: {texts[0]}"
     by_run = "; ".join(f"{visible(row['run'])}: {text}" for row, text in zip(rows, texts, strict=True))

@@ -110,7 +110,7 @@ def evaluate(
     texts = test.texts()
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
-    likelihood = perplexities(scores, f"{visible(str(run))} on {visible(test.source)}")
+    likelihood = perplexities(scores, f"{visible(run)} on {visible(test.source)}")
     answers = model.respond(test.examples, search, poll, batch_size, progress)
     responses = Responses(
         hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
@@ -258,13 +258,13 @@ def rescore(path: Path, *, true_only: bool = False) -> Result:
                 references.append(row["references"][:1] if true_only else row["references"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise DataError(
-                    f"{visible(str(path))}:{number}: not an object with hypotheses and references; "
+                    f"{visible(path)}:{number}: not an object with hypotheses and references; "
                     "write the file with `dialog evaluate --output`"
                 ) from None
     try:
         return score_responses(hypotheses, references)
     except DataError as error:
-        raise DataError(f"{visible(str(path))}: {error}") from None
+        raise DataError(f"{visible(path)}: {error}") from None
 
 
 def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:

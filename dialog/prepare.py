@@ -22,8 +22,8 @@ from dialog.sources import ReadOptions, locate, read_located
 from dialog.utterance import SPLITS, WHOLE
 from lm.errors import DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
-from lm.lines import InputLog, OnBadLine
-from lm.storage import shown, storage_errors
+from lm.lines import InputLog, OnBadLine, visible
+from lm.storage import storage_errors
 from lm.text import UNK, Codec, TokenizerKind
 
 _FORMAT = 1  # of the folder; another number is rebuilt
@@ -64,7 +64,9 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
     log = InputLog(options.on_bad_line)
     located = locate(source, options.read, log)
     if located.format == "prepared":
-        raise DataError(f"{shown(source)}: is prepared already; name it, or one of its splits, in the config")
+        raise DataError(
+            f"{visible(source)}: is prepared already; name it, or one of its splits, in the config"
+        )
     folder = OutputFolder(out, "dialog prepare")
     paths = [path for files in located.files.values() for path in files]
     before = hash_inputs(paths)  # empty for a dataset
@@ -73,7 +75,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
         return current
     read = read_located(located, options.read, log)
     if hash_inputs(paths) != before:
-        raise DataError(f"{shown(source)}: changed while it was read; run the same command again")
+        raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
     if not before:  # a dataset, known by what it holds
         wanted["inputs"] = {source: hashlib.sha256(repr(read).encode()).hexdigest()}
         if current := folder.current(wanted):
@@ -91,7 +93,7 @@ def _split(
 ) -> dict[str, Sequence[Dialog]]:
     """The source's own splits; those it lacks are drawn from train, by a hash of seed, position and id."""
     if WHOLE not in read and "train" not in read:
-        raise DataError(f"{shown(source)}: has no train split; name its file train, or give the file alone")
+        raise DataError(f"{visible(source)}: has no train split; name its file train, or give the file alone")
     given = {split: read[split] for split in SPLITS if split in read}
     dialogs = list(given.pop("train", read.get(WHOLE, [])))
     keys = [hashlib.sha256(f"{options.seed}:{n}:{d.id}".encode()).digest() for n, d in enumerate(dialogs)]
@@ -103,7 +105,7 @@ def _split(
         size = max(1, round(total * fraction))
         if size >= len(order):
             raise DataError(
-                f"{shown(source)}: {total} dialogs are too few to split; add some or name its splits"
+                f"{visible(source)}: {total} dialogs are too few to split; add some or name its splits"
             )
         drawn, order = sorted(order[:size]), order[size:]
         given[split] = [dialogs[index] for index in drawn]

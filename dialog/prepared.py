@@ -56,7 +56,7 @@ def read_split(folder: Path) -> list[Dialog]:
         reason = error.strerror or "damaged"
     except (ValueError, KeyError, TypeError, RecursionError):  # pyarrow's errors are ValueErrors
         reason = "damaged, or not in the format of `dialog prepare`"
-    raise DataError(f"{visible(str(folder))}: {reason}; run `dialog prepare` again")
+    raise DataError(f"{visible(folder)}: {reason}; run `dialog prepare` again")
 
 
 def _read_arrow(path: Path) -> list[Dialog]:

@@ -132,7 +132,7 @@ def read_references(path: Path) -> list[ReferenceItem]:
 
     An item needs ``context`` and ``responses``. DataError where the file is missing or of another layout.
     """
-    name = visible(str(path))
+    name = visible(path)
     with open_regular(path) as file:
         raw = file.read()
     try:

@@ -125,7 +125,7 @@ def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) ->
     for split, format in others:
         if format != first[1]:
             raise DataError(
-                f"{visible(str(splits[split][0]))}: the format is {format}, but that of {first[0]} is "
+                f"{visible(splits[split][0])}: the format is {format}, but that of {first[0]} is "
                 f"{first[1]}; give all splits one format"
             )
     return first[1]

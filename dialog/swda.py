@@ -171,9 +171,7 @@ def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
                 )
             yield f"{name}/{member.filename}", io.BytesIO(content)
     except _ZIP_ERRORS as error:
-        raise DataError(
-            f"{shown}: damaged or encrypted zip ({visible(str(error))}); fetch it again"
-        ) from error
+        raise DataError(f"{shown}: damaged or encrypted zip ({visible(error)}); fetch it again") from error
 
 
 _ZIP_ERRORS = (

@@ -34,7 +34,7 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = visible(str(path))
+    name = visible(path)
     try:
         with open_regular(path) as stream:
             file = pq.ParquetFile(stream)

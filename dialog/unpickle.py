@@ -37,7 +37,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
     """Dialogs of every split; DataError for a pickle that asks for code, is damaged or of another layout."""
-    name = visible(str(path))
+    name = visible(path)
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_SIZE:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lm.commit import FOLDER, Commit, write_commit
 from lm.errors import StorageError
+from lm.lines import visible
 from lm.storage import (
     JSON,
     canonical_json,
@@ -24,7 +25,6 @@ from lm.storage import (
     read_file,
     remove_tree,
     require_space,
-    shown,
     storage_errors,
     sync,
     write_atomic,
@@ -108,7 +108,7 @@ class CheckpointStore:
         if self.problems:
             raise StorageError(
                 f"no checkpoint is intact ({self.problems[0]}); restore one from a copy, or remove "
-                f"{shown(self.folder)} to start over"
+                f"{visible(self.folder)} to start over"
             )
         return None
 
@@ -124,7 +124,7 @@ class CheckpointStore:
         elif match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             wanted = int(match[1])
         if wanted not in steps:
-            raise StorageError(f"{shown(self.folder)}: no checkpoint {which!r}{self._choices(steps)}")
+            raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{self._choices(steps)}")
         try:
             return Commit.read(folders[steps.index(wanted)][1])
         except StorageError as error:
@@ -137,7 +137,7 @@ class CheckpointStore:
             return self.open(which).inference_tensors()
         steps = self.pointed("best")
         if not steps:
-            raise StorageError(f"{shown(self.folder)}: no best checkpoints yet to average; choose last")
+            raise StorageError(f"{visible(self.folder)}: no best checkpoints yet to average; choose last")
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
 
     def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class CheckpointStore:
         steps = value.get("steps") if isinstance(value, dict) else None
         if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
             raise StorageError(
-                f"{shown(path)}: damaged; remove it, and name a checkpoint by --checkpoint step-N"
+                f"{visible(path)}: damaged; remove it, and name a checkpoint by --checkpoint step-N"
             )
         return steps
 
@@ -178,7 +178,7 @@ class CheckpointStore:
             return
         kept = next((path for step, path in folders if step in keep), None)
         if kept is None:
-            raise StorageError(f"{shown(self.folder)}: no checkpoint would stay, so none was deleted")
+            raise StorageError(f"{visible(self.folder)}: no checkpoint would stay, so none was deleted")
         Commit.read(kept)
         graves = [path.with_name(f"{path.name}.tmp") for path in doomed]
         for path, grave in zip(doomed, graves, strict=True):
@@ -254,7 +254,7 @@ class CheckpointStore:
 
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):
-            raise StorageError(f"{shown(self.folder)}: a symbolic link; link the whole run folder instead")
+            raise StorageError(f"{visible(self.folder)}: a symbolic link; link the whole run folder instead")
 
 
 def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from lm.errors import ConfigError, StorageError
+from lm.lines import visible
 from lm.presets import find_config
-from lm.storage import JSON, read_json, shown, write_json
+from lm.storage import JSON, read_json, write_json
 from lm.suggest import did_you_mean
 from lm.tomlfile import Lines, read_toml
 
@@ -135,7 +136,7 @@ def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
     family = family_of(schema)
     if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
         raise StorageError(
-            f"{shown(path.parent)}: a run of `{shown(found)}`, not of `{family}`; use `{shown(found)}`"
+            f"{visible(path.parent)}: a run of `{visible(found)}`, not of `{family}`; use `{visible(found)}`"
         )
 
 

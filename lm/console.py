@@ -235,7 +235,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         small = 0 < abs(value) < 0.01  # a rate or a share: four digits, wherever they stand
         return f"{value:.4g}" if small else f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else visible(str(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else visible(value)
 
 
 def show(*renderables: "RenderableType") -> None:

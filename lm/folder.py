@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from lm.errors import StorageError
-from lm.lines import Dropped, open_regular
+from lm.lines import Dropped, open_regular, visible
 from lm.stop import Poll, no_poll
-from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, shown, storage_errors, sync
+from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, storage_errors, sync
 
 MANIFEST = "manifest.json"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
@@ -68,7 +68,7 @@ class OutputFolder:
 
     def _read_manifest(self) -> dict[str, Any] | None:
         foreign = StorageError(
-            f"{shown(self.path)}: exists and was not written by `{self.command}`; choose another --out"
+            f"{visible(self.path)}: exists and was not written by `{self.command}`; choose another --out"
         )
         with storage_errors(self.path):
             if not os.path.lexists(self.path) or (self.path.is_dir() and not any(self.path.iterdir())):
@@ -137,10 +137,10 @@ class OutputFolder:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise StorageError(
-                    f"{shown(self.path)}: cannot be locked ({error.strerror}); choose another --out"
+                    f"{visible(self.path)}: cannot be locked ({error.strerror}); choose another --out"
                 ) from error
             raise StorageError(
-                f"{shown(self.path)}: another `{self.command}` is writing it; wait for it"
+                f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
             ) from error
 
     def finish(

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from lm.errors import StorageError
-from lm.storage import JSON, read_json, shown, write_json
+from lm.lines import visible
+from lm.storage import JSON, read_json, write_json
 from lm.text import RESTORE, Codec
 
 DATA, CODEC_HASH = "data.json", "codec_sha256"
@@ -35,6 +36,6 @@ def codec_of(run: Path) -> Codec:
         saved = read_json(run / DATA)
         if not isinstance(saved, dict) or saved.get(CODEC_HASH) != codec.fingerprint:
             raise StorageError(
-                f"{shown(run)}: vocabulary.json or tokenizer.json is not the run's own; {RESTORE}"
+                f"{visible(run)}: vocabulary.json or tokenizer.json is not the run's own; {RESTORE}"
             )
     return codec

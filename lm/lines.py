@@ -22,9 +22,9 @@ _SIGNATURES = {
 }
 
 
-def visible(text: str) -> str:
-    """``text`` with what a terminal would not print written as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def visible(value: object) -> str:
+    """A path, name or text for a message: what a terminal would not print is written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class InputLog:
 
     def __init__(self, on_bad_line: OnBadLine = "error", command: str | None = "dialog prepare") -> None:
         if on_bad_line not in ("error", "skip"):
-            raise ConfigError(f"--on-bad-line {visible(str(on_bad_line))}: must be error or skip")
+            raise ConfigError(f"--on-bad-line {visible(on_bad_line)}: must be error or skip")
         self.on_bad_line = on_bad_line
         self.command = command
         self.dropped: list[Dropped] = []
@@ -71,7 +71,7 @@ class InputLog:
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular, non-empty, readable file; DataError for anything else (FIFOs, devices, folders …)."""
-    name = visible(str(path))
+    name = visible(path)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.errors import ConfigError
-from lm.storage import shown, write_atomic
+from lm.lines import visible
+from lm.storage import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +49,7 @@ def save_figure(
     """
     for path in paths:
         if path.suffix not in FORMATS:
-            raise ConfigError(f"{shown(path)}: pictures end in {' or '.join(FORMATS)}")
+            raise ConfigError(f"{visible(path)}: pictures end in {' or '.join(FORMATS)}")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

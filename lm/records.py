@@ -69,28 +69,28 @@ def load_evaluation(
     if name not in known:
         others = ", ".join(known) or "none"
         raise DataError(
-            f"{visible(str(run))}: has no evaluation {visible(name)} (it has: {visible(others)}); "
+            f"{visible(run)}: has no evaluation {visible(name)} (it has: {visible(others)}); "
             f"run `{program} evaluate` on it first"
         )
     record = read_json(path)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise StorageError(f"{visible(str(path))}: not an evaluation of ours; {again}")
+        raise StorageError(f"{visible(path)}: not an evaluation of ours; {again}")
     result, contexts = record.get("result"), record.get("contexts")
     if not isinstance(result, dict) or not isinstance(contexts, dict):
-        raise StorageError(f"{visible(str(path))}: damaged; {again}")
+        raise StorageError(f"{visible(path)}: damaged; {again}")
     for keys in (*needed, *(("contexts", *column) for column in columns)):
         if lookup(record, keys) is None:
-            raise StorageError(f"{visible(str(path))}: has no {'.'.join(keys)}; {again}")
+            raise StorageError(f"{visible(path)}: has no {'.'.join(keys)}; {again}")
     lists = [lookup(contexts, column) for column in columns]
     if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
-        raise StorageError(f"{visible(str(path))}: its contexts do not match; {again}")
+        raise StorageError(f"{visible(path)}: its contexts do not match; {again}")
     return Evaluation(str(run), result, contexts)
 
 
 def evaluation_names(run: Path) -> list[str]:
     """What the evaluations of a run are called; StorageError where there is no run."""
     if not run.is_dir():
-        raise StorageError(f"{visible(str(run))}: no such run; check the path")
+        raise StorageError(f"{visible(run)}: no such run; check the path")
     return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
 
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, require_family, save_config
 from lm.errors import ConfigError, StorageError
+from lm.lines import visible
 from lm.stop import StopFlag
 from lm.storage import (
     JSON,
@@ -33,7 +34,6 @@ from lm.storage import (
     read_json,
     remove_tree,
     require_space,
-    shown,
     storage_errors,
     write_all,
 )
@@ -57,7 +57,7 @@ class MetricsLog:
         try:
             with storage_errors(path):
                 if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                    raise StorageError(f"{shown(path)}: not a regular file; remove it")
+                    raise StorageError(f"{visible(path)}: not a regular file; remove it")
                 self._drop_torn_line()
         except BaseException:
             self.close()
@@ -85,7 +85,7 @@ class MetricsLog:
         """Cut the file back to ``offset`` bytes, durably; StorageError where it has fewer."""
         if (size := self.offset) < offset:
             raise StorageError(
-                f"{shown(self.path)}: {size:,} bytes where the checkpoint knows {offset:,}; "
+                f"{visible(self.path)}: {size:,} bytes where the checkpoint knows {offset:,}; "
                 "restore the file, or train into another folder with --run"
             )
         with storage_errors(self.path):
@@ -185,7 +185,7 @@ def _refuse_foreign(folder: Path) -> None:
         others := sorted(name for name in names if name != LOCK and not _is_leftover(name))
     ):
         raise StorageError(
-            f"{shown(folder)}: holds {shown(others[0])} but no {CONFIG}, so it is not a run; "
+            f"{visible(folder)}: holds {visible(others[0])} but no {CONFIG}, so it is not a run; "
             "choose a new or empty folder with --run"
         )
 
@@ -203,7 +203,7 @@ def _take_lock(folder: Path) -> int:
             holder = _describe_holder(os.pread(fd, 1000, 0), path)
             os.close(fd)
             raise StorageError(
-                f"{shown(folder)}: {holder} is training here; "
+                f"{visible(folder)}: {holder} is training here; "
                 "wait for it to end, or choose another folder with --run"
             ) from error
         except BaseException:
@@ -219,7 +219,7 @@ def _describe_holder(data: bytes, path: Path) -> str:
         value = None
     match value:
         case {"pid": int(pid), "host": str(host)}:
-            return f"process {pid} on {shown(host)[:80]}"
+            return f"process {pid} on {visible(host)[:80]}"
     return "another process"
 
 
@@ -233,7 +233,9 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
     saved = read_json(path, limit=16 << 20, follow=False)
     require_family(path, saved, type(resolved.config))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
-        raise StorageError(f"{shown(path)}: not the config of a run; choose a new or empty folder with --run")
+        raise StorageError(
+            f"{visible(path)}: not the config of a run; choose a new or empty folder with --run"
+        )
     was, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))
     before = dict(_flat(_dump(type(resolved.config)()))) | was  # keys that came since then had no other value
     changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
@@ -241,7 +243,7 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
         listed = ", ".join(f"{key} = {_value(now, key)} (was {_value(before, key)})" for key in fixed[:8])
         more = f" and {len(fixed) - 8} more" if len(fixed) > 8 else ""
         raise ConfigError(
-            f"{shown(path)}: this run was trained with another config: {listed}{more}; "
+            f"{visible(path)}: this run was trained with another config: {listed}{more}; "
             "give the old values, or train into another folder with --run"
         )
     if was != now:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lm.errors import ConfigError, StorageError
+from lm.lines import visible
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
@@ -45,12 +46,6 @@ _REMEDIES = {
 }
 
 
-def shown(path: object) -> str:
-    """A path or name for a message: as it is, or quoted where it holds characters that do not print."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)
-
-
 def megabytes(size: int) -> str:
     """A size in bytes, rounded up for a message."""
     return f"{max(1, math.ceil(size / 1e6)):,} MB"
@@ -64,11 +59,11 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
-        raise StorageError(f"{shown(path)}: {reason}; {remedy.format(needed=megabytes(needed))}") from error
+        raise StorageError(f"{visible(path)}: {reason}; {remedy.format(needed=megabytes(needed))}") from error
     except ValueError as error:
         if "\0" not in str(path):
             raise
-        raise StorageError(f"{shown(path)}: a path cannot hold a NUL character; choose another") from error
+        raise StorageError(f"{visible(path)}: a path cannot hold a NUL character; choose another") from error
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -190,7 +185,7 @@ def open_regular(path: Path, *, follow: bool = True) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise StorageError(f"{shown(path)}: not a regular file; name one")
+    raise StorageError(f"{visible(path)}: not a regular file; name one")
 
 
 def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
@@ -200,7 +195,7 @@ def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
         with open(fd, "rb") as file:
             data = file.read(min(limit, os.fstat(fd).st_size) + 1)
     if len(data) > limit:
-        raise StorageError(f"{shown(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
+        raise StorageError(f"{visible(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
     return data
 
 
@@ -220,7 +215,7 @@ def parse_json(data: bytes, path: Path) -> JSON:
     try:
         value: JSON = json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{shown(path)}: not valid JSON; the file is damaged or foreign") from error
+        raise StorageError(f"{visible(path)}: not valid JSON; the file is damaged or foreign") from error
     return value
 
 
@@ -253,9 +248,9 @@ def require_writable(path: Path) -> None:
     """Raise StorageError where :func:`write_atomic` could not write a file: for a check before long work."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise StorageError(f"{shown(path)}: its folder does not exist; make it first")
+        raise StorageError(f"{visible(path)}: its folder does not exist; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"{shown(path)}: its folder may not be written to; choose another path")
+        raise StorageError(f"{visible(path)}: its folder may not be written to; choose another path")
     with storage_errors(path):
         _require_replaceable(path)
 
@@ -268,13 +263,13 @@ def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | 
             with suppress(OSError, ValueError):  # one of them does not exist, or is no name of a file
                 if os.path.samefile(output, source):
                     raise ConfigError(
-                        f"{shown(output)}: is read, too, and would be lost; write to another file"
+                        f"{visible(output)}: is read, too, and would be lost; write to another file"
                     )
 
 
 def _require_replaceable(path: Path) -> None:
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise StorageError(f"{shown(path)}: not a regular file; remove it or choose another path")
+        raise StorageError(f"{visible(path)}: not a regular file; remove it or choose another path")
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -286,6 +281,6 @@ def require_space(folder: Path, needed: int) -> None:
         free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
-            f"{shown(folder)}: {megabytes(needed)} are needed and {free / 1e6:,.0f} MB are free; "
+            f"{visible(folder)}: {megabytes(needed)} are needed and {free / 1e6:,.0f} MB are free; "
             f"free {megabytes(needed - free)} more, or choose a folder on another disk"
         )

@@ -226,7 +226,7 @@ def test_bad_options_are_refused_in_one_line(change: dict[str, Any], message: st
     with pytest.raises(ConfigError) as caught:
         replace(TINY, **change)
     assert message in str(caught.value)
-    assert "\n" not in visible(str(caught.value))
+    assert "\n" not in visible(caught.value)
 
 
 def test_a_training_that_diverges_says_so() -> None:

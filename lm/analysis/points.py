@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import StorageError
-from lm.storage import canonical_json, parse_json, read_file, shown, write_atomic
+from lm.lines import visible
+from lm.storage import canonical_json, parse_json, read_file, write_atomic
 
 _LIMIT = 1 << 26  # bytes of the file
 
@@ -30,7 +31,7 @@ class Points:
                 case {"settings": dict(settings), "result": dict(result)} if self._complete(result):
                     self._lines[canonical_json(settings)] = line
                 case _:
-                    raise StorageError(f"{shown(path)}:{number}: not a point of a sweep; remove the file")
+                    raise StorageError(f"{visible(path)}:{number}: not a point of a sweep; remove the file")
 
     def _complete(self, result: Mapping[str, Any]) -> bool:
         return all(isinstance(result.get(name), kind) for name, kind in self._measures.items())

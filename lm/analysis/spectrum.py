@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import StorageError
-from lm.storage import read_file, shown, write_atomic
+from lm.lines import visible
+from lm.storage import read_file, write_atomic
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
 _LIMIT = 1 << 30  # bytes of a spectrum's file
@@ -104,7 +105,7 @@ class RankResult:
         except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
             detail = " ".join(str(error).split())
             raise StorageError(
-                f"{shown(path)}: not a stored spectrum ({detail}); measure the rank again"
+                f"{visible(path)}: not a stored spectrum ({detail}); measure the rank again"
             ) from error
         return result
 

@@ -79,7 +79,7 @@ def text_part(path: Path, kind: StoredKind) -> FilePart:
 
 def _require_split(path: Path) -> Path:
     """The folder itself, if it is a prepared split; DataError that tells what to name instead."""
-    name = visible(str(path))
+    name = visible(path)
     if (path / SPLIT).is_file():
         return path
     splits = [split for split in SPLITS if (path / split / SPLIT).is_file()]

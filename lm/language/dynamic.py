@@ -31,9 +31,10 @@ from lm.language.evaluate import Compat, Text, blocks, facts, likelihood, load_t
 from lm.language.model import state_from, state_tensors
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm, weights_sha256
+from lm.lines import visible
 from lm.records import keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.storage import JSON, make_folder, move, read_json, remove_tree, shown, storage_errors, write_json
+from lm.storage import JSON, make_folder, move, read_json, remove_tree, storage_errors, write_json
 
 Result = dict[str, Any]
 
@@ -123,7 +124,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise StorageError(
-                    f"{shown(folder)}: another `lm dynamic` is writing it; wait for it to end"
+                    f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
                 ) from error
             leftovers = sorted(folder.glob("*.tmp"))  # of a process that was killed
         for path in leftovers:

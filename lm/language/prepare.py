@@ -26,7 +26,7 @@ from lm.language.sources import BYTES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
 from lm.lines import InputLog, OnBadLine, visible
 from lm.stop import Poll, interruptible
-from lm.storage import shown, storage_errors
+from lm.storage import storage_errors
 from lm.text import EOS_WORD, UNK, Codec, Vocabulary
 from lm.tokenizers import StoredKind, TokenizerKind
 
@@ -123,7 +123,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
                 lines = read_tokens(parts, codec.tokenizer, again, poll, blank_lines=keep)
                 write_split(building / split, lines, codec, options.shard_tokens)
             if _identity(located, poll) != before:
-                raise DataError(f"{shown(source)}: changed while it was read; run the same command again")
+                raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
             return folder.finish(building, wanted, report, log.dropped)
 
 
@@ -170,7 +170,7 @@ def _survey(
     for split, parts in located.splits.items():
         counts[split] = count_split(read_tokens(parts, tokenizer, log, poll, blank_lines=keep))
         if counts[split].words.keys() <= {EOS_WORD}:
-            raise DataError(f"{shown(located.source)}: no token in the {split} split; check its text")
+            raise DataError(f"{visible(located.source)}: no token in the {split} split; check its text")
     others = [counts[split] for split in counts if split != "train"]
     of_all = options.vocabulary == "train+valid+test"
     size = options.vocab_size

@@ -27,7 +27,7 @@ from lm.language.windows import Ids
 from lm.lines import InputLog, visible
 from lm.meter import perplexity
 from lm.stop import Poll, no_poll
-from lm.storage import require_apart, require_writable, shown, write_atomic
+from lm.storage import require_apart, require_writable, write_atomic
 
 Result = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -100,7 +100,7 @@ def score_lines(
                 "tokens": vocabulary.words(ids),
                 "log_probs": scores.tolist(),
                 "nll": nll,
-                "perplexity": require_finite(perplexity(nll), f"{visible(str(path))}:{number}"),
+                "perplexity": require_finite(perplexity(nll), f"{visible(path)}:{number}"),
             }
 
 
@@ -142,7 +142,7 @@ def score_file(
         "lines": lines,
         "tokens": tokens,
         "nll": nll,
-        "perplexity": require_finite(perplexity(nll), shown(path)),
+        "perplexity": require_finite(perplexity(nll), visible(path)),
     }
 
 

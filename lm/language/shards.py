@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from lm.errors import DataError, StorageError
 from lm.language.survey import SplitCounts, TokenLine
+from lm.lines import visible
 from lm.stop import Poll, no_poll
-from lm.storage import JSON, read_json, shown, write_json
+from lm.storage import JSON, read_json, write_json
 from lm.text import Codec
 
 SPLIT = "split.json"
@@ -128,7 +129,7 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
 
     DataError where it is damaged, or was written with another codec.
     """
-    name = shown(folder)
+    name = visible(folder)
     try:
         about = read_json(folder / SPLIT)
         if not isinstance(about, dict) or about["format"] != _FORMAT:

@@ -143,7 +143,7 @@ def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict
 
 def _locate_folder(path: Path, options: ReadOptions) -> Located:
     """The folder's one group of files named after splits, or the one that the options choose."""
-    shown = visible(str(path))
+    shown = visible(path)
     if (path / "manifest.json").exists() or (path / "split.json").exists():
         raise DataError(f"{shown}: is prepared already; name its splits in the config")
     training, heldout = (sorted(path.glob(pattern)) for pattern in _BILLION)
@@ -189,7 +189,7 @@ def _groups(path: Path) -> dict[str, dict[str, Path]]:
         files, split = groups.setdefault(name, {}), _SPLIT_NAMES[split.lower()]
         if split in files:
             raise DataError(
-                f"{visible(str(path))}: {visible(files[split].name)} and {visible(entry.name)} both are the "
+                f"{visible(path)}: {visible(files[split].name)} and {visible(entry.name)} both are the "
                 f"split {split}; remove one"
             )
         files[split] = entry
@@ -250,8 +250,7 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
     )
     if not train or len(rest) < 2:
         raise DataError(
-            f"{visible(str(path))}: lacks files news.en-*-of-00100 or news.en.heldout-*-of-00050; "
-            "unpack it again"
+            f"{visible(path)}: lacks files news.en-*-of-00100 or news.en.heldout-*-of-00050; unpack it again"
         )
     files = {"train": train, "valid": rest[1:2], "test": rest[:1]}
     return Located(

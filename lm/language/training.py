@@ -12,12 +12,12 @@ from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
 from lm.language.task import LmTask
+from lm.lines import visible
 from lm.memory import require_memory
 from lm.progress import Reporter
 from lm.run import Run
 from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
-from lm.storage import shown
 from lm.text import Codec
 from lm.train import FitResult, Verdict, fit, require_end, seed_everything
 
@@ -85,7 +85,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     trained_by = resolved.config.optim.name
     if trained_by != "sgd" and "optim.lr" not in given:
         raise ConfigError(
-            f"{shown(run)}: trained by {trained_by}, whose rate is not one for SGD;"
+            f"{visible(run)}: trained by {trained_by}, whose rate is not one for SGD;"
             " give one, as in --set optim.lr=20"
         )
     settings = FINETUNING if trained_by == "sgd" else (*FINETUNING, *SGD_ONLY)
@@ -108,7 +108,7 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
     other = codec_of(source)
     if other.fingerprint != codec.fingerprint:
         raise ConfigError(
-            f"train.start_from = {shown(source)}: trained with another vocabulary; use the data of that run"
+            f"train.start_from = {visible(source)}: trained with another vocabulary; use the data of that run"
         )
     store = CheckpointStore(source / "checkpoints")
     load_model_tensors(model, store.weights("best"))

@@ -20,10 +20,11 @@ from typing import Any, Generic
 from lm.config import COMMAND_LINE, C, Resolved, family_of, with_settings
 from lm.device import configure_device
 from lm.errors import ConfigError, DivergenceError, StorageError
+from lm.lines import visible
 from lm.presets import find_config
 from lm.progress import Reporter
 from lm.stop import RESUME, interruptible
-from lm.storage import make_folder, read_json, shown, storage_errors, write_atomic, write_json
+from lm.storage import make_folder, read_json, storage_errors, write_atomic, write_json
 from lm.train import FitResult, Verdict, require_end
 from lm.tuning.space import Space
 from lm.tuning.trials import Outcome, Sampler, State, Trial, Trials
@@ -167,7 +168,7 @@ def settle(folder: Path, plan: Plan[C]) -> None:
             names = [name for name in os.listdir(folder) if not name.endswith(".tmp")]
         if names and not path.is_file():  # another process may have begun in between
             raise StorageError(
-                f"{shown(folder)}: holds {shown(names[0])} but no {SEARCH}; choose a new or empty --out"
+                f"{visible(folder)}: holds {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
             )
         write_json(path, now)
         return
@@ -179,7 +180,7 @@ def settle(folder: Path, plan: Plan[C]) -> None:
         )
         more = f" and {len(fixed) - 4} more" if len(fixed) > 4 else ""
         raise ConfigError(
-            f"{shown(folder)}: another search was begun here: {told}{more}; "
+            f"{visible(folder)}: another search was begun here: {told}{more}; "
             "give the old values, or choose another --out"
         )
 
@@ -188,10 +189,12 @@ def read_search(folder: Path) -> dict[str, Any]:
     """What ``search.json`` has; StorageError where there is no search."""
     path = folder / SEARCH
     if not path.is_file():
-        raise StorageError(f"{shown(folder)}: no search was begun here; leave out --show, or name its --out")
+        raise StorageError(
+            f"{visible(folder)}: no search was begun here; leave out --show, or name its --out"
+        )
     saved: Any = read_json(path)
     if not isinstance(saved, dict) or not {"family", "config", "space", "sampler", "seed"} <= saved.keys():
-        raise StorageError(f"{shown(path)}: damaged or foreign; restore it, or choose another --out")
+        raise StorageError(f"{visible(path)}: damaged or foreign; restore it, or choose another --out")
     return saved
 
 

@@ -19,8 +19,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.config import Settings
 from lm.errors import StorageError
+from lm.lines import visible
 from lm.run import MetricsLog
-from lm.storage import make_folder, shown, storage_errors
+from lm.storage import make_folder, storage_errors
 from lm.tuning.filelock import FileLock
 from lm.tuning.space import Drawn, Parameter, Space
 
@@ -174,7 +175,7 @@ def _open(path: Path) -> optuna.Study:
             return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
         except (ValueError, LookupError, TypeError) as error:
             raise StorageError(
-                f"{shown(path)}: damaged or foreign ({error!r}); restore it, or choose another --out"
+                f"{visible(path)}: damaged or foreign ({error!r}); restore it, or choose another --out"
             ) from error
 
 
