@@ -6,9 +6,10 @@ Written out, N tokens, K components and V words need several (N·K, V) tensors. 
 in chunks, and each chunk computes its gradients at once, while its logits are still there: three matrix
 products a chunk, the arithmetic minimum, and nothing is recomputed in the backward pass.
 
-With r_k = π_k p_k(y) / P(y), the posterior of component k, the gradient of the loss at the logits is
-r_k · g'(z)/g(z) · (p_k(v) − [v = y]). The buffer keeps exp(log g − max) as it is; the factor r_k / Σ_v
-scales the small operands of the products instead, and the [v = y] part is a gather and a scatter of rows.
+With r_k = π_k p_k(y) / P(y), the posterior of component k, and slope = g'(z)/g(z), 1 for the exponential, the
+gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds
+exp(log g − max) · slope as it is; the factor r_k / Σ_v exp(log g − max) scales the small operands of the
+products instead, and the [v = y] part is a gather and a scatter of rows.
 
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lm.kernels import native
 from lm.kernels.rows import rows_for
 from lm.links import Link
 
@@ -294,7 +296,7 @@ class _MixtureLoss(torch.autograd.Function):
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
     """The Triton kernels, where they are asked for, on a GPU that they suit."""
-    wanted = contexts.device.type == "cuda" and os.environ.get("HIGHRANK_FUSED") == "1"
+    wanted = contexts.device.type == "cuda" and os.environ.get(native.FUSED) == "1"
     if not wanted or find_spec("triton") is None:
         return None
     from lm.kernels import fused

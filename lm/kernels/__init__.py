@@ -1,1 +1,1 @@
-"""Fast paths of the mixture loss, each with the tensor operations that it stands for beside it."""
+"""Fast paths of mixture loss and recurrent cells, each beside the tensor operations that it stands for."""

@@ -2,8 +2,8 @@
 
 Without a compiler, or with ``HIGHRANK_NATIVE=0`` in the environment, everything works in tensor operations,
 more slowly. The library is kept in the cache folder of the user, under a name that holds a hash of the
-sources and the processor, so that a new one is made wherever the old one would not fit. Once it is there no
-compiler is needed any more, and a new one changes no bit of a run that is resumed.
+sources, the options of the compiler and the processor: a new one is made wherever the old one would not fit.
+Once it is there no compiler is needed any more, and a new one changes no bit of a run that is resumed.
 """
 
 import ctypes
@@ -18,7 +18,9 @@ from pathlib import Path
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
-SWITCH = "HIGHRANK_NATIVE"
+# Names of environment variables
+SWITCH = "HIGHRANK_NATIVE"  # 0: without any compiled kernel
+FUSED = "HIGHRANK_FUSED"  # 1: the Triton kernels of fused.py, on a GPU
 
 
 @cache
