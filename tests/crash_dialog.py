@@ -35,10 +35,11 @@ class DialogTraining(Training):
     flat: bool = False
     accumulate: int = 1
     tokenizer: str = "wordpunct"
+    gated: bool = False
 
     @property
     def name(self) -> str:
-        encoder = "flat" if self.flat else "hierarchical"
+        encoder = ("flat" if self.flat else "hierarchical") + "-gated" * self.gated
         return f"dialog-{self.head}-{self.optimizer}-{encoder}-{self.tokenizer}-x{self.accumulate}"
 
     def arguments(self, lab: Lab) -> list[object]:
@@ -56,14 +57,19 @@ class DialogTraining(Training):
         if self.flat:
             tables["encoder"] |= {"kind": "flat", "cell": "lstm", "layers": 2}
             tables["decoder"] |= {"layers": 2, "attention": "additive"}
+        if self.gated:
+            tables["cell"] = {"rounds": 2, "rank": 3}
+            tables["encoder"]["cell"] = tables["decoder"]["cell"] = "mogrifier"
         return tables
 
 
 def dialog_cases() -> list[DialogTraining]:
-    """Every head with every optimiser; encoders, accumulation and tokenizers take turns."""
+    """Every head with every optimiser; encoders, cells, accumulation and tokenizers take turns."""
     tokenizers = ("wordpunct", "char", "bpe", "whitespace")
     return [
-        DialogTraining(head, optimizer, number % 2 == 1, 1 + number % 3 // 2, tokenizers[number % 4])
+        DialogTraining(
+            head, optimizer, number % 2 == 1, 1 + number % 3 // 2, tokenizers[number % 4], number % 4 == 3
+        )
         for number, (head, optimizer) in enumerate(product(HEADS, OPTIMIZERS))
     ]
 

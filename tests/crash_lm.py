@@ -17,6 +17,21 @@ BASE: Tables = {
         "hidden_dropout": 0.2, "output_dropout": 0.2, "weight_dropout": 0.3,
     },
 }  # fmt: skip
+LAMB: Tables = {  # in place of the sections above
+    "window": {
+        "length": 7, "random": False, "rescale_lr": False, "order": "read_heads", "jitter": 5,
+        "state_reset": 0.2,
+    },
+    "model": {
+        "embedding_size": 6, "hidden_sizes": [8, 8], "layer_sum": True, "embedding_init": "scaled",
+        "dropout_masks": "per_step", "embedding_dropout": 0.0, "input_dropout": 0.2, "hidden_dropout": 0.2,
+        "state_dropout": 0.2, "output_dropout": 0.2, "weight_dropout": 0.0, "activation_penalty": 0.0,
+        "slowness_penalty": 0.0, "weight_penalty": 1e-3,
+    },
+    "cell": {"kind": "mogrifier", "rounds": 3, "rank": 2, "cap_input_gate": True, "init": "truncated"},
+}  # fmt: skip
+DOC = {"doc": {"components": 3, "embedding_size": 6, "lower_components": [1], "prior_penalty": 1e-3}}
+LM_HEADS = HEADS | DOC
 OPTIMIZERS: Tables = {
     "nt-asgd": {
         "name": "sgd", "lr": 40.0, "clip_norm": 0.25, "weight_decay": 1e-4,
@@ -26,6 +41,10 @@ OPTIMIZERS: Tables = {
     "adam": {
         "name": "adam", "lr": 0.1, "betas": [0.0, 0.99], "schedule": "plateau",
         "average": "ema", "ema_decay": 0.5, "average_trigger": 1,
+    },
+    "lamb": {
+        "name": "adam", "lr": 0.3, "betas": [0.0, 0.99], "clip_norm": 0.1,
+        "average": "uniform", "average_patience": 1, "average_start": 10,
     },
     "adamw": {"name": "adamw", "lr": 0.1, "schedule": "one_cycle", "warmup_steps": 4, "decay_steps": 14},
 }  # fmt: skip
@@ -92,11 +111,13 @@ class LmTraining(Training):
     optimizer: str = "nt-asgd"
     prepared: bool = True
     paper: bool = False
+    lamb: bool = False
     accumulate: int = 1
 
     @property
     def name(self) -> str:
-        parts = ["prepared" if self.prepared else "text", *(["paper"] if self.paper else [])]
+        parts = ["prepared" if self.prepared else "text"]
+        parts += [part for part in ("paper", "lamb") if getattr(self, part)]
         return f"lm-{self.head}-{self.optimizer}-{'-'.join(parts)}-x{self.accumulate}"
 
     def arguments(self, lab: Lab) -> list[object]:
@@ -106,7 +127,7 @@ class LmTraining(Training):
     def tables(self, lab: Lab) -> Tables:
         """The config sections."""
         corpus = lab.shared("lm-corpus", lambda place: lab.finish(Preparation(), place)) / "out"
-        tables = self.opened(BASE, corpus)
+        tables = self.opened(BASE | LAMB if self.lamb else BASE, corpus)
         tables["data"]["valid_streams"] = 3
         if not self.prepared:
             text = lab.shared("lm-text.txt", write_text)
@@ -117,7 +138,7 @@ class LmTraining(Training):
                 "test": str(short),
                 "tokenizer": "char",
             }
-        tables["head"] = {"kind": self.head, "tied": True, **HEADS[self.head]}
+        tables["head"] = {"kind": self.head, "tied": True, **LM_HEADS[self.head]}
         tables["optim"] = OPTIMIZERS[self.optimizer]
         tables["train"] = TRAIN | {
             "batch_size": STREAMS, "validate_every": 2, "accumulate": self.accumulate,
@@ -200,6 +221,8 @@ def lm_cases() -> list[Case]:
         LmTraining("moss", "adam"),
         LmTraining("mixtape", "adamw"),
         LmTraining("plif", "plateau", prepared=False),
+        LmTraining("doc", "nt-asgd"),
+        LmTraining("mos", "lamb", lamb=True),
         Finetuning(),
         DynamicEvaluation(),
         DynamicEvaluation(stale=True),

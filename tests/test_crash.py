@@ -27,7 +27,7 @@ from crash_driver import (
     fingerprint,
     random_blows,
 )
-from crash_lm import OPTIMIZERS, DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
+from crash_lm import LM_HEADS, OPTIMIZERS, DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
 from crash_process import ENVIRONMENT, HERE, Blow, interpreter, kill_interpreter
 from crash_server import place_of
 
@@ -39,6 +39,7 @@ OTHERS = [
     DialogTraining("moss", "adamw", tokenizer="char"),
 ]
 LM = LmTraining("mos", "nt-asgd", accumulate=2)
+LAMB = LmTraining("mos", "lamb", lamb=True)
 COMMIT = "run/checkpoints/step-N"
 EARLY = [
     Blow(place="write-half .out.tmp/.vocabulary.json.N.tmp", at=1),
@@ -233,13 +234,15 @@ def test_finetuning_that_was_killed_early_notices_that_its_start_has_changed(
 
 def test_the_language_models_do_what_they_are_there_for(lab: Lab) -> None:
     """Random windows of several shards, more than one pass; averaging that validation sets off; its end."""
+    lines = records(lab, LM)
     shards = json.loads((lab.folder / "lm-corpus/out/train/split.json").read_text())["shards"]
     assert len(shards) >= 3
-    lines = records(lab, LM)
     (begun,) = (line["step"] for line in lines if line.get("event") == "averaging")
     assert 2 < begun < 12, "averaging begins in the middle, at a validation"
     assert {line["epoch"] for line in lines} == {1, 2}
     assert len({line["lr"] for line in lines if line["split"] == "train"}) > 3, "windows differ in length"
+    (begun,) = (line["step"] for line in records(lab, LAMB) if line.get("event") == "averaging")
+    assert begun < 10, "validation stalls before the latest step for averaging to begin"
     tuned = [line["step"] for line in records(lab, Finetuning()) if line["split"] == "valid"]
     assert tuned[0] == 0
     assert tuned[-1] < 40, "the trigger ended it, not train.max_steps"
@@ -277,10 +280,12 @@ def test_the_matrix_covers_every_head_and_optimizer() -> None:
         (head, optimizer) for head in HEADS for optimizer in DIALOG_OPTIMIZERS
     }
     assert {case.flat for case in dialogs} == {True, False}
+    assert {case.gated for case in dialogs if case.flat} == {True, False}
     assert len({case.tokenizer for case in dialogs}) == 4
-    assert {case.head for case in models} == HEADS.keys()
+    assert {case.head for case in models} == LM_HEADS.keys()
     assert {case.optimizer for case in models} == OPTIMIZERS.keys()
-    assert {case.paper for case in models} == {case.prepared for case in models} == {True, False}
+    for name in ("paper", "prepared", "lamb"):
+        assert {getattr(case, name) for case in models} == {True, False}
     assert {case.accumulate for case in dialogs} == {case.accumulate for case in models} == {1, 2}
     names = [case.name for case in (*dialogs, *lm_cases())]
     assert len(set(names)) == len(names)
