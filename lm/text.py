@@ -17,7 +17,7 @@ from typing import Any, Self, get_args
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
-from lm.storage import shown, write_atomic
+from lm.storage import write_atomic
 from lm.tokenizers import (
     BOS,
     DIALOG,
@@ -245,9 +245,9 @@ class Codec:
             return cls(tokenizer, Vocabulary(tokens, counts))
         except OSError as error:
             reason = (error.strerror or type(error).__name__).lower()
-            raise StorageError(f"{shown(path)}: {reason}; {RESTORE}") from error
+            raise StorageError(f"{visible(path)}: {reason}; {RESTORE}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StorageError(f"{shown(path)}: damaged or foreign; {RESTORE}") from error
+            raise StorageError(f"{visible(path)}: damaged or foreign; {RESTORE}") from error
 
 
 def build_codec(
