@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm.console import table
+from lm.tables import preparation_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,13 +22,7 @@ _MEASURES = (
 def prepared_tables(report: Result) -> list["Table | str"]:
     """A row for each split, and what was left out."""
     columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
-    rows = [
-        {"split": split, **{column: counts[column] for column in columns}}
-        for split, counts in report["splits"].items()
-    ]
-    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
-    vocabulary = f"{report['vocabulary_size']:,} words in the vocabulary; left out: {left_out or 'nothing'}"
-    return [table(f"Read as {report['format']}", rows), vocabulary]
+    return preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
 
 
 def evaluation_tables(result: Result) -> list["Table | str"]:

@@ -1,7 +1,7 @@
-"""Tables of a config, and of what it amounts to before training, of whatever family."""
+"""Tables of a config, of what it amounts to before training, and of a prepared corpus, of whatever family."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm.config import C, Resolved, known_keys
@@ -20,6 +20,16 @@ def config_table(name: str, resolved: Resolved[C]) -> "Table":
             value = getattr(value, part)
         rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
     return table(f"Config {name}", rows)
+
+
+def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words: str) -> list["Table | str"]:
+    """A row of counts for each split; then ``words``, on the vocabulary, and what was left out."""
+    rows = [
+        {"split": split, **{column: counts[column] for column in columns}}
+        for split, counts in report["splits"].items()
+    ]
+    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
+    return [table(f"Read as {report['format']}", rows), f"{words}; left out: {left_out or 'nothing'}"]
 
 
 def description_tables(description: Mapping[str, Any]) -> list["Table | str"]:

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from lm.console import table
 from lm.errors import ConfigError, DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.language.shards import write_split
@@ -27,6 +26,7 @@ from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn
 from lm.lines import InputLog, OnBadLine, visible
 from lm.stop import Poll, interruptible
 from lm.storage import storage_errors
+from lm.tables import preparation_tables
 from lm.text import EOS_WORD, UNK, Codec, Vocabulary
 from lm.tokenizers import StoredKind, TokenizerKind
 
@@ -245,14 +245,9 @@ def _compare(
 def prepared_tables(report: Mapping[str, Any]) -> list["Table | str"]:
     """A row for each split; then the vocabulary, what was left out, and what to beware of."""
     columns = ("tokens", "lines", "characters", "types", "oov_rate")
-    rows = [
-        {"split": split, **{column: counts[column] for column in columns}}
-        for split, counts in report["splits"].items()
-    ]
-    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
-    size = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"
-    lines = [f"{size}; left out: {left_out or 'nothing'}"]
+    words = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"
+    lines = preparation_tables(report, columns, words)
     if published := report["published"]:
         lines.append("counts are the published ones" if published == "same" else f"warning: {published}")
     lines += [f"note: {note}" for note in report["notes"]]
-    return [table(f"Read as {report['format']}", rows), *lines]
+    return lines
