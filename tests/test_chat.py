@@ -374,7 +374,7 @@ def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(tmp_path: Path) ->
         terminal.expect(">")
         terminal.type("\x04")
         terminal.expect("left")
-        assert terminal.process.wait(10) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.process.kill()
         terminal.process.wait()
