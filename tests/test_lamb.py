@@ -8,23 +8,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_training import resolved, task, write_corpus
 from torch import Tensor
 
 from lm.checkpoint import CheckpointStore
-from lm.config import Resolved, load_config
+from lm.config import load_config
 from lm.errors import ConfigError, DataError
 from lm.language.config import LmConfig, ModelConfig, WindowConfig
-from lm.language.corpus import load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel, count_parameters, sized
 from lm.language.refinements import with_dropout
-from lm.language.task import LmTask
 from lm.language.training import train
 from lm.language.windows import ReadHeads
 from lm.optim import build_optimizer
 from lm.progress import NullReporter
 from lm.regularize import dropout_mask
-from lm.rng import seed_everything
 from lm.schema import CellConfig, HeadConfig
 from lm.tables import description_tables
 from lm.update import Updater
@@ -351,30 +349,11 @@ validate_every = 3
 checkpoint_every = 3
 log_every = 3
 """
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "while", "some", "dogs", "slept")
 
 
 @pytest.fixture
 def corpus(in_tmp: Path) -> Path:
-    rng = np.random.default_rng(3)
-    for name, lines in (("train", 40), ("valid", 9)):
-        text = [" ".join(rng.choice(WORDS, rng.integers(0, 7))) for _ in range(lines)]
-        (in_tmp / f"{name}.txt").write_text("\n".join(text) + "\n")
-    (in_tmp / "tiny.toml").write_text(CONFIG)
-    return in_tmp
-
-
-def resolved(*overrides: str) -> Resolved[LmConfig]:
-    return load_config("tiny.toml", LmConfig, family="lm", overrides=overrides)
-
-
-def task(*overrides: str) -> LmTask:
-    config = resolved(*overrides).config
-    codec = load_codec(config.data)
-    seed_everything(1)
-    model = LanguageModel(config, len(codec.vocabulary)).double()
-    splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
-    return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))
+    return write_corpus(in_tmp, CONFIG, train=40, valid=9, longest=7)
 
 
 def test_a_sum_over_time_and_a_mean_of_tokens_are_the_same_training(corpus: Path) -> None:
@@ -384,9 +363,9 @@ def test_a_sum_over_time_and_a_mean_of_tokens_are_the_same_training(corpus: Path
     clip, penalty, eps, length, lr = 1.5, 0.05, 1e-3, 5, 0.02
     ours = task(
         *calm, f"optim.clip_norm={clip / length}", f"model.weight_penalty={penalty / length}",
-        f"optim.eps={eps / length}",
+        f"optim.eps={eps / length}", dtype=torch.float64,
     )  # fmt: skip
-    theirs = task(*calm)
+    theirs = task(*calm, dtype=torch.float64)
     optimizer = build_optimizer(ours.config.optim, ours.model)
     updater = Updater(ours.model, ours.loss, optimizer, ours.config.optim, ours.config.train)
     parameters = list(theirs.model.parameters())

@@ -10,23 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from polls import stop_after
+from tiny_training import WORDS, resolved, task, write_corpus
 
 from lm.checkpoint import CheckpointStore
-from lm.config import Resolved, load_config
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
-from lm.language.config import LmConfig
 from lm.language.corpus import load_codec, load_split
-from lm.language.model import LanguageModel
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.scoring import token_nll
-from lm.language.task import LmTask, score_streams
+from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
 from lm.language.training import finetuned, train
 from lm.progress import NullReporter
 from lm.regularize import activation_penalty, slowness_penalty
 from lm.train import seed_everything
 
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "while", "some", "dogs", "slept", "and", "<unk>", "N")
 CONFIG = """
 [data]
 train = "train.txt"
@@ -63,25 +60,7 @@ log_every = 3
 
 @pytest.fixture
 def corpus(in_tmp: Path) -> Path:
-    rng = np.random.default_rng(3)
-    for name, lines in (("train", 60), ("valid", 12)):
-        text = [" ".join(rng.choice(WORDS, rng.integers(0, 12))) for _ in range(lines)]
-        (in_tmp / f"{name}.txt").write_text("\n".join(text) + "\n")
-    (in_tmp / "tiny.toml").write_text(CONFIG)
-    return in_tmp
-
-
-def resolved(*overrides: str) -> Resolved[LmConfig]:
-    return load_config("tiny.toml", LmConfig, family="lm", overrides=overrides)
-
-
-def task(*overrides: str) -> LmTask:
-    config = resolved(*overrides).config
-    codec = load_codec(config.data)
-    seed_everything(1)
-    model = LanguageModel(config, len(codec.vocabulary))
-    splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
-    return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))
+    return write_corpus(in_tmp, CONFIG, train=60, valid=12, longest=12)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
