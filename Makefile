@@ -3,11 +3,13 @@
 #   PIP_FLAGS='--extra-index-url URL'            options for pip, e.g. an index of CPU-only torch builds:
 #                                                the default index has CUDA builds of several GB on Linux
 #   PYTEST_FLAGS='-k beam'                       options for pytest
+#   JOBS=2                                       how many processes the tests are run by
 
 PYTHON ?= $(firstword $(foreach p,python3.11 python3 python3.12 python3.13 python3.14,$(if $(shell \
 	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null | grep True),$(p))))
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+JOBS ?= 2
 
 BIN := .venv/bin
 READY := .venv/installed
@@ -18,7 +20,7 @@ READY := .venv/installed
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1 \t/p' Makefile
-	@sed -n '2,5s/^#  //p' Makefile
+	@sed -n '2,6s/^#  //p' Makefile
 
 install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
 
@@ -26,7 +28,7 @@ demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS 
 	@$(BIN)/dialog demo --out runs/demo
 
 test: $(READY)  ## the test suite
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

@@ -140,7 +140,9 @@ def test_the_loss_of_every_head_and_its_gradients_are_those_without_a_compiler(
 
 
 @pytest.mark.parametrize(
-    ("link", "dtype"), [(RELU, torch.float32), (SIGMOID, torch.bfloat16), (EXP, torch.float64)], ids=str
+    ("link", "dtype"),
+    [(RELU, torch.float32), (SIGMOID, torch.bfloat16), (EXP, torch.float64)],
+    ids=["relu", "sigmoid", "exp in float64"],
 )
 def test_the_rest_goes_in_tensor_operations(link: Link, dtype: torch.dtype) -> None:
     assert isinstance(rows_for(link, torch.empty(3, V, dtype=dtype)), EagerRows)
