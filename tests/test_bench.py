@@ -83,3 +83,10 @@ def test_every_subject_has_cases_with_names_of_their_own(bench: ModuleType) -> N
         names = [case.name for case in subject.cases(Ceiling(1e11, 2e11))]
         assert names or (subject is bench.cuda and not torch.cuda.is_available())
         assert len(set(names)) == len(names)
+
+
+def test_every_sweep_prepares_its_smallest_work(bench: ModuleType) -> None:
+    from benchmarks.scaling import SWEEPS
+
+    for values, prepare in SWEEPS.values():
+        assert callable(prepare(values[0]))

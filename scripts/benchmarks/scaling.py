@@ -22,7 +22,10 @@ SWEEPS: dict[str, tuple[Sequence[int], Callable[[int], Work]]] = {
     "components": ((1, 2, 5, 10, 15, 20), lambda k: head.work_on(_BFLOAT16, k, 10_000)),
     "words": ((2_500, 5_000, 10_000, 20_000, 40_000), lambda v: head.work_on(_BFLOAT16, 15, v)),
     "steps of the recurrent layers": ((18, 35, 70, 140), lambda t: recurrent.work_on(_LAYER, t)),
-    "sources of a beam search": ((1, 2, 4, 8, 16), lambda s: beam.work_on(s, "float32")),
+    "sources of a beam search": (
+        (1, 2, 4, 8, 16),
+        lambda s: beam.work_on((beam.LENGTH,) * s, beam.exact_step, beam.ours),
+    ),
 }
 
 
