@@ -29,11 +29,12 @@ from lm.kernels import native
 from lm.kernels.rows import rows_for
 from lm.links import Link
 
-# Entries of the (R, V) buffer: enough for products at full speed, and no more than caches like. Products in
-# bfloat16 reach theirs with half as many.
-SCRATCH = 2**23
-MIN_ROWS, MAX_ROWS = 128, 4096
+# Bytes of the (R, V) buffer: enough for products at full speed, and no more than caches like; more on a GPU,
+# where a product of few rows ends before the next one starts.
+SCRATCH = {"cpu": 12 * 2**20, "cuda": 2**26}
+MIN_ROWS, MAX_ROWS = 160, 4096
 GATHERED = 32  # rows that move at once
+ADDED = 2048  # words of the output matrix whose bfloat16 gradient stays in the cache until it is added
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,15 @@ class LossOptions:
     rows: int = 0
     skip_below: float = 0.0
 
-    def tokens_per_chunk(self, components: int, vocab: int) -> int:
-        """How many tokens go through at once."""
-        entries = SCRATCH // 2 if self.bf16_products else SCRATCH
-        rows = self.rows or min(MAX_ROWS, max(MIN_ROWS, entries // vocab))
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of a logit in the buffer."""
+        return 2 if self.bf16_products else 4
+
+    def tokens_per_chunk(self, components: int, vocab: int, device: str = "cpu") -> int:
+        """How many tokens go through at once on a type of device."""
+        room = SCRATCH.get(device, SCRATCH["cpu"]) // (self.entry_bytes * vocab)
+        rows = self.rows or min(MAX_ROWS, max(MIN_ROWS, room))
         return max(1, rows // components)
 
 
@@ -147,7 +153,7 @@ class _Products:
     def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
         self.tokens, components, _ = contexts.shape
         vocab = output.weight.shape[0]
-        self.size = options.tokens_per_chunk(components, vocab)
+        self.size = options.tokens_per_chunk(components, vocab, contexts.device.type)
         self.output, self.link = output, options.link
         self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
         self.operand = output.weight.to(self.dtype)  # (V, E)
@@ -236,8 +242,10 @@ class _Gradients(_Products):
         """Adds sharesᵀ · rows to the gradient of the output matrix."""
         if shares.dtype == self.of_weight.dtype:
             self.of_weight.addmm_(shares.t(), rows)
-        else:
-            self.of_weight += torch.mm(shares.t(), rows.to(shares.dtype))
+            return
+        rows = rows.to(shares.dtype)
+        for weight, columns in zip(self.of_weight.split(ADDED), shares.split(ADDED, 1), strict=True):
+            weight += torch.mm(columns.t(), rows)
 
 
 def gather_rows_(matrix: Tensor, kept: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class OutputLayer(nn.Module):
 
     @property
     def _chunk(self) -> int:
-        return self.options.tokens_per_chunk(self.components, self.vocab_size)
+        return self.options.tokens_per_chunk(self.components, self.vocab_size, self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """A formula of all tokens: by chunks, unless gradients are wanted of it."""

@@ -138,7 +138,8 @@ def _memory_here(subject: str, case: str, variant: str) -> float:
     (wanted,) = (found for found in SUBJECTS[subject].cases(unknown) if found.name == case)
     (chosen,) = (found for found in wanted.variants if found.name == variant)
     small = torch.randn(64, 64, requires_grad=True)
-    (small @ small).log_softmax(1).sum().backward()  # torch's own start-up
+    for dtype in (torch.float32, torch.bfloat16):  # torch's own start-up
+        (small.to(dtype) @ small.to(dtype)).float().log_softmax(1).sum().backward()
     peak = getattr(SUBJECTS[subject], "peak_megabytes", peak_megabytes)
     return float(peak(chosen.prepare()))
 

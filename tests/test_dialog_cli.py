@@ -128,7 +128,7 @@ def test_describe_counts_the_buffers_of_a_chunk_of_logits() -> None:
     )
     assert activations("moss", "float32") - activations("mos", "float32") == 2 * 4 * float32 * 5000
     saved = activations("mos", "float32") - activations("mos", "bfloat16")
-    assert saved == EXP.buffers * 4 * (float32 - bfloat16) * 5000 > 0
+    assert saved == EXP.buffers * (4 * float32 - 2 * bfloat16) * 5000
 
 
 def test_a_training_without_an_end_is_refused_before_anything_is_written(

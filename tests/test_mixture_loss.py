@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,9 +248,11 @@ def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
 
 def test_a_chunk_of_logits_is_bounded() -> None:
     options = LossOptions(HEADS["mos"].link)
-    assert options.tokens_per_chunk(15, 10_000) * 15 * 10_000 * 4 <= 2**25
-    assert options.tokens_per_chunk(15, 33_278) * 15 * 33_278 * 4 <= 2**25
+    assert options.tokens_per_chunk(15, 10_000) * 15 * 10_000 * 4 <= 12 * 2**20
+    assert options.tokens_per_chunk(15, 33_278) * 15 * 33_278 * 4 <= 2 * 12 * 2**20  # MIN_ROWS
     assert options.tokens_per_chunk(5000, 10) == 1
+    half = replace(options, bf16_products=True)
+    assert half.tokens_per_chunk(1, 10_000) == 2 * options.tokens_per_chunk(1, 10_000) + 1
 
 
 def test_no_tokens_are_no_loss() -> None:
