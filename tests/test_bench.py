@@ -65,6 +65,15 @@ def test_peak_memory_is_what_a_run_needs_for_a_moment(bench: ModuleType) -> None
     assert 60 < peak_megabytes(lambda: torch.ones(64 * 2**18).sum()) < 80
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
+def test_scratch_is_what_a_run_needs_and_does_not_return(bench: ModuleType) -> None:
+    def work() -> tuple[torch.Tensor, None]:
+        scratch = torch.ones(64 * 2**18)
+        return scratch[:1].repeat(32 * 2**18), None
+
+    assert 60 < bench.scaling.peak_megabytes(work) < 80
+
+
 def test_the_picture_of_scaling_repeats_to_the_byte(bench: ModuleType, tmp_path: Path) -> None:
     records = [
         {"subject": "scaling", "case": name, "variant": f"{value:,}", "seconds": value, "peak MB": 2 * value}

@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import beam, head, recurrent
+from torch import Tensor
+
+from benchmarks import beam, head, recurrent, timing
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from lm.links import EXP
 from lm.mixture_loss import LossOptions
@@ -37,6 +39,14 @@ def cases(ceiling: Ceiling) -> list[Case]:
     ]
 
 
+def peak_megabytes(work: Work) -> float:
+    """Memory that one run needs above what is there before it and the gradients that it returns."""
+    returned: list[Any] = []
+    peak = timing.peak_megabytes(lambda: returned.append(work()))
+    gradients = [tensor for tensor in returned[0] or () if isinstance(tensor, Tensor)]
+    return peak - sum(tensor.nbytes for tensor in gradients) / 2**20
+
+
 def draw(records: Sequence[dict[str, Any]], picture: Path) -> None:
     """Time above, peak memory below, a column a sweep; both axes start at 0, so that linear looks linear."""
     save_figure([picture], partial(_draw, records), size=(15, 5))
@@ -47,9 +57,7 @@ def _draw(records: Sequence[dict[str, Any]], figure: "Figure") -> None:
     for column, name in enumerate(SWEEPS):
         found = [record for record in records if record["subject"] == "scaling" and record["case"] == name]
         values = [int(record["variant"].replace(",", "")) for record in found]
-        for row, (key, label) in enumerate(
-            (("seconds", "seconds"), ("peak MB", "MB above inputs and weights"))
-        ):
+        for row, (key, label) in enumerate((("seconds", "seconds"), ("peak MB", "MB of scratch"))):
             axis = axes[row, column]
             axis.plot(values, [record[key] for record in found], marker=".", color="#4e79a7")
             axis.set_xlim(0, None)
