@@ -1,9 +1,10 @@
-"""A Markdown table of evaluated runs: one row a head, mean over the seeds and, in brackets, their range.
+"""A Markdown table of evaluated runs: one row a model, mean over the seeds and, in brackets, their range.
 
 python scripts/results_table.py --name test+test_multi_ref runs/small/*
 python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
 
-Columns are the results that all runs have. ``--analysis`` adds what ``lm analyze … --json`` wrote.
+Runs of one model are in folders NAME-SEED. Columns are the results that all runs have. ``--analysis`` adds
+what ``lm analyze … --json`` wrote.
 """
 
 import argparse
@@ -76,16 +77,16 @@ def main() -> None:
     analyses = [json.loads(path.read_text()) for path in options.analysis]
     results = [load(run, options.name, analyses) for run in options.runs]
     columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
-    heads: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        heads[result["head"]].append(result)
-    print("| head | parameters | seeds | " + " | ".join(columns) + " |")
+    models: dict[str, list[Result]] = defaultdict(list)
+    for run, result in zip(options.runs, results, strict=True):
+        models[run.name.removesuffix(f"-{result['seed']}")].append(result)
+    print("| model | parameters | seeds | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 3) + "|")
-    for head, found in heads.items():
+    for model, found in models.items():
         chosen = (COLUMNS[column] for column in columns)
         cells = [cell([value(result) for result in found], form) for form, value in chosen]
         seeds = ", ".join(str(result["seed"]) for result in found)
-        print(f"| {head} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
+        print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -34,15 +34,17 @@ def run_script(*arguments: object) -> str:
 
 
 def test_results_table(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / str(i), *run) for i, run in enumerate((("mos", 1, 50.0), ("mos", 2, 52.0)))]
-    runs.append(make_run(tmp_path / "2", "softmax", 1, 55.5))
-    header, rule, mos, softmax = run_script(
+    made = (("mos", 1, 50.0), ("mos", 2, 52.0), ("softmax", 1, 55.5))
+    runs = [make_run(tmp_path / f"{head}-{seed}", head, seed, ppl) for head, seed, ppl in made]
+    runs.append(make_run(tmp_path / "softmax_lstm-1", "softmax", 1, 54.5))
+    header, rule, mos, softmax, other = run_script(
         SCRIPTS / "results_table.py", "--name", "test", *runs
     ).splitlines()
     assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
     assert mos.startswith("| mos | 1,234 | 1, 2 | 50.00 [49.00, 51.00] | 51.00 [50.00, 52.00] |")
     assert mos.endswith("| 20 [20, 20] | 10 [10, 10] |")
     assert softmax.startswith("| softmax | 1,234 | 1 | 54.50 | 55.50 |")
+    assert other.startswith("| softmax_lstm | 1,234 | 1 | 53.50 | 54.50 |")
     assert "rank" not in header
 
 
