@@ -82,44 +82,53 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, nll: Formula, size: int, count: int, weights: Tensor, *tensors: Tensor
     ) -> Tensor:
-        wanted = ctx.needs_input_grad[4:]
-        gradients = [
-            torch.zeros_like(tensor) if needed else None
-            for tensor, needed in zip(tensors, wanted, strict=True)
-        ]
-        token_nll = torch.empty_like(weights)
-        for start in range(0, weights.shape[0], size):
-            part = slice(start, start + size)
-            inputs = [
-                tensor[part].detach().requires_grad_(needed)
-                for tensor, needed in zip(tensors[:count], wanted, strict=False)
-            ]
-            leaves = [*inputs, *tensors[count:]]
-            with torch.enable_grad():
-                losses = nll(*inputs)
-            found = iter(
-                torch.autograd.grad(
-                    losses,
-                    [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
-                    weights[part],
-                    materialize_grads=True,  # a formula need not read all that is known of a token
-                )
-            )
-            token_nll[part] = losses.detach()
-            for place, gradient in enumerate(gradients):
-                if gradient is None:
-                    continue
-                if place < count:
-                    gradient[part] = next(found)
-                else:
-                    gradient += next(found)
-        ctx.save_for_backward(token_nll, *(gradient for gradient in gradients if gradient is not None))
+        ctx.save_for_backward(weights, *tensors)
+        ctx.formula = nll, size, count, ctx.needs_input_grad[4:]
+        ctx.gradients = token_nll, _ = _gradients(weights, tensors, *ctx.formula)
         return (weights * token_nll).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        token_nll, *saved = (tensor * grad for tensor in ctx.saved_tensors)
-        gradients = iter(saved)
-        of_tensors = (next(gradients) if needed else None for needed in ctx.needs_input_grad[4:])
-        return (None, None, None, token_nll, *of_tensors)
+        # Handed out as they are, for a copy would be as large again; who asks twice has them computed twice.
+        weights, *tensors = ctx.saved_tensors
+        token_nll, gradients = ctx.gradients or _gradients(weights, tensors, *ctx.formula)
+        ctx.gradients = None
+        scaled = (None if gradient is None else gradient.mul_(grad) for gradient in gradients)
+        return (None, None, None, token_nll.mul_(grad), *scaled)
+
+
+def _gradients(
+    weights: Tensor, tensors: Sequence[Tensor], nll: Formula, size: int, count: int, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The losses (N,), and the gradients of Σ w · losses at the ``wanted`` of the tensors, else None."""
+    gradients = [
+        torch.zeros_like(tensor) if needed else None for tensor, needed in zip(tensors, wanted, strict=True)
+    ]
+    token_nll = torch.empty_like(weights)
+    for start in range(0, weights.shape[0], size):
+        part = slice(start, start + size)
+        inputs = [
+            tensor[part].detach().requires_grad_(needed)
+            for tensor, needed in zip(tensors[:count], wanted, strict=False)
+        ]
+        leaves = [*inputs, *tensors[count:]]
+        with torch.enable_grad():
+            losses = nll(*inputs)
+        found = iter(
+            torch.autograd.grad(
+                losses,
+                [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
+                weights[part],
+                materialize_grads=True,  # a formula need not read all that is known of a token
+            )
+        )
+        token_nll[part] = losses.detach()
+        for place, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if place < count:
+                gradient[part] = next(found)
+            else:
+                gradient += next(found)
+    return token_nll, gradients

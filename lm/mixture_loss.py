@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -267,45 +267,49 @@ def gather_rows_(matrix: Tensor, kept: Tensor) -> Tensor:
 
 class _MixtureLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        contexts: Tensor,
-        log_prior: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        shift: Tensor | None,
-        targets: Tensor,
-        token_weights: Tensor,
-        options: LossOptions,
-    ) -> Tensor:
-        output, fused = Output(weight, bias, shift), _fused(contexts, options)
-        if fused is not None:
-            gradients = fused.fused_loss(contexts, log_prior, output, targets, token_weights, options)
-        else:
-            gradients = _Gradients(contexts, output, options)
-            for part in gradients.parts():
-                gradients.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
-        ctx.kept = bias is not None, shift is not None  # type: ignore[attr-defined]
-        ctx.save_for_backward(
-            gradients.of_contexts,
-            gradients.of_prior,
-            gradients.of_weight,
-            gradients.of_bias,
-            gradients.of_shift,
-            gradients.token_nll,
-        )
-        total: Tensor = (token_weights * gradients.token_nll).sum()
+    def forward(ctx, *inputs: Any) -> Tensor:  # type: ignore[no-untyped-def]
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.gradients = gradients = _gradients(ctx.options, *tensors)
+        *_, token_weights = tensors
+        total: Tensor = (token_weights * gradients[-1]).sum()
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        contexts, log_prior, weight, bias, shift, token_nll = (saved * grad for saved in ctx.saved_tensors)
-        has_bias, has_shift = ctx.kept
+        # Handed out as they are, for a copy would be as large again; who asks twice has them computed twice.
+        gradients = ctx.gradients or _gradients(ctx.options, *ctx.saved_tensors)
+        ctx.gradients = None
+        contexts, log_prior, weight, bias, shift, token_nll = (tensor.mul_(grad) for tensor in gradients)
+        wanted = ctx.needs_input_grad
         return (
-            contexts, log_prior, weight, bias if has_bias else None, shift if has_shift else None,
+            contexts, log_prior, weight, bias if wanted[3] else None, shift if wanted[4] else None,
             None, token_nll, None,
         )  # fmt: skip
+
+
+def _gradients(
+    options: LossOptions,
+    contexts: Tensor,
+    log_prior: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shift: Tensor | None,
+    targets: Tensor,
+    token_weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """Those of contexts, prior, weight, bias, shift and, being the losses −log P(y_n), token weights."""
+    output, fused = Output(weight, bias, shift), _fused(contexts, options)
+    if fused is not None:
+        found = fused.fused_loss(contexts, log_prior, output, targets, token_weights, options)
+    else:
+        found = _Gradients(contexts, output, options)
+        for part in found.parts():
+            found.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
+    return (
+        found.of_contexts, found.of_prior, found.of_weight, found.of_bias, found.of_shift, found.token_nll,
+    )  # fmt: skip
 
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:

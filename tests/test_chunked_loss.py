@@ -79,3 +79,15 @@ def test_no_tokens_are_no_loss() -> None:
     assert loss.item() == 0
     assert (matrix.grad == 0).all()
     assert chunked(lambda *chunk: nll(*chunk, matrix), [states[:0], targets[:0]], 3).shape == (0,)
+
+
+def test_gradients_can_be_asked_for_twice() -> None:
+    """They are handed out without a copy, so what was done to the first is not in the second."""
+    states, targets, matrix, weights = case()
+    loss = chunked_loss(lambda *chunk: nll(*chunk, matrix), [states, targets], [matrix], weights, 2)
+    first = torch.autograd.grad(loss, [states, matrix], retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    for gradient in first:
+        gradient.zero_()
+    for gradient, wanted in zip(torch.autograd.grad(2 * loss, [states, matrix]), kept, strict=True):
+        assert torch.equal(gradient, 2 * wanted)

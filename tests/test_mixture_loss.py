@@ -301,3 +301,18 @@ def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, 
     slope = 2 if link is SIGSOFTMAX else 1
     terms = (posterior * small * weights[:, None])[..., None] * contexts.detach().abs()
     assert 0 < lost <= 2 * slope * terms.sum((0, 1)).max()
+
+
+def test_gradients_can_be_asked_for_twice() -> None:
+    """They are handed out without a copy, so what was done to the first is not in the second."""
+    head = make_head("mos")
+    hidden, targets, _ = example()
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    loss = head.loss(hidden, targets)
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    for gradient in first:
+        gradient.zero_()
+    second = torch.autograd.grad(2 * loss, parameters)
+    for gradient, wanted in zip(second, kept, strict=True):
+        assert torch.equal(gradient, 2 * wanted)
