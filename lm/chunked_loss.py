@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lm.precision import precise
+
 Formula = Callable[..., Tensor]
 
 
@@ -103,8 +105,9 @@ def _gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The losses (N,), and the gradients of Σ w · losses at the ``wanted`` of the tensors, else None."""
     gradients = [
-        torch.zeros_like(tensor) if needed else None for tensor, needed in zip(tensors, wanted, strict=True)
-    ]
+        torch.zeros_like(precise(tensor)) if needed else None
+        for tensor, needed in zip(tensors, wanted, strict=True)
+    ]  # sums of many chunks
     token_nll = torch.empty_like(weights)
     for start in range(0, weights.shape[0], size):
         part = slice(start, start + size)
@@ -131,4 +134,5 @@ def _gradients(
                 gradient[part] = next(found)
             else:
                 gradient += next(found)
-    return token_nll, gradients
+    cast = zip(gradients, tensors, strict=True)
+    return token_nll, [None if gradient is None else gradient.to(tensor.dtype) for gradient, tensor in cast]

@@ -96,7 +96,12 @@ class GatedLayer(nn.Module, ABC):
 
         Returns:
             outputs (N, H) and the last state of every sequence.
+
+        Raises:
+            ValueError: no time step.
         """
+        if not sizes:
+            raise ValueError("no time step to read; give at least one")
         with torch.autocast(inputs.device.type, enabled=False):
             recurrent = dropout(self.weight_hh, self.weight_dropout, self.training)
             if state is None:

@@ -90,6 +90,7 @@ class Head(OutputLayer):
         super().__init__(config, HEADS[config.kind].link, hidden_size, vocab_size)
         self.parts = HEADS[config.kind]
         size, components = self.size, self.components
+        self.rows_per_token = components if self.parts.mixes in ("logits", "probabilities") else 1
         self.projection: nn.Linear | None = None
         self.latent: nn.Linear | None = None
         self.prior: nn.Linear | None = None

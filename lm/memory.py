@@ -38,9 +38,8 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
-    mixed = head.components if head.parts.mixes in ("logits", "probabilities") else 1
-    chunk = min(tokens, head.options.tokens_per_chunk(mixed, head.vocab_size))
-    logits = chunk * mixed * head.vocab_size * head.logit_buffers * head.options.entry_bytes // FLOAT
+    rows = min(tokens, head.chunk) * head.rows_per_token
+    logits = rows * head.vocab_size * head.logit_buffers * head.logit_bytes // FLOAT
     return logits + 2 * head.vocab_size * head.size
 
 

@@ -15,15 +15,12 @@ N tokens · K components · E context size · V words · R = n·K rows of a chun
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lm.kernels import native
@@ -74,10 +71,6 @@ class Output(NamedTuple):
     bias: Tensor | None  # (V,)
     shift: Tensor | None  # ()
 
-    def logits(self, contexts: Tensor) -> Tensor:
-        """W c + b, (..., V), for contexts (..., E)."""
-        return F.linear(contexts, self.weight, self.bias)
-
 
 def tempered(contexts: Tensor, output: Output, temperature: float) -> tuple[Tensor, Output]:
     """What gives the logits divided by ``temperature``."""
@@ -105,6 +98,8 @@ def mixture_loss(
     """
     if token_weights is None:
         token_weights = contexts.new_ones(contexts.shape[0])
+    if not torch.is_grad_enabled():
+        return (token_weights * mixture_nll(contexts, log_prior, output, targets, options)).sum()
     loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
         contexts, log_prior, *output, targets, token_weights, options
     )
@@ -194,7 +189,7 @@ class _Gradients(_Products):
         super().__init__(contexts, output, options)
         self.skip_below = options.skip_below
         weight = output.weight
-        self.of_contexts = torch.empty_like(contexts)  # (N, K, E)
+        self.of_contexts = contexts.new_empty(contexts.shape)  # (N, K, E)
         self.of_prior = torch.empty_like(contexts[..., 0])  # (N, K)
         self.of_weight = torch.zeros_like(weight)
         self.of_bias = torch.zeros_like(weight[:, 0])
@@ -230,7 +225,9 @@ class _Gradients(_Products):
 
         rows, towards = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
         if self.skip_below:
-            kept = (posterior > self.skip_below * token_weights[:, None]).flatten().nonzero()[:, 0]
+            kept = (
+                (posterior.abs() > self.skip_below * token_weights.abs()[:, None]).flatten().nonzero()[:, 0]
+            )
             shares = gather_rows_(shares, kept)
             rows, factor, at_target, words = rows[kept], factor[kept], at_target[kept], words[kept]
             towards.zero_()[kept] = self.towards(shares, factor, at_target, words)
@@ -314,8 +311,7 @@ def _gradients(
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
     """The Triton kernels, where they are asked for, on a GPU that they suit."""
-    wanted = contexts.device.type == "cuda" and os.environ.get(native.FUSED) == "1"
-    if not wanted or find_spec("triton") is None:
+    if contexts.device.type != "cuda" or native.kind("cuda") != "fused":
         return None
     from lm.kernels import fused
 

@@ -45,6 +45,7 @@ class OutputLayer(nn.Module):
         vocab_size: V.
     """
 
+    rows_per_token: int  # of logits: K, or 1 where contexts are mixed
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
@@ -99,6 +100,11 @@ class OutputLayer(nn.Module):
         """Tensors of the size of a chunk's logits that the loss holds at once."""
         return self.options.link.buffers if self.one_pass else FORMULA_BUFFERS
 
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of a logit in them."""
+        return self.options.entry_bytes if self.one_pass else 4
+
     def mixture_loss(self, mixture: Mixture, targets: Tensor, weights: Tensor) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar; targets (N,), weights (N,)."""
         with torch.autocast(weights.device.type, enabled=False):
@@ -106,7 +112,7 @@ class OutputLayer(nn.Module):
                 contexts, output = self._tempered(mixture.contexts)
                 return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
             formula = partial(self._nll, bf16=self.options.bf16_products)
-            return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self._chunk)
+            return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self.chunk)
 
     @torch.no_grad()
     def mixture_nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
@@ -115,7 +121,7 @@ class OutputLayer(nn.Module):
             if self.one_pass:
                 contexts, output = self._tempered(mixture.contexts, temperature)
                 return mixture_nll(contexts, mixture.log_prior, output, targets, self.options)
-            return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self._chunk)
+            return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self.chunk)
 
     def mixture_log_probs(self, mixture: Mixture, temperature: float, bf16: bool = False) -> Tensor:
         """log P(v), (N, V), with logits divided by ``temperature``."""
@@ -135,7 +141,8 @@ class OutputLayer(nn.Module):
         """What divides the logits at hidden states (N, H), (N, V)."""
         if self.temperature is None:
             return states.new_full((states.shape[0], self.vocab_size), self._fixed)
-        tau: Tensor = self.temperature(states)
+        with torch.autocast(states.device.type, enabled=False):
+            tau: Tensor = self.temperature(states)
         return tau
 
     def mean_word_temperature(self, states: Tensor) -> Tensor:
@@ -143,15 +150,18 @@ class OutputLayer(nn.Module):
         if self.temperature is None:
             return states.new_tensor(self._fixed)
         with torch.autocast(states.device.type, enabled=False):
-            return self.temperature.mean(states, self._chunk)
+            return self.temperature.mean(states, self.chunk)
 
     @property
-    def _chunk(self) -> int:
-        return self.options.tokens_per_chunk(self.components, self.vocab_size, self.weight.device.type)
+    def chunk(self) -> int:
+        """Tokens that go through the loss at once."""
+        # only the one-pass loss keeps its logits in bfloat16
+        options = self.options if self.one_pass else replace(self.options, bf16_products=False)
+        return options.tokens_per_chunk(self.rows_per_token, self.vocab_size, self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """A formula of all tokens: by chunks, unless gradients are wanted of it."""
-        return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self._chunk)
+        return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self.chunk)
 
     def _tempered(self, contexts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Output]:
         """What gives the logits divided by ``temperature`` and by the constant one, at least float32."""

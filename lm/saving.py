@@ -161,6 +161,5 @@ class Saver:
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
-        compiled = device.type == "cpu" and native.library() is not None
-        kernels = "compiled" if compiled else "in tensor operations"
+        kernels = native.kind(device.type)
         return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}

@@ -52,7 +52,7 @@ def main() -> None:
     ceiling = ceilings()
     console = Console()
     console.print(
-        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, malloc"
+        f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, malloc"
         f" {options.malloc}; products reach {ceiling.float32 / 1e9:.0f} GFLOP/s in float32,"
         f" {ceiling.bfloat16 / 1e9:.0f} in bfloat16"
     )
@@ -75,11 +75,12 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.picture:
         scaling.draw(records, options.picture)
+    found = _ratios(records, options.malloc)
     if options.store:
         stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-        STORED.write_text(json.dumps(stored | _ratios(records), indent=1, sort_keys=True) + "\n")
+        STORED.write_text(json.dumps(stored | found, indent=1, sort_keys=True) + "\n")
     if options.check:
-        sys.exit(_check(_ratios(records), console))
+        sys.exit(_check(found, console))
 
 
 def _options() -> argparse.Namespace:
@@ -102,7 +103,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)  # subject, case, variant
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: a spread needs at least 2")
+    if options.picture and not (options.memory and "scaling" in options.subjects):
+        parser.error("--picture draws the records of scaling --memory; add both")
+    return options
 
 
 def _records(
@@ -152,16 +158,29 @@ def _table(case: Case, records: Sequence[Record]) -> Table:
     return table
 
 
-def _ratios(records: Sequence[Record]) -> dict[str, float]:
-    """What is compared between machines and days: times over the floor, or over the first variant."""
+def _ratios(records: Sequence[Record], malloc: str) -> dict[str, float]:
+    """What is compared between days: times over the floor, or over the first variant.
+
+    They are kept apart by what they depend on besides the code: processor, threads, behaviour of malloc.
+    """
     found = {}
+    where = f"{_processor()}, {torch.get_num_threads()} threads, malloc {malloc}"
     for record in records:
-        name = f"{record['subject']}: {record['case']}: {record['variant']}"
+        name = f"{where}: {record['subject']}: {record['case']}: {record['variant']}"
         if "over_floor" in record:
             found[f"{name}, over its floor"] = record["over_floor"]
         if "speed_up" in record:
             found[f"{name}, over the first"] = 1 / record["speed_up"]
     return {name: round(ratio, 3) for name, ratio in found.items()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _check(ratios: dict[str, float], console: Console) -> int:
@@ -170,6 +189,11 @@ def _check(ratios: dict[str, float], console: Console) -> int:
     for name in slower:
         console.print(f"slower: {name}: {ratios[name]} where {stored[name]} is stored")
     known = sum(name in stored for name in ratios)
+    if not known:
+        console.print(
+            f"nothing of this is stored in {STORED.name}, where --store keeps it: nothing to compare"
+        )
+        return 1
     console.print(f"{known} of {len(ratios)} ratios are stored; {len(slower)} got slower by more than 15 %")
     return int(bool(slower))
 

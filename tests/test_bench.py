@@ -39,9 +39,10 @@ def test_ratios_are_to_the_floor_and_to_the_first_variant(bench: ModuleType) -> 
     records = bench._records("head", Case("small", (), ("tokens", 10)), timings, options)
     assert records[1]["speed_up"] == 2
     assert records[1]["tokens a second"] == 5
-    assert bench._ratios(records) == {
-        "head: small: ours, over its floor": 2.0,
-        "head: small: ours, over the first": 0.5,
+    where = f"{bench._processor()}, {torch.get_num_threads()} threads, malloc tuned: head: small: ours"
+    assert bench._ratios(records, "tuned") == {
+        f"{where}, over its floor": 2.0,
+        f"{where}, over the first": 0.5,
     }
     table = bench._table(Case("small", ()), records)
     assert [column.header for column in table.columns][:3] == ["", "seconds", "spread"]
@@ -56,6 +57,29 @@ def test_the_check_names_what_got_slower(
     assert bench._check({"kept": 1.1, "new": 9.0}, console) == 0
     assert bench._check({"kept": 0.5, "slower": 1.2}, console) == 1
     assert "slower: slower: 1.2 where 1.0 is stored" in capsys.readouterr().out
+    assert bench._check({"new": 9.0}, console) == 1
+    assert "nothing to compare" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["head", "--rounds", "1"], "at least 2"),
+        (["scaling", "--picture", "x.svg"], "--memory"),
+        (["head", "--memory", "--picture", "x.svg"], "scaling"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_the_start(
+    arguments: list[str],
+    reason: str,
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
+    with pytest.raises(SystemExit):
+        bench._options()
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")

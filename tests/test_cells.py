@@ -156,6 +156,12 @@ def test_our_loop_without_rounds_equals_torchs_layer(kind: type[MogrifierLSTM | 
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("cell", [MogrifierLSTM(I, H), MogrifierGRU(I, H), MLSTM(I, H)])
+def test_a_window_of_no_steps_is_refused(cell: Cell) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        cell(torch.empty(0, B, I), (torch.zeros(B, H), torch.zeros(B, H)))
+
+
 def test_gates_of_zero_weights_leave_everything_as_it_is() -> None:
     gated, plain = MogrifierLSTM(I, H, 5, 2), MogrifierLSTM(I, H, 0)
     plain.load_state_dict({name: value for name, value in gated.state_dict().items() if "gates" not in name})

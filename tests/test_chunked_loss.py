@@ -91,3 +91,20 @@ def test_gradients_can_be_asked_for_twice() -> None:
         gradient.zero_()
     for gradient, wanted in zip(torch.autograd.grad(2 * loss, [states, matrix]), kept, strict=True):
         assert torch.equal(gradient, 2 * wanted)
+
+
+def test_gradients_in_bfloat16_are_summed_in_more() -> None:
+    """So that they are as exact by many chunks as by one."""
+    states, matrix = torch.randn(600, D).bfloat16(), torch.randn(V, D).bfloat16().requires_grad_()
+    targets, weights = torch.randint(0, V, (600,)), torch.ones(600)
+
+    def gradient(size: int) -> Tensor:
+        loss = chunked_loss(
+            lambda *chunk: nll(*chunk, matrix).float(), [states, targets], [matrix], weights, size
+        )
+        (found,) = torch.autograd.grad(loss, [matrix])
+        assert found.dtype == torch.bfloat16
+        return found.double()
+
+    by_one, by_many = gradient(600), gradient(2)
+    assert float((by_many - by_one).norm() / by_one.norm()) < 0.01

@@ -15,6 +15,7 @@ import torch
 from test_heads import example, make_head
 from torch import Tensor
 
+from lm.kernels import native
 from lm.links import EXP, RELU, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, mixture_loss
 
@@ -286,6 +287,38 @@ def test_tensor_cores_at_the_sizes_of_the_papers(
     assert error(got.token_nll, nll) < 2e-3
     for name, wanted in gradients.items():
         assert error(getattr(got, name), wanted) < 5e-3, name
+
+
+@pytest.mark.gpu
+@outside
+@pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "mos", "moss"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_head_uses_them_where_they_are_asked_for(
+    kind: str, biased: bool, fused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = make_head(kind, size=16, output_bias=biased).float().cuda()
+    hidden, targets, weights = (tensor.cuda() for tensor in example())
+    calls = []
+    monkeypatch.setattr(fused, "fused_loss", lambda *a, own=fused.fused_loss: calls.append(1) or own(*a))
+
+    def gradients() -> list[Tensor]:
+        loss = head.loss(hidden.float(), targets, weights.float())
+        return [loss, *torch.autograd.grad(loss, list(head.parameters()))]
+
+    plain = gradients()
+    monkeypatch.setenv(native.FUSED, "1")
+    for wanted, got in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3)
+    assert len(calls) == 1
+
+
+@on_devices
+def test_targets_that_are_no_words_are_refused(fused: Any, device: str) -> None:
+    if device == "cuda":
+        pytest.skip("an assertion there ends the process's use of the GPU")
+    given = case(EXP, (9, 3, 20, 16))
+    with pytest.raises(RuntimeError):
+        run(fused, EXP, given._replace(targets=-given.targets - 1), bf16=False)
 
 
 @outside

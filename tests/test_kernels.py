@@ -1,5 +1,7 @@
 """The compiled kernels against the tensor operations that they stand for, and life without a compiler."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,13 +150,19 @@ def test_the_rest_goes_in_tensor_operations(link: Link, dtype: torch.dtype) -> N
     assert isinstance(rows_for(link, torch.empty(3, V, dtype=dtype)), EagerRows)
 
 
-@pytest.mark.parametrize("compiler", ["false", "/nowhere/g++", "cat"])
-def test_a_machine_without_a_working_compiler_does_without(
-    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/g++", "cat -u"])
+def test_a_machine_without_a_working_compiler_does_without_and_says_so(
+    compiler: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fresh_library: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert native.library() is None
+    assert compiler.split()[0] in caplog.text
     assert isinstance(rows_for(EXP, torch.empty(3, V)), EagerRows)
     assert not list(tmp_path.rglob("*.so"))
 
@@ -173,9 +181,55 @@ def test_the_library_is_compiled_once_and_kept(
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written_costs_a_compilation_only(
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_without_a_cache_it_is_kept_among_temporary_files(
+    home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if home == "none":
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", nobody)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert native.library() is not None
+    (kept,) = tmp_path.rglob("*.so")
+    assert kept.parent.stat().st_mode & 0o77 == 0
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "_compile", None)  # it would fail if it were called
+    assert native.library() is not None
+
+
+@needs_compiler
+def test_a_compiler_may_have_arguments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("CXX", "g++ -O1" if shutil.which("g++") else "clang++ -O1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is not None
+    assert len(list(tmp_path.rglob("*.so"))) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "mos", "moss"])
+def test_a_word_that_is_impossible_is_so_in_every_head(kind: str) -> None:
+    head = make_head(kind).float()
+    assert head.bias is not None
+    with torch.no_grad():
+        head.bias[3] = -torch.inf
+        log_probs = head.log_probs(example()[0].float())
+    assert (log_probs[:, 3] == -torch.inf).all()
+    assert log_probs.isfinite().sum() == log_probs.numel() - len(log_probs)
+
+
+@needs_compiler
+def test_kernels_take_biases_and_priors_of_any_kind() -> None:
+    """Of another precision, or with gaps in memory."""
+    rows = rows_for(EXP, torch.empty(6, V))
+    logits, bias, offsets = torch.randn(6, V), torch.randn(V, 2).double()[:, 0], torch.randn(3, 2).t()
+    ours = rows.mixed(logits.clone(), bias, None, offsets)
+    theirs = EagerRows(EXP, torch.empty(6, V)).mixed(logits.clone(), bias.float(), None, offsets)
+    torch.testing.assert_close(ours, theirs)

@@ -278,6 +278,7 @@ def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, 
     weight, bias = torch.randn(V, 6, requires_grad=True), torch.randn(V, requires_grad=True)
     targets, weights = torch.randint(0, V, (40,)), torch.rand(40) + 0.5
     weights[7] = 0  # padding: exactly nothing is left of it
+    weights[8] = -0.5
 
     def gradients(skip_below: float) -> tuple[Tensor, ...]:
         options = LossOptions(link, bf16_products=bf16, rows=44, skip_below=skip_below)
@@ -299,7 +300,7 @@ def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, 
     torch.testing.assert_close(some[1][~small], exact[1][~small])
     lost = (some[3] - exact[3]).abs().sum(0).max()
     slope = 2 if link is SIGSOFTMAX else 1
-    terms = (posterior * small * weights[:, None])[..., None] * contexts.detach().abs()
+    terms = (posterior * small * weights.abs()[:, None])[..., None] * contexts.detach().abs()
     assert 0 < lost <= 2 * slope * terms.sum((0, 1)).max()
 
 
@@ -316,3 +317,10 @@ def test_gradients_can_be_asked_for_twice() -> None:
     second = torch.autograd.grad(2 * loss, parameters)
     for gradient, wanted in zip(second, kept, strict=True):
         assert torch.equal(gradient, 2 * wanted)
+
+
+def test_without_gradients_the_loss_is_the_sum_of_exact_losses() -> None:
+    head = make_head("mos", products="bfloat16")
+    hidden, targets, weights = example()
+    with torch.no_grad():
+        assert torch.equal(head.loss(hidden, targets, weights), (weights * head.nll(hidden, targets)).sum())

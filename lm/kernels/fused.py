@@ -96,6 +96,7 @@ def fused_loss(
     Raises:
         ValueError: if E is too large for the device.
     """
+    torch._assert_async((targets >= 0).all())  # of them the products below would take words from the end
     kernels = _Kernels(contexts, output, targets, options)
     at_words, picked = kernels.picked()
     joint = log_prior + picked  # log π_k p_k(y), (N, K)

@@ -1,21 +1,28 @@
 """Compiles the C++ sources of this folder with the C++ compiler of the machine, at first use, and opens it.
 
 Without a compiler, or with ``HIGHRANK_NATIVE=0`` in the environment, everything works in tensor operations,
-more slowly. The library is kept in the cache folder of the user, under a name that holds a hash of the
-sources, the options of the compiler and the processor: a new one is made wherever the old one would not fit.
-Once it is there no compiler is needed any more, and a new one changes no bit of a run that is resumed.
+more slowly. The library is kept in the cache folder of the user, or one for temporary files, under a name
+that holds a hash of the sources, the options of the compiler and the processor: a new one is made wherever
+the old one would not fit. Once it is there no compiler is needed any more, and a new one changes no bit of a
+run that is resumed.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+_LOGGER = logging.getLogger(__name__)
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
 # Names of environment variables
@@ -25,7 +32,7 @@ FUSED = "HIGHRANK_FUSED"  # 1: the Triton kernels of fused.py, on a GPU
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they are switched off or cannot be had.
+    """The compiled kernels; None where they are switched off or, which is logged, cannot be had.
 
     They share torch's pool of threads: torch has loaded the OpenMP runtime before, under the same name.
     """
@@ -33,45 +40,66 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        _LOGGER.warning(
+            "no compiled kernels (%s): heads and cells take longer; install g++, name a compiler in CXX, or"
+            " set %s=0 to be told no more", error, SWITCH,
+        )  # fmt: skip
         return None
+
+
+def kind(device_type: str) -> str:
+    """Which kernels losses and cells use on a type of device; bit-identical results depend on it."""
+    if device_type == "cuda" and os.environ.get(FUSED) == "1" and find_spec("triton") is not None:
+        return "fused"
+    return "compiled" if device_type == "cpu" and library() is not None else "in tensor operations"
 
 
 def _built() -> Path:
     parts = (*(source.read_bytes() for source in SOURCES), " ".join(FLAGS).encode(), _processor().encode())
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    target = _cache_folder() / f"kernels-{name}.so"
-    if target.exists():
-        return target
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return _compile(compiler, target)
-    except OSError:  # a read-only or full home
-        return _compile(compiler, Path(tempfile.mkdtemp(prefix="highrank-")) / target.name)
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    name = f"kernels-{digest[:16]}.so"
+    folders = _cache_folders()
+    for folder in folders:
+        with suppress(OSError):
+            if (folder / name).exists() and folder.stat().st_uid == os.getuid():
+                return folder / name
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++" if shutil.which("g++") else "clang++"]
+    if shutil.which(compiler[0]) is None:
+        raise FileNotFoundError(f"no C++ compiler {compiler[0]}")
+    for folder in folders:
+        with suppress(OSError):  # a read-only or full home
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                return _compile(compiler, folder / name)
+    raise FileNotFoundError("no folder to keep them in")
 
 
-def _compile(compiler: str, target: Path) -> Path:
+def _compile(compiler: Sequence[str], target: Path) -> Path:
     """Compiles to a name of its own first: two processes may do so at once."""
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:
         subprocess.run(
-            [compiler, *FLAGS, *map(str, SOURCES), "-o", name],
+            [*compiler, *FLAGS, *map(str, SOURCES), "-o", name],
             capture_output=True,
             check=True,
             timeout=300,
         )
         os.replace(name, target)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{compiler[0]} fails: {error.stderr.decode(errors='replace')[:200]!r}") from error
     finally:
         Path(name).unlink(missing_ok=True)
     return target
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "highrank"
+def _cache_folders() -> list[Path]:
+    """Where the library is looked for, and made: the user's cache, or a folder for temporary files."""
+    folders = [Path(tempfile.gettempdir()) / f"highrank-{os.getuid()}"]
+    with suppress(RuntimeError):  # a user without a home
+        folders.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "highrank")
+    return folders
 
 
 def _processor() -> str:

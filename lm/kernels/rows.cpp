@@ -175,15 +175,18 @@ void do_mixed_row(const T* logits, const float* bias, float shift, const float* 
     std::vector<vec> scores(components);
     for (long v = 0; v < columns; v += lanes) {
         const long left = columns - v;
-        vec most = splat(-infinity), sum{}, result;
+        vec most = splat(-infinity), sum{}, plain{}, result;
         for (long k = 0; k < components; k++) {
             const T* z = logits + k * columns + v;
             vec logit = left < lanes ? load_tail(z, bias + v, left) : load(z) + load(bias + v);
             scores[k] = Link::log(logit, shift) + offsets[k];
             most = scores[k] > most ? scores[k] : most;
+            plain += scores[k];
         }
         for (long k = 0; k < components; k++) sum += exponential(scores[k] - most);
-        result = components == 1 ? scores[0] : most + logarithm(sum);
+        // where no component has the word, all scores are -infinity, or some are NaN: the plain sum is the same
+        result = most > -infinity ? most + logarithm(sum) : plain;
+        if (components == 1) result = scores[0];
         if (left < lanes)
             std::memcpy(out + v, &result, left * sizeof(float));
         else

@@ -40,7 +40,8 @@ class Rows(ABC):
 
 def rows_for(link: Link, like: Tensor) -> Rows:
     """The fastest :class:`Rows` for a link and a buffer ``like`` the logits of the largest chunk."""
-    compiled = link in (EXP, SIGSOFTMAX) and like.device.type == "cpu" and like.dtype != torch.float64
+    known = link in (EXP, SIGSOFTMAX) and like.dtype in (torch.float32, torch.bfloat16)
+    compiled = known and like.device.type == "cpu"
     library = native.library() if compiled else None
     return EagerRows(link, like) if library is None else CompiledRows(library, link, like)
 
@@ -105,7 +106,7 @@ class CompiledRows(Rows):
 
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
         sums = self._no_bias.new_empty(shares.shape[1])
-        self._call("columns", shares, factors, *shares.shape, sums)
+        self._call("columns", shares, _floats(factors), *shares.shape, sums)
         return sums
 
     def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -115,7 +116,12 @@ class CompiledRows(Rows):
     def mixed(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, offsets: Tensor) -> Tensor:
         mixed = self._no_bias.new_empty(len(offsets), logits.shape[1])
         self._call(
-            "mixed", *self._start(logits, bias, shift), offsets, *offsets.shape, logits.shape[1], mixed
+            "mixed",
+            *self._start(logits, bias, shift),
+            _floats(offsets),
+            *offsets.shape,
+            logits.shape[1],
+            mixed,
         )
         return mixed
 
@@ -129,12 +135,17 @@ class CompiledRows(Rows):
 
     def _start(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[object, ...]:
         """The arguments that the functions on logits begin with."""
-        addend = self._no_bias if bias is None else bias
+        addend = self._no_bias if bias is None else _floats(bias)
         return ctypes.c_int(self.link is SIGSOFTMAX), logits, addend, ctypes.c_float(float(shift or 0))
 
     def _call(self, name: str, *arguments: object) -> None:
         function = self._library[f"{name}_{self._suffix}"]
         function(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
+
+
+def _floats(tensor: Tensor) -> Tensor:
+    """The tensor as the kernels read it."""
+    return tensor.float().contiguous()
 
 
 def _as_c(value: object) -> object:
