@@ -256,9 +256,13 @@ def require_writable(path: Path) -> None:
 
 
 def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Raise ConfigError where a file to write is one to read, by whatever name or link."""
-    sources = [source for source in inputs if source]
+    """Raise ConfigError where a file to write is also to be read, or written twice, by whatever name."""
+    sources, taken = [source for source in inputs if source], set()
     for output in filter(None, outputs):
+        path = os.path.realpath(output)
+        if path in taken:
+            raise ConfigError(f"{visible(output)}: would hold two results; give each a file of its own")
+        taken.add(path)
         for source in sources:
             with suppress(OSError, ValueError):  # one of them does not exist, or is no name of a file
                 if os.path.samefile(output, source):

@@ -64,3 +64,11 @@ def test_files_are_told_apart_by_what_they_are(in_tmp: Path) -> None:
     for written, read in (("text.txt", "link.txt"), ("link.txt", "text.txt")):
         with pytest.raises(ConfigError, match=f"^{written}: is read"):
             require_apart([Path(written)], [read])
+
+
+def test_two_results_do_not_go_to_one_file(in_tmp: Path) -> None:
+    (in_tmp / "link").symlink_to("result.json")
+    for second in (Path("result.json"), Path("./result.json"), in_tmp / "result.json", Path("link")):
+        with pytest.raises(ConfigError, match="two results"):
+            require_apart([Path("result.json"), second], [])
+    require_apart([Path("result.json"), Path("other.json"), None, None], [])
