@@ -274,8 +274,11 @@ class Seq2Seq(nn.Module):
         tokens: Tensor,
         state: DecoderState,
         component_temperature: float = 1.0,
-        bf16_products: bool = False,
+        operand: Tensor | None = None,
     ) -> tuple[Tensor, DecoderState]:
-        """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state."""
+        """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state.
+
+        The head's products are in bfloat16 if the ``operand`` is given that its ``rounded`` returns.
+        """
         hidden, after = self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
-        return self.head.log_probs(hidden, component_temperature, bf16_products), after
+        return self.head.log_probs(hidden, component_temperature, operand), after

@@ -156,7 +156,8 @@ class TrainedModel:
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
         state = self._start(items)
-        step = partial(self.model.step, bf16_products=decode.products == "bfloat16")
+        operand = self.model.head.rounded() if decode.products == "bfloat16" else None
+        step = partial(self.model.step, operand=operand)
         if decode.method == "beam":
             return beam_search(step, state, len(items), decode, marks, poll)
         temperature = decode.temperature if decode.temperature_on == "components" else 1.0

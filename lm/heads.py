@@ -190,18 +190,17 @@ class Head(OutputLayer):
         return self.mixture_nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(
-        self, hidden: Tensor, component_temperature: float = 1.0, bf16_products: bool = False
+        self, hidden: Tensor, component_temperature: float = 1.0, operand: Tensor | None = None
     ) -> Tensor:
         """log P(v) of every word, (..., V), normalised and at least float32.
 
         Without gradients, what it needs beside the result does not depend on the number of tokens, and the
-        products may be in bfloat16.
+        products are in bfloat16 if the ``operand`` is given that :meth:`rounded` returns.
         ``component_temperature`` divides the logits of every component. For a mixture that differs from
         tempering the mixed distribution, which callers do on the result.
         """
         mixture = self._flat(hidden, None)
-        bf16 = bf16_products and not torch.is_grad_enabled()
-        log_probs = self.mixture_log_probs(mixture, component_temperature, bf16)
+        log_probs = self.mixture_log_probs(mixture, component_temperature, operand)
         return log_probs.view(*hidden.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: Tensor) -> Tensor:

@@ -131,9 +131,14 @@ def mixture_log_probs(
     log_prior: Tensor,
     output: Output,
     options: LossOptions,
+    operand: Tensor | None = None,
 ) -> Tensor:
-    """log P(v) of every word, (N, V), normalised, by one product and without gradients."""
-    products = _Products(contexts, output, options)
+    """log P(v) of every word, (N, V), normalised, by one product and without gradients.
+
+    Where ``operand`` is given, the output matrix as :func:`rounded` returns it, products are in bfloat16.
+    """
+    options = options if operand is None else replace(options, bf16_products=True)
+    products = _Products(contexts, output, options, operand)
     log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
     for part in products.parts():
         logits = products.logits(contexts[part])
@@ -142,22 +147,28 @@ def mixture_log_probs(
     return log_probs
 
 
+def rounded(matrix: Tensor) -> Tensor:
+    """A matrix (V, E) in bfloat16, (E, V), laid out as products with it are fastest."""
+    return matrix.to(torch.bfloat16).t().contiguous()
+
+
 class _Products:
     """The forward half: the logits of a chunk, in a buffer that every chunk uses again.
 
     Fresh memory costs more to touch than the products that fill it, so no chunk allocates (R, V) anew.
     """
 
-    def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
+    def __init__(
+        self, contexts: Tensor, output: Output, options: LossOptions, operand: Tensor | None = None
+    ) -> None:
         self.tokens, components, _ = contexts.shape
         vocab = output.weight.shape[0]
         self.size = options.tokens_per_chunk(components, vocab, contexts.device.type)
         self.output, self.link = output, options.link
         self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
-        # (E, V); side by side in memory, which products in bfloat16 are faster with
-        self.operand = output.weight.t()
-        if self.dtype != output.weight.dtype:
-            self.operand = self.operand.to(self.dtype, memory_format=torch.contiguous_format)
+        if operand is None:
+            operand = rounded(output.weight) if options.bf16_products else output.weight.t().to(self.dtype)
+        self.operand = operand  # (E, V)
         rows = min(self.tokens, self.size) * components
         self.buffer = contexts.new_empty((rows, vocab), dtype=self.dtype)
         self.rows = rows_for(options.link, self.buffer)

@@ -18,7 +18,15 @@ from lm.chunked_loss import Formula, chunked, chunked_loss, log_share
 from lm.errors import ConfigError
 from lm.links import Link
 from lm.mixtape import WordGates
-from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, mixture_nll, tempered
+from lm.mixture_loss import (
+    LossOptions,
+    Output,
+    mixture_log_probs,
+    mixture_loss,
+    mixture_nll,
+    rounded,
+    tempered,
+)
 from lm.plif import PiecewiseLinear
 from lm.precision import precise, product
 from lm.schema import HeadConfig
@@ -123,13 +131,23 @@ class OutputLayer(nn.Module):
                 return mixture_nll(contexts, mixture.log_prior, output, targets, self.options)
             return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self.chunk)
 
-    def mixture_log_probs(self, mixture: Mixture, temperature: float, bf16: bool = False) -> Tensor:
-        """log P(v), (N, V), with logits divided by ``temperature``."""
+    def rounded(self) -> Tensor:
+        """The output matrix as it is now, for products of :meth:`mixture_log_probs` in bfloat16."""
+        return rounded(self.weight.detach())
+
+    def mixture_log_probs(
+        self, mixture: Mixture, temperature: float, operand: Tensor | None = None
+    ) -> Tensor:
+        """log P(v), (N, V), with logits divided by ``temperature``.
+
+        Without gradients, products are in bfloat16 where the ``operand`` of :meth:`rounded` is given.
+        """
         with torch.autocast(mixture.contexts.device.type, enabled=False):
             if self.one_pass and not torch.is_grad_enabled():
                 contexts, output = self._tempered(mixture.contexts, temperature)
-                options = replace(self.options, bf16_products=bf16)
-                return mixture_log_probs(contexts, mixture.log_prior, output, options)
+                options = replace(self.options, bf16_products=False)
+                return mixture_log_probs(contexts, mixture.log_prior, output, options, operand)
+            bf16 = operand is not None and not torch.is_grad_enabled()
             return self._whole(partial(self._log_probs, temperature=temperature, bf16=bf16), mixture)
 
     def joint_log_probs(self, mixture: Mixture) -> Tensor:

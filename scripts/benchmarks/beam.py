@@ -32,7 +32,7 @@ CONFIG = DialogConfig.model_validate(
         "head": {"kind": "mos", "components": 10, "embedding_size": 200, "context_scale": 60},
     }
 )
-StepOf = Callable[[Seq2Seq, Tensor, DecoderState], tuple[Tensor, DecoderState]]
+StepOf = Callable[[Seq2Seq], StepFunction[DecoderState]]
 Step = StepFunction["Clocked"]
 Found = list[tuple[int, ...]]  # the best response to every source
 Search = Callable[[Seq2Seq, Step, "Clocked", int], Found]
@@ -89,18 +89,22 @@ class Clocked:
         return Clocked(self.inner.select(rows), self.left[rows])
 
 
-def exact_step(model: Seq2Seq, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-    return model.step(tokens, state)
+def exact_step(model: Seq2Seq) -> StepFunction[DecoderState]:
+    return model.step
 
 
-def rounded_step(model: Seq2Seq, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-    return model.step(tokens, state, bf16_products=True)
+def rounded_step(model: Seq2Seq) -> StepFunction[DecoderState]:
+    return partial(model.step, operand=model.head.rounded())
 
 
-def plain_step(model: Seq2Seq, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+def plain_step(model: Seq2Seq) -> StepFunction[DecoderState]:
     """With the mixture as its formula says it, everything materialised."""
-    hidden, after = model.decoder.step(model.embedding(tokens), state)
-    return model.head.component_log_probs(hidden).logsumexp(1), after
+
+    def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        hidden, after = model.decoder.step(model.embedding(tokens), state)
+        return model.head.component_log_probs(hidden).logsumexp(1), after
+
+    return step
 
 
 def work_on(lengths: tuple[int, ...], step_of: StepOf, search: Search) -> Work:
@@ -110,8 +114,10 @@ def work_on(lengths: tuple[int, ...], step_of: StepOf, search: Search) -> Work:
     with torch.no_grad():
         state = Clocked(model.start(collate(items, 0)), torch.tensor(lengths))
 
+    inner_step = step_of(model)
+
     def step(tokens: Tensor, state: Clocked) -> tuple[Tensor, Clocked]:
-        log_probs, inner = step_of(model, tokens, state.inner)
+        log_probs, inner = inner_step(tokens, state.inner)
         log_probs[:, MARKS.eos] = torch.where(state.left > 0, -INFINITY, 50.0)  # never, or surely
         return log_probs.log_softmax(1), Clocked(inner, state.left - 1)
 
