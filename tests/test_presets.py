@@ -13,7 +13,7 @@ from lm.config import load_config
 from lm.language.config import LmConfig
 from lm.language.describe import describe
 from lm.presets import preset_paths
-from lm.schema import MIXTURES
+from lm.schema import MIXTURES, CellConfig
 
 BUDGETED = [  # of Melis et al. (2020): see test_lamb_presets.py
     path.stem
@@ -150,14 +150,25 @@ def test_every_preset_says_what_it_is(name: str) -> None:
     assert "\n" not in about
 
 
+def of_layer(cell: CellConfig, of: int, to: int) -> int:
+    """An LSTM of two biases; with gates, of one, and five gatings in turn of x and h; an mLSTM's product."""
+    if cell.kind == "lstm":
+        return 4 * to * (of + to + 2)
+    own = 4 * to * (of + to + 1)
+    if cell.kind == "mlstm":
+        return own + to * (of + to)
+    assert (cell.rounds, cell.gate_bias) == (5, True)
+    return own + 5 * cell.rank * (of + to) + 3 * of + 2 * to
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_parameters_of_a_preset(name: str) -> None:
-    """Embedding, tied to the output; its bias; LSTM layers of two biases; latent layer and prior."""
+    """Embedding, tied to the output; its bias; recurrent layers; latent layer and prior."""
     config = preset(name)
     words, size, kind = config.data.vocab_size, config.model.embedding_size, config.head.kind
     inputs = (size, *config.model.hidden_sizes)
     expected = words * size + words
-    expected += sum(4 * to * (of + to + 2) for of, to in pairwise(inputs))
+    expected += sum(of_layer(config.cell, of, to) for of, to in pairwise(inputs))
     hidden, components = inputs[-1], config.head.components
     if kind in MIXTURES:
         lower = config.head.lower_components  # of the layers below the last, the highest first
@@ -199,13 +210,18 @@ def test_models_are_as_large_as_published(name: str, millions: float) -> None:
 
 
 def test_small_presets_are_equally_large() -> None:
-    """And differ in nothing but the head and the width that makes them so."""
+    """And differ in nothing but the head or the cell, and the widths that make them so."""
     small = {name: preset(name) for name in PRESETS if name.startswith("ptb_small_")}
     counts = {name: describe(config)["parameters"] for name, config in small.items()}
-    assert len(small) == 11
+    assert len(small) == 16
     assert max(counts.values()) <= 1.02 * min(counts.values()), counts
     shared = [
-        config.model_dump(exclude={"extends": True, "about": True, "head": True, "model": {"embedding_size"}})
+        config.model_dump(
+            exclude={
+                **dict.fromkeys(("extends", "about", "head", "cell"), True),
+                "model": {"embedding_size", "hidden_sizes"},
+            }
+        )
         for config in small.values()
     ]
     assert all(one == shared[0] for one in shared)
