@@ -179,7 +179,7 @@ def test_weights_and_modes_are_restored_also_when_interrupted() -> None:
     with pytest.raises(Interrupted):
         dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3), advance=interrupt)
     with pytest.raises(DivergenceError, match="--lr"):
-        dynamic_nll(trained, ids, statistics, Setting(1e200, 0))
+        dynamic_nll(trained, ids, statistics, Setting(1e308, 0))
     dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3))
     assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
     assert not any(module.training for module in trained.model.modules())
