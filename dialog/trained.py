@@ -15,7 +15,8 @@ from dialog.beam import Hypothesis, Marks, beam_search
 from dialog.corpus import Dialog
 from dialog.sampling import sample
 from dialog.schema import DecodeConfig, DialogConfig
-from dialog.seq2seq import DecoderState, Seq2Seq
+from dialog.decoder import DecoderState
+from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
 from lm.config import read_config

@@ -8,7 +8,8 @@ import torch
 from dialog.batches import Batch, Example, collate, encode_examples, list_examples
 from dialog.corpus import Dialog, Utterance, train_codec
 from dialog.schema import DialogConfig
-from dialog.seq2seq import Seq2Seq, join_context
+from dialog.encoders import join_context
+from dialog.seq2seq import Seq2Seq
 from lm.text import Codec
 
 TURNS = ("hello", "hi how are you", "fine", "it rains a lot here", "yes", "we had snow", "oh really", "bye")
@@ -25,17 +26,21 @@ SHAPES = [
     ("hierarchical", "mogrifier_gru", "none"),
     ("flat", "mlstm", "none"),
     ("flat", "capped", "additive"),
+    ("hierarchical", "doc", "additive"),
 ]
 CELLS: dict[str, dict[str, Any]] = {
     "mogrifier": {"rounds": 3, "rank": 2},
     "mogrifier_gru": {"zigzag": False},
     "capped": {"cap_input_gate": True, "init": "truncated"},
 }
+MOS = {"kind": "mos", "components": 3, "embedding_size": 6, "tied": True}
 
 
 def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
     """Two layers, dropout and a context fed to every step wherever the architecture allows."""
-    settings, cell = CELLS.get(cell, {}), cell if cell != "capped" else "lstm"
+    settings = CELLS.get(cell, {})
+    head = MOS | {"kind": "doc", "lower_components": [1, 1]} if cell == "doc" else MOS
+    cell = "lstm" if cell in ("capped", "doc") else cell
     config = DialogConfig.model_validate(
         {
             "model": {"embedding_size": 6, "dropout": 0.5, "word_dropout": 0.2, "init_range": 0.5},
@@ -43,7 +48,7 @@ def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
             "decoder": {"cell": cell, "hidden_size": 8, "layers": 2, "attention": attention}
             | {"feed_context": True},
             "cell": settings,
-            "head": {"kind": "mos", "components": 3, "embedding_size": 6, "tied": True},
+            "head": head,
         }
     )
     return Seq2Seq(config, len(CODEC.vocabulary)).double().eval()

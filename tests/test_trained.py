@@ -80,8 +80,9 @@ def test_a_signal_ends_the_reading_of_long_conversations(
     [
         ("head.kind=mixtape", "head.components=4", "head.gated_words=5"),
         ("head.kind=plif", "head.components=1", "head.context_scale=1.0", "head.temperature=sigmoid"),
+        ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]", "decoder.layers=2"),
     ],
-    ids=["mixtape", "plif"],
+    ids=["mixtape", "plif", "doc"],
 )
 def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
@@ -92,9 +93,9 @@ def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple
     assert [len(found) for found in responses] == [2, 2]
 
 
-def test_a_dialog_model_has_no_layers_for_doc(corpus: Path, tmp_path: Path) -> None:
-    more = ("head.kind=doc", "head.components=3", "head.lower_components=[1]")
-    with pytest.raises(ConfigError, match="doc reads 1 layers below the last, and this model hands over 0"):
+def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path: Path) -> None:
+    more = ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]")
+    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
         train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
 
 

@@ -16,7 +16,8 @@ from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Item, collate
 from dialog.beam import Marks, StepFunction, beam_search
 from dialog.schema import DecodeConfig, DialogConfig
-from dialog.seq2seq import DecoderState, Seq2Seq
+from dialog.decoder import DecoderState
+from dialog.seq2seq import Seq2Seq
 from lm.sampling import INFINITY
 
 VOCAB, LENGTH, BEAM = 10_000, 30, 10

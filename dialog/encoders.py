@@ -1,0 +1,118 @@
+"""Encoders: the utterances of a context in, a memory of it out.
+
+Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) reads
+each utterance in both directions and the sequence of utterance vectors with another one;
+``flat`` (Sutskever et al. 2014) reads the whole context as one token sequence. Both are told which
+utterances the responder spoke.
+
+U distinct utterances · R responses · S context utterances · C encoded context size · M positions that
+attention sees.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from dialog.batches import Batch
+from dialog.schema import EncoderConfig
+from lm.regularize import dropout
+from lm.schema import CellConfig
+from lm.stack import recurrent_stack
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An encoded context, one row a response."""
+
+    summary: Tensor  # (R, C) the encoder's last state
+    states: Tensor  # (R, M, C) what attention looks at
+    mask: Tensor  # (R, M) true where there is something to see
+
+    def select(self, rows: Tensor) -> "Memory":
+        """The memory of some rows, repeats allowed."""
+        return Memory(self.summary[rows], self.states[rows], self.mask[rows])
+
+
+class HierarchicalEncoder(nn.Module):
+    """Utterances first, then the conversation."""
+
+    def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
+        super().__init__()
+        self.utterance = recurrent_stack(cell, embedding_size, config.utterance_size, bidirectional=True)
+        self.context = recurrent_stack(
+            cell, 2 * config.utterance_size + 2, config.context_size, config.layers
+        )
+        self.dropout = dropout
+
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        words = embed(
+            embedding, _pack(batch.utterances, batch.utterance_lengths), self.dropout, self.training
+        )
+        last = _hidden(self.utterance(words)[1])  # (2, U, size)
+        vectors = dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
+        heard = torch.cat(
+            (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
+        )  # (R, S, ·)
+        outputs, _ = pad_packed_sequence(
+            self.context(_pack(heard, batch.context_lengths))[0], batch_first=True
+        )
+        return _memory(outputs, batch.context_lengths)
+
+
+class FlatEncoder(nn.Module):
+    """The context as one sequence of tokens; every token is marked with who spoke it."""
+
+    def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
+        super().__init__()
+        self.context = recurrent_stack(cell, embedding_size, config.context_size, config.layers)
+        self.floor = nn.Embedding(2, embedding_size)
+        self.dropout = dropout
+
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        tokens, floors, lengths = join_context(batch)
+        words, spoken = _pack(tokens, lengths), _pack(floors, lengths)
+        marked = embedding(words.data) + self.floor(spoken.data)
+        marked = dropout(marked, self.dropout, self.training)  # (tokens, E)
+        outputs, _ = pad_packed_sequence(self.context(words._replace(data=marked))[0], batch_first=True)
+        return _memory(outputs, lengths)
+
+
+def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The context of every response as one padded sequence: tokens (R, M), floors (R, M), lengths (R,)."""
+    device = batch.context.device
+    exists = torch.arange(batch.context.shape[1], device=device) < batch.context_lengths.to(device)[:, None]
+    sizes = batch.utterance_lengths.to(device)[batch.context] * exists  # (R, S)
+    inside = torch.arange(batch.utterances.shape[1], device=device) < sizes[..., None]  # (R, S, L)
+    lengths = sizes.sum(1)
+    wide = torch.arange(int(lengths.max()), device=device) < lengths[:, None]  # (R, M)
+    tokens = torch.zeros_like(wide, dtype=torch.long)
+    floors = torch.zeros_like(tokens)
+    tokens[wide] = batch.utterances[batch.context][inside]
+    floors[wide] = batch.floors[..., None].expand(inside.shape)[inside]
+    return tokens, floors, lengths.cpu()
+
+
+def _pack(rows: Tensor, lengths: Tensor) -> PackedSequence:
+    """Rows of any order, time-major and without their padding."""
+    return pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+
+
+def embed(embedding: nn.Embedding, ids: PackedSequence, rate: float, training: bool) -> PackedSequence:
+    """Word vectors of packed ids, dropped out: padding costs neither a look-up nor a random number."""
+    return ids._replace(data=dropout(embedding(ids.data), rate, training))
+
+
+def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """h of the last state of a GRU or an LSTM."""
+    return state[0] if isinstance(state, tuple) else state
+
+
+def _memory(outputs: Tensor, lengths: Tensor) -> Memory:
+    """Outputs (R, M, C) with their last one picked out."""
+    lengths = lengths.to(outputs.device)
+    last = outputs[torch.arange(outputs.shape[0], device=outputs.device), lengths - 1]
+    mask = torch.arange(outputs.shape[1], device=outputs.device) < lengths[:, None]
+    return Memory(last, outputs, mask)
