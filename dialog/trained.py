@@ -13,9 +13,9 @@ import torch
 from dialog.batches import Encoder, Example, Item, collate
 from dialog.beam import Hypothesis, Marks, beam_search
 from dialog.corpus import Dialog
+from dialog.decoder import DecoderState
 from dialog.sampling import sample
 from dialog.schema import DecodeConfig, DialogConfig
-from dialog.decoder import DecoderState
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore

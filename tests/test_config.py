@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from dialog.schema import DialogConfig
 from lm.config import known_keys, known_tables, load_config, override, read_config, save_config
 from lm.errors import ConfigError, StorageError
 from lm.presets import preset_paths
-from lm.schema import Section
+from lm.schema import HeadKind, Section
 from lm.suggest import did_you_mean, edit_distance, nearest
 from lm.tomlfile import key_lines
 
@@ -143,12 +144,14 @@ def test_foreign_saved_configs(tmp_path: Path, content: bytes) -> None:
 
 def test_presets_load_and_are_named_exactly() -> None:
     names = [path.stem for path in preset_paths("dialog")]
-    assert {f"smalltalk_{kind}" for kind in ("softmax", "sigsoftmax", "moc", "mos", "moss")} <= set(names)
+    kinds = ("softmax", "sigsoftmax", "moc", "mos", "moss", "mixtape", "plif", "doc", "ct_mos")
+    assert {f"smalltalk_{kind}" for kind in kinds} <= set(names)
     assert not any(name.startswith("_") for name in names)
     for name in names:
         config = load(name)
         assert config.about
-        assert name.endswith(config.head.kind)
+        named = [part for part in name.split("_") if part in get_args(HeadKind)]
+        assert config.head.kind == (named[0] if named else "softmax")  # what names no head has a softmax
     assert "did you mean smalltalk_mos?" in rejection("smaltalk_mos")
     assert "did you mean smalltalk_mos?" in rejection("configs/dialog/smalltalk_mso.toml")
 

@@ -230,12 +230,20 @@ def test_small_presets_are_equally_large() -> None:
 def test_small_dialog_presets_are_equally_large() -> None:
     """Whatever their head and their cells."""
     names = [path.stem for path in preset_paths("dialog") if path.stem.startswith("switchboard_small_")]
-    assert {"switchboard_small_mogrifier_mos", "switchboard_small_mogrifier_softmax"} <= set(names)
+    assert len(names) == 17
     configs = {name: load_config(name, DialogConfig, family="dialog").config for name in names}
     counts = {name: describe_dialog(config)["parameters"] for name, config in configs.items()}
     assert max(counts.values()) <= 1.005 * min(counts.values()), counts
     for name, config in configs.items():
-        assert {config.encoder.cell, config.decoder.cell} == {"mogrifier" if "mogrifier" in name else "lstm"}
+        cell = next((kind for kind in ("mogrifier", "mlstm") if kind in name), "lstm")
+        assert {config.encoder.cell, config.decoder.cell} == {cell}
+    widths = {
+        "model": {"embedding_size"}, "encoder": {"cell", "utterance_size", "context_size"},
+        "decoder": {"cell", "hidden_size"},
+    }  # fmt: skip
+    apart = {**dict.fromkeys(("extends", "about", "head", "cell"), True), **widths}
+    shared = [config.model_dump(exclude=apart) for config in configs.values()]
+    assert all(one == shared[0] for one in shared)
 
 
 def test_gates_of_dialog_models_are_counted() -> None:

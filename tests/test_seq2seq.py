@@ -7,8 +7,8 @@ import torch
 
 from dialog.batches import Batch, Example, collate, encode_examples, list_examples
 from dialog.corpus import Dialog, Utterance, train_codec
-from dialog.schema import DialogConfig
 from dialog.encoders import join_context
+from dialog.schema import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.text import Codec
 

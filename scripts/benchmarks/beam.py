@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Item, collate
 from dialog.beam import Marks, StepFunction, beam_search
-from dialog.schema import DecodeConfig, DialogConfig
 from dialog.decoder import DecoderState
+from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.sampling import INFINITY
 
