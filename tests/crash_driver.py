@@ -38,6 +38,7 @@ HEADS: dict[str, dict[str, object]] = {
     "moss": {"components": 2, "embedding_size": 6, "learn_context_scale": True},
     "mixtape": {"components": 2, "embedding_size": 6, "gated_words": 5},
     "plif": {"intervals": 20, "temperature": "sigmoid", "temperature_rank": 3},
+    "doc": {"components": 3, "embedding_size": 6, "lower_components": [1], "prior_penalty": 1e-3},
 }
 TRAIN: dict[str, object] = {
     "max_steps": 12, "batch_size": 4, "validate_every": 4, "checkpoint_every": 3,

@@ -30,8 +30,6 @@ LAMB: Tables = {  # in place of the sections above
     },
     "cell": {"kind": "mogrifier", "rounds": 3, "rank": 2, "cap_input_gate": True, "init": "truncated"},
 }  # fmt: skip
-DOC = {"doc": {"components": 3, "embedding_size": 6, "lower_components": [1], "prior_penalty": 1e-3}}
-LM_HEADS = HEADS | DOC
 OPTIMIZERS: Tables = {
     "nt-asgd": {
         "name": "sgd", "lr": 40.0, "clip_norm": 0.25, "weight_decay": 1e-4,
@@ -138,7 +136,7 @@ class LmTraining(Training):
                 "test": str(short),
                 "tokenizer": "char",
             }
-        tables["head"] = {"kind": self.head, "tied": True, **LM_HEADS[self.head]}
+        tables["head"] = {"kind": self.head, "tied": True, **HEADS[self.head]}
         tables["optim"] = OPTIMIZERS[self.optimizer]
         tables["train"] = TRAIN | {
             "batch_size": STREAMS, "validate_every": 2, "accumulate": self.accumulate,

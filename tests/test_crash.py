@@ -27,7 +27,7 @@ from crash_driver import (
     fingerprint,
     random_blows,
 )
-from crash_lm import LM_HEADS, OPTIMIZERS, DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
+from crash_lm import OPTIMIZERS, DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
 from crash_process import ENVIRONMENT, HERE, Blow, interpreter, kill_interpreter
 from crash_server import place_of
 
@@ -282,7 +282,7 @@ def test_the_matrix_covers_every_head_and_optimizer() -> None:
     assert {case.flat for case in dialogs} == {True, False}
     assert {case.gated for case in dialogs if case.flat} == {True, False}
     assert len({case.tokenizer for case in dialogs}) == 4
-    assert {case.head for case in models} == LM_HEADS.keys()
+    assert {case.head for case in models} == HEADS.keys()
     assert {case.optimizer for case in models} == OPTIMIZERS.keys()
     for name in ("paper", "prepared", "lamb"):
         assert {getattr(case, name) for case in models} == {True, False}
