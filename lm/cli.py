@@ -29,7 +29,7 @@ from lm.language.config import LmConfig
 from lm.stop import RESUME, interruptible
 from lm.storage import require_apart
 from lm.suggest import did_you_mean
-from lm.tuning.cli import add_tune
+from lm.tuning.cli import add_tune, require_optuna
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,6 +49,18 @@ Compat = Annotated[
     Literal["none", "paper"] | None,
     typer.Option(help="paper: count tokens as the authors' code does; the run's train.compat if left out."),
 ]
+TemperatureSearch = Annotated[
+    bool, typer.Option("--temperature-search", help="Also with the best temperature on validation.")
+]
+McSamples = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Also the mean of N passes with dropout; with --temperature-search, at their own too.",
+    ),
+]
+McRate = Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")]
 
 
 def _size(config: LmConfig) -> dict[str, Any]:
@@ -176,18 +188,9 @@ def finetune(
 def evaluate(
     run: RunFolder,
     data: Data = None,
-    temperature_search: Annotated[
-        bool, typer.Option("--temperature-search", help="Also with the best temperature on validation.")
-    ] = False,
-    mc_samples: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Also the mean of N passes with dropout; with --temperature-search, at their own too.",
-        ),
-    ] = 0,
-    mc_rate: Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")] = 1.0,
+    temperature_search: TemperatureSearch = False,
+    mc_samples: McSamples = 0,
+    mc_rate: McRate = 1.0,
     checkpoint: Checkpoint = "best",
     limit: Limit = None,
     compat: Compat = None,
@@ -200,12 +203,12 @@ def evaluate(
     config = _config_of(run)
     spare_texts(json_file, [run], data)
     from lm.language.evaluate import evaluate as evaluate_run
+    from lm.language.refinements import Refinements
     from lm.language.report import evaluation_tables
 
+    wanted = Refinements(temperature_search, mc_samples, mc_rate)
     with interruptible() as poll, counting("scoring") as progress:
-        result = evaluate_run(
-            run, data, checkpoint, temperature_search, mc_samples, mc_rate, limit, compat, poll, progress
-        )
+        result = evaluate_run(run, data, checkpoint, wanted, limit, compat, poll, progress)
     write_result(json_file, result, config=config)
     show(*evaluation_tables(result))
 
@@ -231,6 +234,15 @@ def dynamic(
     grid: Annotated[
         bool, typer.Option("--grid", help="Choose η and λ on validation from the published grid.")
     ] = False,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Choose η, λ and ε on validation, of N from the ranges of Melis et al."
+        ),
+    ] = None,
+    temperature_search: TemperatureSearch = False,
+    mc_samples: McSamples = 0,
+    mc_rate: McRate = 1.0,
     checkpoint: Checkpoint = "best",
     limit: Limit = None,
     compat: Compat = None,
@@ -238,8 +250,8 @@ def dynamic(
 ) -> None:
     """Dynamic evaluation: the model goes on learning from the text that it is evaluated on.
 
-    The statistics of the training data, and a grid, are kept in the run: the same command goes on where it
-    was stopped.
+    The statistics of the training data, and what was searched, are kept in the run: the same command goes on
+    where it was stopped.
 
     Example: lm dynamic runs/ptb_mos --grid
     """
@@ -247,7 +259,9 @@ def dynamic(
     spare_texts(json_file, [run], data)
     from lm.language.adaptation import SETTINGS
     from lm.language.dynamic import dynamic as evaluate_dynamically
+    from lm.language.refinements import Refinements
     from lm.language.report import dynamic_tables
+    from lm.language.setting_search import Draws, Grid, require_free
 
     if setting not in SETTINGS:
         hint = did_you_mean(setting, SETTINGS) or f"; choose from {', '.join(SETTINGS)}"
@@ -256,10 +270,20 @@ def dynamic(
         "lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams,
     }  # fmt: skip
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if grid and trials:
+        raise ConfigError("--grid --trials: two ways to choose a setting; leave out one")
+    if trials:
+        require_optuna("--trials")
+    search = Grid() if grid else Draws(trials) if trials else None
+    if search:
+        require_free(search, changed)
+    chosen, wanted = (
+        replace(SETTINGS[setting], **changed),
+        Refinements(temperature_search, mc_samples, mc_rate),
+    )
     with interruptible(RESUME) as poll, counting("adapting") as progress:
-        chosen = replace(SETTINGS[setting], **changed)
         result = evaluate_dynamically(
-            run, data, checkpoint, chosen, grid, limit, compat, poll, progress, changed
+            run, data, checkpoint, chosen, search, wanted, limit, compat, poll, progress
         )
     write_result(json_file, result, config=config)
     show(*dynamic_tables(result))

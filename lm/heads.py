@@ -163,17 +163,23 @@ class Head(OutputLayer):
         return objective, loss
 
     def loss(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, streams: Tensor | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        streams: Tensor | None = None,
+        component_temperature: float = 1.0,
     ) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar. Scratch memory does not depend on the number of tokens.
 
         Args:
             hidden: (..., H).  targets: (...) word ids.  weights: (...) or None for ones.
-            streams: see :meth:`contexts`.
+            streams: see :meth:`contexts`.  component_temperature: that of :meth:`log_probs`.
         """
         mixture = self._flat(hidden, streams)
         flat = mixture.contexts.new_ones(targets.numel()) if weights is None else weights.reshape(-1)
-        return self.mixture_loss(mixture, targets.reshape(-1), flat.to(mixture.contexts.dtype))
+        flat = flat.to(mixture.contexts.dtype)
+        return self.mixture_loss(mixture, targets.reshape(-1), flat, component_temperature)
 
     def nll(
         self,

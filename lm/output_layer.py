@@ -113,13 +113,18 @@ class OutputLayer(nn.Module):
         """Bytes of a logit in them."""
         return self.options.entry_bytes if self.one_pass else 4
 
-    def mixture_loss(self, mixture: Mixture, targets: Tensor, weights: Tensor) -> Tensor:
-        """Σ w·(−log P(target)) in nats, a scalar; targets (N,), weights (N,)."""
+    def mixture_loss(
+        self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0
+    ) -> Tensor:
+        """Σ w·(−log P(target)) in nats, a scalar, with logits divided by ``temperature``.
+
+        targets and weights: (N,).
+        """
         with torch.autocast(weights.device.type, enabled=False):
             if self.one_pass:
-                contexts, output = self._tempered(mixture.contexts)
+                contexts, output = self._tempered(mixture.contexts, temperature)
                 return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
-            formula = partial(self._nll, bf16=self.options.bf16_products)
+            formula = partial(self._nll, temperature=temperature, bf16=self.options.bf16_products)
             return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self.chunk)
 
     @torch.no_grad()

@@ -26,10 +26,11 @@ from lm.language.adaptation import (
     gather,
 )
 from lm.language.corpus import load_split
-from lm.language.dynamic import dynamic, grid_settings, run_statistics
+from lm.language.dynamic import dynamic, run_statistics
 from lm.language.evaluate import evaluate
 from lm.language.report import dynamic_tables
 from lm.language.scoring import token_nll
+from lm.language.setting_search import Grid, require_free
 from lm.language.trained import TrainedLm
 from lm.recurrent import WeightDropLSTM
 
@@ -245,14 +246,13 @@ def test_impossible_settings_are_refused() -> None:
 
 def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
     assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
-    trained = tiny_lm()
-    statistics = Statistics(Statistics.empty(trained.model, 1).squares, [], windows=1859)
-    settings = grid_settings(Setting(1, 1, 7e-5, "normalised", 10), statistics)
-    assert len({(s.lr, s.decay) for s in settings}) == 24
+    grid, base = Grid(), Setting(1, 1, 7e-5, "normalised", 10)
+    settings = [grid.propose(base, [{}] * place) for place in range(grid.count)]
+    assert len({(s.lr, s.decay) for s in settings}) == 24 == grid.count
     assert settings[0] == Setting(6e-5, 2e-3, 7e-5, "normalised", 10)
-    for setting in grid_settings(SETTINGS["paper-mos-ptb"], statistics):
-        assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
-        assert setting.scaling == "normalised"
+    squares = Statistics.empty(tiny_lm().model, 1).squares
+    setting = SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
+    assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
 
 
 def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
@@ -277,16 +277,16 @@ def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
 
 def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their program weights the windows by their lengths; only that of static evaluation divides by all."""
-    monkeypatch.setattr("lm.language.dynamic.GRID_LR", (1e-3,))
-    monkeypatch.setattr("lm.language.dynamic.GRID_DECAY", (1e-3,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-3,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     valid = str(tmp_path / "valid.txt")
-    result = dynamic(run, data=valid, setting=Setting(1e-3, 1e-3), compat="paper", grid=True)
+    result = dynamic(run, data=valid, setting=Setting(1e-3, 1e-3), compat="paper", search=Grid())
     kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
     scored = len(load_split(valid, TrainedLm.load(run).codec)) - 1
     assert result["tokens"] == result["scored"] == scored == sum(kept["contexts"]["tokens"])
     assert result["nll"] == pytest.approx(sum(kept["contexts"]["nll"]) / scored)
-    assert result["grid"][0]["nll"] == pytest.approx(result["nll"], rel=1e-12)
+    assert result["searched"][0]["nll"] == pytest.approx(result["nll"], rel=1e-12)
     assert result["static"]["tokens"] == scored + 1
 
 
@@ -337,8 +337,8 @@ def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
 def test_a_killed_grid_goes_on_and_reports_the_best_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.language.dynamic.GRID_LR", (1e-5, 2e-3, 1e30))
-    monkeypatch.setattr("lm.language.dynamic.GRID_DECAY", (1e-3, 5e-3))
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5, 2e-3, 1e30))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
     run = write_run(tmp_path / "run")
 
     def poll() -> None:
@@ -346,15 +346,15 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
             raise Interrupted("stop")
 
     with pytest.raises(Interrupted):
-        dynamic(run, grid=True, poll=poll)
+        dynamic(run, search=Grid(), poll=poll)
     finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
     assert len(finished) == 1
-    result = dynamic(run, grid=True)
-    assert result["grid"][: len(finished)] == finished
-    assert len(result["grid"]) == 6
-    values = [row["nll"] for row in result["grid"]]
+    result = dynamic(run, search=Grid())
+    assert result["searched"][: len(finished)] == finished
+    assert len(result["searched"]) == 6
+    values = [row["nll"] for row in result["searched"]]
     assert values[4] is values[5] is None, "what diverges has no result"
-    best = min((row for row in result["grid"] if row["nll"]), key=lambda row: row["nll"])
+    best = min((row for row in result["searched"] if row["nll"]), key=lambda row: row["nll"])
     assert (result["setting"]["lr"], result["setting"]["decay"]) == (best["lr"], best["decay"])
     assert result["data"]["name"] == "test"
     alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=Setting(best["lr"], best["decay"]))
@@ -367,8 +367,8 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
 def test_grids_are_kept_apart_and_override_nothing_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.language.dynamic.GRID_LR", (1e-5,))
-    monkeypatch.setattr("lm.language.dynamic.GRID_DECAY", (1e-3,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     for setting, label in [
         (SETTINGS["default"], "grid"),
@@ -376,18 +376,19 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
         (SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
         (replace(SETTINGS["default"], window=10), "grid-window-10"),
     ]:
-        result = dynamic(run, setting=setting, grid=True, changed=["eps", "scaling", "window"])
+        result = dynamic(run, setting=setting, search=Grid())
         assert result["name"] == f"test.dynamic.{label}"
         windows, tensors = result["statistics"]["windows"], result["statistics"]["tensors"]
         eps = setting.normalised(windows, tensors).eps
-        assert {row["eps"] for row in result["grid"]} == {eps} == {result["setting"]["eps"]}
+        assert {row["eps"] for row in result["searched"]} == {eps} == {result["setting"]["eps"]}
         assert result["setting"]["scaling"] == "normalised"
     kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
     assert len(kept) == 4
     for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
         with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
-            dynamic(run, grid=True, changed=changed)
+            require_free(Grid(), changed)
         assert "\n" not in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
-    named = dynamic(run, setting=SETTINGS["paper-awd"], changed=["lr", "decay"])
+    require_free(Grid(), ["eps", "scaling", "window"])
+    named = dynamic(run, setting=SETTINGS["paper-awd"])
     assert named["name"] == "test.dynamic.paper-awd"

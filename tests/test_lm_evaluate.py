@@ -22,6 +22,7 @@ from lm.language.evaluate import (
 )
 from lm.language.refinements import (
     MULTIPLIERS,
+    Refinements,
     mc_nll,
     search_mc_temperature,
     search_temperature,
@@ -163,9 +164,7 @@ def test_every_dropout_is_on_in_mc_passes(rate: str) -> None:
 def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", **MIXTURE)
     told: list[tuple[int, int]] = []
-    result = evaluate(
-        run, temperature_search=True, mc_samples=2, mc_rate=0.8, progress=lambda *at: told.append(at)
-    )
+    result = evaluate(run, wanted=Refinements(True, 2, 0.8), progress=lambda *at: told.append(at))
     trained = TrainedLm.load(run)
     lines = (tmp_path / "test.txt").read_text().split("\n")[:-1]
     ids = np.array([token for line in lines for token in trained.codec.encode(line)])
@@ -257,8 +256,8 @@ def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
 
     bad: list[tuple[type[Exception], dict[str, Any]]] = [
         (ConfigError, {"limit": 0}),
-        (ConfigError, {"mc_samples": -1}),
-        (ConfigError, {"mc_samples": 2, "mc_rate": 9.0}),
+        (ConfigError, {"wanted": Refinements(mc_samples=-1)}),
+        (ConfigError, {"wanted": Refinements(mc_samples=2, mc_rate=9.0)}),
         (DataError, {"data": str(tmp_path / "foreign.txt")}),
         (DataError, {"data": str(tmp_path / "empty.txt")}),
         (DataError, {"data": str(tmp_path / "none.txt")}),

@@ -83,6 +83,7 @@ SETTINGS = {
     "paper-awd": Setting(2e-3, 0.02, 1e-3, "original"),  # for both corpora
 }
 GRID_LR, GRID_DECAY = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3)
+RANGES = {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}  # Melis et al. (2020), Table 6
 
 
 @dataclass
@@ -149,24 +150,30 @@ def dynamic_nll(
     setting: Setting,
     *,
     paper: bool = False,
+    temperature: float = 1.0,
+    sampler: LanguageModel | None = None,
     advance: Callable[[int], None] = no_advance,
 ) -> Floats:
     """−log P of every token in nats, each predicted before its window is learnt from: (N,), or (N − 1,).
 
     The model is as before when this ends, however it ends. DivergenceError where a loss is not finite.
+
+    Args:
+        temperature: divides the logits of every component, in what is learnt from too.
+        sampler: reads and learns in place of the trained model, and drops units while it does.
     """
-    model = trained.model
+    model = sampler or trained.model
     parameters: list[Tensor] = list(model.parameters())
     step, pull = factors(statistics, setting)
     losses: list[Tensor] = []
-    with adaptable(model) as start:
-        reader, tokens = trained.begin(ids, paper=paper)
+    with adaptable(model, dropping=sampler is not None) as start:
+        reader, tokens = trained.begin(ids, paper=paper, model=model)
         for targets in tokens.split(setting.window):
             hidden, count = reader.read(targets), len(targets)
-            weights = hidden.new_ones(
-                count, requires_grad=True
-            )  # the gradient at a weight is its token's nll
-            loss = model.head.loss(hidden, targets[:, None], weights)
+            weights = hidden.new_ones(count, requires_grad=True)  # the gradient at one is its token's nll
+            loss = model.head.loss(
+                model.for_head(hidden), targets, weights, component_temperature=temperature
+            )
             *gradients, nll = torch.autograd.grad(loss, [*parameters, weights])
             with torch.no_grad():
                 torch._foreach_lerp_(parameters, start, pull)
@@ -196,20 +203,22 @@ def factors(statistics: Statistics, setting: Setting) -> tuple[list[Tensor], lis
 
 
 @contextmanager
-def adaptable(model: LanguageModel) -> Iterator[list[Tensor]]:
+def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[Tensor]]:
     """Within, gradients can be had with all dropout off; afterwards weights and modes are as they were.
 
-    cuDNN refuses to go back through recurrent layers in evaluation mode, so those alone are in training mode,
-    without weight dropout. Yields copies of the parameters.
+    A model that is ``dropping``, in training mode, goes on with that. cuDNN refuses to go back through
+    recurrent layers in evaluation mode, so those alone are in training mode, without weight dropout. Yields
+    copies of the parameters.
     """
     parameters, training = list(model.parameters()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
     layers = [layer for layer in model.layers if isinstance(layer, Layer)]
     rates = [layer.weight_dropout for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.weight_dropout = 0.0
-        layer.train()
+    if not dropping:
+        model.eval()
+        for layer in layers:
+            layer.weight_dropout = 0.0
+            layer.train()
     try:
         yield start
     finally:

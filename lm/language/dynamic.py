@@ -1,24 +1,23 @@
-"""Dynamic evaluation of a run: statistics that are kept and resumed, a grid search, and the result.
+"""Dynamic evaluation of a run: statistics that are kept and resumed, a search, and the result.
 
 ``RUN/dynamic`` holds the statistics of the training data, committed as checkpoints are, and the results of
-the grid. Both belong to weights and texts that they name by hash, and are made anew for others.
+searches (:mod:`lm.language.setting_search`). All belong to weights and texts that they name by hash, and are
+made anew for others.
 """
 
 import fcntl
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lm.checkpoint import CheckpointStore
-from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
+from lm.errors import Interrupted, StorageError
 from lm.language.adaptation import (
     ADAPT_LENGTH,
-    GRID_DECAY,
-    GRID_LR,
     SETTINGS,
     STREAMS,
     Setting,
@@ -27,14 +26,16 @@ from lm.language.adaptation import (
     gather,
 )
 from lm.language.corpus import load_split
-from lm.language.evaluate import Compat, Text, blocks, facts, likelihood, load_text
-from lm.language.model import state_from, state_tensors
-from lm.language.scoring import token_nll
+from lm.language.evaluate import NONE, Compat, blocks, facts, likelihood, load_text
+from lm.language.model import LanguageModel, state_from, state_tensors
+from lm.language.refinements import Refinements, refined
+from lm.language.scoring import Floats, token_nll
+from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.lines import visible
 from lm.records import keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.storage import JSON, make_folder, move, read_json, remove_tree, storage_errors, write_json
+from lm.storage import JSON, make_folder, move, remove_tree, storage_errors
 
 Result = dict[str, Any]
 
@@ -47,69 +48,93 @@ def dynamic(
     data: str | None = None,
     checkpoint: str = "best",
     setting: Setting = SETTINGS["default"],
-    grid: bool = False,
+    search: Search | None = None,
+    wanted: Refinements = NONE,
     limit: int | None = None,
     compat: Compat | None = None,
     poll: Poll = no_poll,
     progress: Progress = no_progress,
-    changed: Collection[str] = (),
 ) -> Result:
     """Evaluate a run dynamically and keep the result in the run.
 
     Args:
         run, data, checkpoint, limit, compat, poll: as for :func:`lm.language.evaluate.evaluate`.
         setting: η, λ and ε; :data:`lm.language.adaptation.SETTINGS` has those of the papers.
-        grid: choose η and λ on the run's validation split from the published grid first, in place of the
-            setting's; ε and window are the setting's. The chosen ones are then evaluated on ``data``, once.
+        search: choose a setting on the run's validation split first, and evaluate that on ``data``, once.
+        wanted: what else to report; as in Melis et al. (2020), with the temperature of static evaluation, and
+            with passes that each adapt on their own and drop units while they do.
         progress: told how much of each part is done: of the statistics, of every text.
-        changed: fields of ``setting`` that were asked for one by one, which a grid must not override.
 
     Raises:
-        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`; ConfigError also
-            where a grid would override what was asked for, StorageError where another process gathers
-            statistics or searches a grid in the same run.
-        DivergenceError: a loss is not finite, or all of the grid's are.
-        Interrupted: by ``poll``; statistics and finished settings of the grid are kept.
+        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`; StorageError also
+            where another process gathers statistics or searches in the same run.
+        DivergenceError: a loss is not finite, or all of the search's are.
+        Interrupted: by ``poll``; statistics and finished settings of the search are kept.
     """
-    if grid and (overridden := [name for name in ("lr", "decay") if name in changed]):
-        names = " ".join(f"--{name}" for name in overridden)
-        raise ConfigError(f"{names}: --grid chooses lr and decay itself; leave out {names} or --grid")
     trained = TrainedLm.load(run, checkpoint)
     config = trained.config
     text = load_text(trained, data or config.data.test, limit, poll)
     compat = compat or config.train.compat
     paper = compat == "paper"
-    label = _grid_label(setting) if grid else _label(setting)
+    label = search.label(setting) if search else _label(setting)
+    sampler = wanted.sampler(trained.model)
     result: Result = {}
     with _alone_in(run / FOLDER):
         statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress, setting.streams)
-        if grid:
+        if search:
             valid = load_text(trained, config.data.valid, limit, poll)
-            search = _Grid(trained, statistics, valid, run / FOLDER / "grid.json", key)
-            setting, result["grid"] = search.best(setting, poll, progress)
-            result["grid_on"] = valid.source
-    advance = Steps(2 * len(text.ids), poll, progress).advance
+            setting, result["searched"] = choose(
+                search, setting, trained, statistics, valid, run / FOLDER, key, poll, progress
+            )
+            result |= {"searched_by": search.option, "searched_on": valid.source}
+    advance = Steps((1 + wanted.passes) * len(text.ids), poll, progress).advance
+
+    def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
+        return dynamic_nll(
+            trained,
+            text.ids,
+            statistics,
+            setting,
+            paper=paper,
+            temperature=temperature,
+            sampler=model,
+            advance=advance,
+        )
+
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
-    nll = dynamic_nll(trained, text.ids, statistics, setting, paper=paper, advance=advance)
+    nll = scores()
+    contexts = blocks(nll)
     result = {
         **facts(trained, run, checkpoint, text, compat),
         "method": "dynamic",
         "label": label,
-        "setting": asdict(setting),
-        "setting_normalised": asdict(setting.normalised(statistics.windows, len(statistics.squares))),
-        "statistics": {
-            "source": config.data.train,
-            "windows": statistics.windows,
-            "streams": setting.streams,
-            "tensors": len(statistics.squares),
-        },
+        **_setting_facts(setting, statistics, config.data.train),
         "static": likelihood(static, trained, text),
         **likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
         **result,
     }
+    for kind, (about, other) in refined(trained, wanted, sampler, scores, poll, paper=paper).items():
+        result[kind] = about | likelihood(other, trained, text, len(other))
+        contexts[kind] = blocks(other)["nll"]
     parts = [text.name, *([] if checkpoint == "best" else [plain(checkpoint)]), "dynamic", plain(label)]
-    keep(run, ".".join([*parts, *(["paper"] if paper else [])]), result, blocks(nll))
+    name = ".".join(parts) + wanted.name
+    keep(run, f"{name}.paper" if paper else name, result, contexts)
     return result
+
+
+def _setting_facts(setting: Setting, statistics: Statistics, source: str) -> Result:
+    """The setting in both scalings, and what the statistics are of."""
+    windows, tensors = statistics.windows, len(statistics.squares)
+    return {
+        "setting": asdict(setting),
+        "setting_normalised": asdict(setting.normalised(windows, tensors)),
+        "statistics": {
+            "source": source,
+            "windows": windows,
+            "streams": setting.streams,
+            "tensors": tensors,
+        },
+    }
 
 
 @contextmanager
@@ -207,81 +232,8 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     return Statistics.empty(trained.model, streams)
 
 
-class _Grid:
-    """Every η and λ of the published grid on the validation split; what is finished is kept in a file."""
-
-    def __init__(
-        self, trained: TrainedLm, statistics: Statistics, valid: Text, path: Path, key: Mapping[str, JSON]
-    ) -> None:
-        self._trained, self._statistics, self._valid, self._path = trained, statistics, valid, path
-        self._key: Result = {
-            **key,
-            "valid_sha256": valid.sha256,
-            "tokens": len(valid.ids) - bool(key["paper"]),
-        }
-
-    def best(self, base: Setting, poll: Poll, progress: Progress) -> tuple[Setting, list[Result]]:
-        """The best setting and the results of all; one that diverges has none. DivergenceError if all do."""
-        settings = grid_settings(base, self._statistics)
-        key = self._key | {"eps": settings[0].eps}
-        rows = self._finished(key)
-        tokens = len(self._valid.ids)
-        advance = Steps(tokens * (len(settings) - len(rows)), poll, progress).advance
-        for setting in settings[len(rows) :]:
-            try:
-                nll = dynamic_nll(
-                    self._trained,
-                    self._valid.ids,
-                    self._statistics,
-                    setting,
-                    paper=key["paper"],
-                    advance=advance,
-                )
-                measured = likelihood(nll, self._trained, self._valid, len(nll))
-                row = {name: measured[name] for name in ("nll", "perplexity")}
-            except DivergenceError:
-                row = {"nll": None, "perplexity": None}
-            rows.append({"lr": setting.lr, "decay": setting.decay, "eps": setting.eps, **row})
-            write_json(self._path, {"of": key, "results": rows})
-        found = [(row["nll"], place) for place, row in enumerate(rows) if row["nll"] is not None]
-        if not found:
-            raise DivergenceError("dynamic evaluation diverges with every setting of the grid; raise --eps")
-        return settings[min(found)[1]], rows
-
-    def _finished(self, key: Result) -> list[Result]:
-        """The results of an earlier search of the same, as far as it came."""
-        with suppress(StorageError, KeyError, TypeError):
-            record: Any = read_json(self._path)
-            if record["of"] == key:
-                return list(record["results"])
-        return []
-
-
-def grid_settings(base: Setting, statistics: Statistics) -> list[Setting]:
-    """The published grid: every η with every λ, both in proportion to the window, with the ε of ``base``.
-
-    None is in original scaling, whichever ``base`` is in.
-    """
-    factor = base.window / ADAPT_LENGTH
-    base = base.normalised(statistics.windows, len(statistics.squares))
-    return [replace(base, lr=lr * factor, decay=decay * factor) for lr in GRID_LR for decay in GRID_DECAY]
-
-
 def _label(setting: Setting) -> str:
     """The name of a setting, or its numbers where it has none."""
     named = [name for name, known in SETTINGS.items() if known == setting]
-    numbers = [f"{name}-{getattr(setting, name):g}" for name in ("lr", "decay", "eps")]
-    return named[0] if named else "-".join([*numbers, *_unusual(setting)])
-
-
-def _grid_label(setting: Setting) -> str:
-    """What distinguishes a grid from others: ε, window and streams, where they are not the usual ones."""
-    usual = SETTINGS["default"]
-    same = (setting.eps, setting.scaling) == (usual.eps, usual.scaling)
-    return "-".join(["grid", *([] if same else [f"eps-{setting.eps:g}"]), *_unusual(setting)])
-
-
-def _unusual(setting: Setting) -> list[str]:
-    window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
-    streams = [] if setting.streams == STREAMS else [f"streams-{setting.streams}"]
-    return [*window, *streams, *([] if setting.scaling == "normalised" else [setting.scaling])]
+    numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
+    return named[0] if named else "-".join([*numbers, *unusual(setting)])

@@ -15,9 +15,10 @@ import numpy as np
 from lm.errors import ConfigError, DataError
 from lm.guard import require_finite
 from lm.language.corpus import load_split
-from lm.language.refinements import mc_nll, search_mc_temperature, search_temperature, with_dropout
+from lm.language.model import LanguageModel
+from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
-from lm.language.trained import TrainedLm
+from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.meter import perplexity
@@ -27,6 +28,7 @@ from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 Result = dict[str, Any]
 Compat = Literal["none", "paper"]
 
+NONE = Refinements()
 BLOCK = 1000  # tokens of a unit that comparisons resample
 BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words but the last
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
@@ -48,9 +50,7 @@ def evaluate(
     run: Path,
     data: str | None = None,
     checkpoint: str = "best",
-    temperature_search: bool = False,
-    mc_samples: int = 0,
-    mc_rate: float = 1.0,
+    wanted: Refinements = NONE,
     limit: int | None = None,
     compat: Compat | None = None,
     poll: Poll = no_poll,
@@ -62,10 +62,7 @@ def evaluate(
         run: the folder that training wrote.
         data: a prepared split or a text file; the run's own test split if left out.
         checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
-        temperature_search: also report the result at the temperature that is best on validation.
-        mc_samples: also report the mean probabilities of so many passes with dropout on; 0 for none. With
-            ``temperature_search``, once more at the temperature that is best for them on validation.
-        mc_rate: factor on all rates of dropout in those passes.
+        wanted: what else to report.
         limit: take the first so many tokens only.
         compat: ``paper`` scores as the authors' code does, see :mod:`lm.language.scoring`, and divides by N
             all the same; the run's own ``train.compat`` if left out.
@@ -76,43 +73,35 @@ def evaluate(
         ConfigError, DataError, StorageError: bad options; bad data; a bad run, a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
-    if mc_samples < 0:
-        raise ConfigError(f"--mc-samples {mc_samples}: must be at least 0")
     trained = TrainedLm.load(run, checkpoint)
     text = load_text(trained, data or trained.config.data.test, limit, poll)
     compat = compat or trained.config.train.compat
     paper = compat == "paper"
-    sampler = with_dropout(trained.model, mc_rate) if mc_samples else None
-    passes = (1 + mc_samples) * (1 + temperature_search)
-    advance = Steps(len(text.ids) * passes, poll, progress).advance
+    sampler = wanted.sampler(trained.model)
+    advance = Steps(len(text.ids) * wanted.passes, poll, progress).advance
 
-    nll = token_nll(trained, text.ids, paper=paper, advance=advance)
+    def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
+        window = READ_LENGTH if model is None else trained.config.window.length
+        return token_nll(
+            trained,
+            text.ids,
+            paper=paper,
+            temperature=temperature,
+            model=model,
+            window=window,
+            advance=advance,
+        )
+
+    nll = scores()
     result = facts(trained, run, checkpoint, text, compat) | {"method": "static"}
     result |= likelihood(nll, trained, text)
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
     name = text.name if checkpoint == "best" else f"{text.name}.{plain(checkpoint)}"
-    if temperature_search:
-        chosen = search_temperature(trained, poll, paper=paper)
-        tempered = token_nll(
-            trained, text.ids, paper=paper, temperature=1 / chosen["multiplier"], advance=advance
-        )
-        result["temperature_search"] = chosen | likelihood(tempered, trained, text)
-        contexts["temperature_search"] = blocks(tempered)["nll"]
-        name += ".temperature"
-    if sampler is not None:
-        sampled = mc_nll(trained, sampler, text.ids, mc_samples, paper=paper, advance=advance)
-        passes_of = {"samples": mc_samples, "rate": mc_rate}
-        result["mc_dropout"] = passes_of | likelihood(sampled, trained, text)
-        contexts["mc_dropout"] = blocks(sampled)["nll"]
-        if temperature_search:
-            chosen = search_mc_temperature(trained, sampler, mc_samples, poll, paper=paper)
-            sampled = mc_nll(
-                trained, sampler, text.ids, mc_samples, 1 / chosen["multiplier"], paper=paper, advance=advance
-            )
-            result["mc_temperature"] = passes_of | chosen | likelihood(sampled, trained, text)
-            contexts["mc_temperature"] = blocks(sampled)["nll"]
-        name += f".mc-{mc_samples}-rate-{mc_rate:g}"
+    for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, poll, paper=paper).items():
+        result[key] = about | likelihood(refined_nll, trained, text)
+        contexts[key] = blocks(refined_nll)["nll"]
+    name += wanted.name
     keep(run, f"{name}.paper" if paper else name, result, contexts)
     return result
 

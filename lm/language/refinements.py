@@ -1,13 +1,15 @@
-"""Refinements of evaluation that change no weight: softmax temperature, and passes with dropout on.
+"""Refinements of evaluation: softmax temperature, and passes with dropout on.
 
 Both as Melis et al. (2020) make them: the temperature is the best on a part of the validation split, and the
-probabilities of the passes are averaged.
+probabilities of the passes are averaged. Static and dynamic evaluation have them alike; temperatures are
+chosen without adaptation.
 """
 
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from lm.language.windows import Ids
 from lm.stop import Poll, no_poll
 
 Result = dict[str, Any]
+Scores = Callable[[LanguageModel | None, float], Floats]  # of a sampler, or of the model, and a temperature
 
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
 SEARCHED = 50_000  # validation tokens that the temperature is chosen on
@@ -30,6 +33,60 @@ _RATES = (
     *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
     "weight_dropout",
 )
+
+
+class Refinements(NamedTuple):
+    """Which are wanted.
+
+    ``temperature_search``: the result at the temperature that is best on validation. ``mc_samples``: that of
+    the mean probabilities of so many passes with dropout on, its rates times ``mc_rate``, and with both once
+    more at the temperature that is best for these on validation.
+    """
+
+    temperature_search: bool = False
+    mc_samples: int = 0
+    mc_rate: float = 1.0
+
+    @property
+    def passes(self) -> int:
+        """Over the text, the plain one included."""
+        return (1 + self.mc_samples) * (1 + self.temperature_search)
+
+    @property
+    def name(self) -> str:
+        """What distinguishes a result with them, behind a dot each."""
+        sampled = f".mc-{self.mc_samples}-rate-{self.mc_rate:g}" if self.mc_samples else ""
+        return f"{'.temperature' if self.temperature_search else ''}{sampled}"
+
+    def sampler(self, model: LanguageModel) -> LanguageModel | None:
+        """What reads with dropout on, if anything has to; ConfigError where that cannot be."""
+        if self.mc_samples < 0:
+            raise ConfigError(f"--mc-samples {self.mc_samples}: must be at least 0")
+        return with_dropout(model, self.mc_rate) if self.mc_samples else None
+
+
+def refined(
+    trained: TrainedLm,
+    wanted: Refinements,
+    sampler: LanguageModel | None,
+    scores: Scores,
+    poll: Poll = no_poll,
+    *,
+    paper: bool = False,
+) -> dict[str, tuple[Result, Floats]]:
+    """By refinement what was chosen for it, and −log P of every token, as ``scores`` gives it."""
+    found: dict[str, tuple[Result, Floats]] = {}
+    if wanted.temperature_search:
+        chosen = search_temperature(trained, poll, paper=paper)
+        found["temperature_search"] = chosen, scores(None, chosen["temperature"])
+    if sampler is not None:
+        of_passes, samples = {"samples": wanted.mc_samples, "rate": wanted.mc_rate}, wanted.mc_samples
+        found["mc_dropout"] = of_passes, mean_of_passes(trained, samples, partial(scores, sampler, 1.0))
+        if wanted.temperature_search:
+            chosen = search_mc_temperature(trained, sampler, samples, poll, paper=paper)
+            one_pass = partial(scores, sampler, chosen["temperature"])
+            found["mc_temperature"] = of_passes | chosen, mean_of_passes(trained, samples, one_pass)
+    return found
 
 
 def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool = False) -> Result:
@@ -111,24 +168,27 @@ def mc_nll(
 ) -> Floats:
     """−log of the mean probability of every token over passes with dropout on (Melis et al. 2020).
 
-    Each pass carries its own state and draws new masks for each window, as training does, from a seed of its
-    own that follows from the run's.
+    Each pass carries its own state and draws new masks for each window, as training does.
     """
-    seed, window = trained.config.train.seed, trained.config.window.length
+    window = trained.config.window.length
+
+    def one_pass() -> Floats:
+        return token_nll(
+            trained, ids, paper=paper, temperature=temperature, model=sampler, window=window, advance=advance
+        )
+
+    return mean_of_passes(trained, samples, one_pass)
+
+
+def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floats]) -> Floats:
+    """−log of the mean probability of every token over passes, seeded by the run's seed and their number."""
+    seed = trained.config.train.seed
     devices = range(torch.cuda.device_count()) if trained.device.type == "cuda" else ()
     total: Floats = np.full(0, 0.0)
     with torch.random.fork_rng(devices=devices):
         for sample in range(samples):
             torch.manual_seed(int(np.random.default_rng((seed, sample)).integers(2**63)))
-            nll = token_nll(
-                trained,
-                ids,
-                paper=paper,
-                temperature=temperature,
-                model=sampler,
-                window=window,
-                advance=advance,
-            )
+            nll = one_pass()
             total = np.logaddexp(total, -nll) if sample else -nll
     return math.log(samples) - total
 

@@ -49,10 +49,10 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
 
 
 def dynamic_tables(result: Result) -> list["Table | str"]:
-    """The grid, if there is one, and the likelihood with the chosen setting beside the static one."""
+    """The search, if there is one, and the likelihood with the chosen setting beside the static one."""
     tables: list[Table | str] = []
-    if "grid" in result:
-        tables.append(table(f"Grid on {result['grid_on']}", result["grid"]))
+    if "searched" in result:
+        tables.append(table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
     setting, statistics = result["setting_normalised"], result["statistics"]
     about = (
         f"lr {setting['lr']:.3g}, decay {setting['decay']:.3g}, eps {setting['eps']:.3g} (normalised);"

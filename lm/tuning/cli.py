@@ -68,18 +68,19 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
             if space is None:
                 raise ConfigError("--space: name the file of what is varied, or give --show")
             parameters = load_space(space, base, schema, family=family)
-            _require_optuna()
+            require_optuna()
             from lm.tuning.search import Plan
 
             plan = Plan(config, base, parameters, sampler, seed, prune)
             _search(folder, plan, train, trials, workers, minutes)
-        _require_optuna()
+        require_optuna()
         _show(folder, picture, json_file)
 
 
-def _require_optuna() -> None:
+def require_optuna(who: str = "tune") -> None:
+    """ConfigError where it is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("tune needs optuna: pip install 'highrank[tune]'")
+        raise ConfigError(f"{who} needs optuna: pip install 'highrank[tune]'")
 
 
 def _search(

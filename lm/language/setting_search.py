@@ -1,0 +1,190 @@
+"""The choice of a setting of dynamic evaluation on the validation split, setting after setting.
+
+What is finished is kept in a file of the run, and the next setting follows from that alone, so that a search
+that was stopped goes on as if it had not been.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from lm.errors import ConfigError, DivergenceError, StorageError, require
+from lm.language.adaptation import (
+    ADAPT_LENGTH,
+    GRID_DECAY,
+    GRID_LR,
+    RANGES,
+    SETTINGS,
+    STREAMS,
+    Setting,
+    Statistics,
+    dynamic_nll,
+)
+from lm.language.evaluate import Text, likelihood
+from lm.language.trained import TrainedLm
+from lm.stop import Poll, Progress, Steps
+from lm.storage import JSON, read_json, write_json
+
+Result = dict[str, Any]
+NUMBERS = ("lr", "decay", "eps")
+Rows = Sequence[Mapping[str, Any]]  # of each setting lr, decay, eps; nll and perplexity, None if it diverged
+
+
+class Search(Protocol):
+    """Which settings are tried."""
+
+    option: ClassVar[str]  # of the command line
+    chooses: ClassVar[tuple[str, ...]]  # fields of the setting; the others stay
+    file: ClassVar[str]  # where results are kept
+
+    @property
+    def count(self) -> int:
+        """How many settings."""
+        ...
+
+    def label(self, base: Setting) -> str:
+        """What its result is kept under."""
+        ...
+
+    def propose(self, base: Setting, rows: Rows) -> Setting:
+        """The one after those of ``rows``; ``base`` is not in original scaling."""
+        ...
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every η with every λ of the grid of Krause et al. (2018), in proportion to the window."""
+
+    option: ClassVar[str] = "--grid"
+    chooses: ClassVar[tuple[str, ...]] = ("lr", "decay")
+    file: ClassVar[str] = "grid.json"
+
+    @property
+    def count(self) -> int:
+        return len(GRID_LR) * len(GRID_DECAY)
+
+    def label(self, base: Setting) -> str:
+        usual = SETTINGS["default"]
+        same = (base.eps, base.scaling) == (usual.eps, usual.scaling)
+        return "-".join(["grid", *([] if same else [f"eps-{base.eps:g}"]), *unusual(base)])
+
+    def propose(self, base: Setting, rows: Rows) -> Setting:
+        factor = base.window / ADAPT_LENGTH
+        lr, decay = divmod(len(rows), len(GRID_DECAY))
+        return replace(base, lr=GRID_LR[lr] * factor, decay=GRID_DECAY[decay] * factor)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """So many settings from the ranges of Melis et al. (2020, Table 6), by optuna's TPE sampler.
+
+    Their ε is for gradients that are summed over a window, so it is divided by its length here.
+    """
+
+    trials: int
+    option: ClassVar[str] = "--trials"
+    chooses: ClassVar[tuple[str, ...]] = NUMBERS
+    file: ClassVar[str] = "trials.json"
+
+    def __post_init__(self) -> None:
+        require(self.trials >= 1, f"--trials {self.trials}: must be at least 1")
+
+    @property
+    def count(self) -> int:
+        return self.trials
+
+    def label(self, base: Setting) -> str:
+        return "-".join([f"trials-{self.trials}", *unusual(base)])
+
+    def propose(self, base: Setting, rows: Rows) -> Setting:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        scale = {"lr": 1.0, "decay": 1.0, "eps": 1 / base.window}
+        ranges = {
+            name: optuna.distributions.FloatDistribution(low * scale[name], high * scale[name], log=True)
+            for name, (low, high) in RANGES.items()
+        }
+        seed = int.from_bytes(hashlib.sha256(str(len(rows)).encode()).digest()[:4])
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        for row in rows:
+            drawn = {name: row[name] for name in ranges}
+            diverged = row["nll"] is None
+            state = optuna.trial.TrialState.FAIL if diverged else optuna.trial.TrialState.COMPLETE
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=state, value=row["nll"], params=drawn, distributions=dict(ranges)
+                )
+            )
+        return replace(base, **study.ask(dict(ranges)).params)
+
+
+def require_free(search: Search, changed: Collection[str]) -> None:
+    """ConfigError where a search would override numbers that were asked for one by one."""
+    if overridden := [name for name in search.chooses if name in changed]:
+        names = " ".join(f"--{name}" for name in overridden)
+        raise ConfigError(
+            f"{names}: {search.option} chooses {' and '.join(search.chooses)} itself;"
+            f" leave out {names} or {search.option}"
+        )
+
+
+def choose(
+    search: Search,
+    base: Setting,
+    trained: TrainedLm,
+    statistics: Statistics,
+    valid: Text,
+    folder: Path,
+    of: Mapping[str, JSON],
+    poll: Poll,
+    progress: Progress,
+) -> tuple[Setting, list[Result]]:
+    """The best setting on ``valid``, and the results of all; one that diverges has none.
+
+    They are kept in ``folder``, with what the statistics are ``of``. DivergenceError if all diverge.
+    """
+    base = base.normalised(statistics.windows, len(statistics.squares))
+    fixed = {name: getattr(base, name) for name in (*NUMBERS, "scaling") if name not in search.chooses}
+    paper = bool(of["paper"])
+    key = {**of, "valid_sha256": valid.sha256, "tokens": len(valid.ids) - paper, **fixed}
+    path = folder / search.file
+    rows = _finished(path, key)[: search.count]
+    advance = Steps(len(valid.ids) * (search.count - len(rows)), poll, progress).advance
+    while len(rows) < search.count:
+        setting = search.propose(base, rows)
+        row: Result = {name: getattr(setting, name) for name in NUMBERS}
+        try:
+            nll = dynamic_nll(trained, valid.ids, statistics, setting, paper=paper, advance=advance)
+            measured = likelihood(nll, trained, valid, len(nll))
+            row |= {name: measured[name] for name in ("nll", "perplexity")}
+        except DivergenceError:
+            row |= {"nll": None, "perplexity": None}
+        rows.append(row)
+        write_json(path, {"of": key, "results": rows})
+    found = [(row["nll"], place) for place, row in enumerate(rows) if row["nll"] is not None]
+    if not found:
+        raise DivergenceError(
+            f"dynamic evaluation diverges with every setting of {search.option}; raise --eps"
+        )
+    best = rows[min(found)[1]]
+    return replace(base, **{name: best[name] for name in NUMBERS}), rows
+
+
+def _finished(path: Path, key: Result) -> list[Result]:
+    """The results of an earlier search of the same, as far as it came."""
+    with suppress(StorageError, KeyError, TypeError):
+        record: Any = read_json(path)
+        if record["of"] == key:
+            return list(record["results"])
+    return []
+
+
+def unusual(setting: Setting) -> list[str]:
+    """What is unusual of a setting besides its numbers, for a label."""
+    window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
+    streams = [] if setting.streams == STREAMS else [f"streams-{setting.streams}"]
+    return [*window, *streams, *([] if setting.scaling == "normalised" else [setting.scaling])]
