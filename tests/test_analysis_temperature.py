@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_lm import ids_of, tiny_lm, write_run
+from tiny_lm import cells, ids_of, tiny_lm, write_run
 
-from lm.analysis.temperature import places, profile, temperature_report
+from lm.analysis.examples import Wanted, compare_runs, example_tables
+from lm.analysis.temperature import occurrences, places, profile, temperature_report
 from lm.checkpoint import CheckpointStore
 from lm.cli import main
 from lm.errors import ConfigError, DataError
@@ -87,3 +88,47 @@ def test_the_command_shows_every_checkpoint(
     result = json.loads(Path("t.json").read_text())["runs"]
     assert [row["checkpoint"] for row in result.values()] == ["step-3", "step-5"]
     assert all(0.5 < row["coldest"][0]["mean"] < row["hottest"][0]["mean"] < 3.5 for row in result.values())
+
+
+def test_every_place_of_a_word_has_its_temperature(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = tiny_lm(temperature="sigmoid")
+    ids, words = ids_of(trained, 50), trained.codec.vocabulary.tokens
+    word = words[ids[20]]
+    found = profile(trained, ids)
+    places = occurrences(found, ids, words, word, context=3)
+    assert [place["position"] for place in places] == np.flatnonzero(ids == ids[20]).tolist()
+    assert [place["temperature"] for place in places] == found.at_words[ids == ids[20]].tolist()
+    here = next(place for place in places if place["position"] == 20)
+    assert here["context"] == [words[index] for index in ids[17:20]]
+    with pytest.raises(DataError, match=r"--word no\\nword: not in the text"):
+        occurrences(found, ids, words, "no\nword")
+    write_run(tmp_path / "run", temperature="sigmoid")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ending(main, "analyze", "temperature", "run", "--word", "rain", "--json", "t.json")
+    assert (code, err) == (0, "")
+    result = json.loads(Path("t.json").read_text())["runs"]["run"]
+    text = (tmp_path / "test.txt").read_text().split()
+    assert len(result["occurrences"]) == text.count("rain") > 0
+    assert "rain by run" in out
+
+
+def test_guesses_have_their_temperatures(tmp_path: Path) -> None:
+    hot, plain = tiny_lm(temperature="sigmoid"), tiny_lm()
+    ids = ids_of(hot, 300)
+    result = compare_runs(plain, hot, ids, Wanted(count=4, margin=0.0))
+    with torch.no_grad():
+        states = torch.cat([states[:, 0] for states, _ in hot.readings(ids)])
+        tau = hot.model.head.temperatures(states)
+    words = hot.codec.vocabulary.tokens
+    assert len(result["examples"]) == 4
+    for example in result["examples"]:
+        row = tau[example["position"]]
+        assert example["temperature"] == {"b": pytest.approx(float(row[words.index(example["target"])]))}
+        for guess in example["guesses"]["b"]:
+            assert guess["temperature"] == pytest.approx(float(row[words.index(guess["word"])]))
+        assert all("temperature" not in guess for guess in example["guesses"]["a"])
+    shown = cells(example_tables("a", "b", result)[1])
+    assert " τ " in shown[1]["guesses"]
+    assert " τ " not in shown[0]["guesses"]

@@ -173,6 +173,7 @@ def temperature(
     over_training: Annotated[
         bool, typer.Option("--over-training", help="Every checkpoint that the runs have kept.")
     ] = False,
+    word: Annotated[str | None, typer.Option(help="Also at every place where this word stands.")] = None,
     out: Out = Path("analysis"),
     json_file: JsonFile = None,
 ) -> None:
@@ -187,6 +188,7 @@ def temperature(
     from lm.analysis.temperature import (
         Profile,
         draw_temperatures,
+        occurrences,
         profile,
         steps_of,
         temperature_report,
@@ -208,6 +210,9 @@ def temperature(
                 profiles[name] = profile(trained, text.ids, poll)
                 report = temperature_report(profiles[name], words.tokens)
                 results[name] = _facts(trained, text, which) | report
+                if word is not None:
+                    places = occurrences(profiles[name], text.ids, words.tokens, word)
+                    results[name] |= {"word": word, "occurrences": places}
     make_folder(out)
     figures = [out / "temperature.png", out / "temperature.svg"]
     draw_temperatures(profiles, words.counts, figures)

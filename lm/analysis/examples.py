@@ -120,13 +120,17 @@ def compare_runs(
     wanted: Wanted = Wanted(),
     poll: Poll = no_poll,
 ) -> dict[str, Any]:
-    """:func:`find_examples` for two runs; DataError where they do not have the same vocabulary."""
+    """:func:`find_examples` for two runs; DataError where they do not have the same vocabulary.
+
+    Where a model has temperatures of words, its guesses have them too (Tables 5 and 8 of Contextual
+    Temperature for Language Modeling).
+    """
     require_same_words(first, second)
     words = first.codec.vocabulary.tokens
     if not len(ids):
         raise DataError("a text without tokens has no examples; name a longer one")
     rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block, 64 MB of float64 at most
-    return find_examples(
+    result = find_examples(
         first.log_probs(ids, poll=poll, rows=rows),
         second.log_probs(ids, poll=poll, rows=rows),
         ids,
@@ -134,6 +138,29 @@ def compare_runs(
         wanted,
         poll,
     )
+    for key, trained in (("a", first), ("b", second)):
+        if trained.model.head.temperature is not None:
+            _add_temperatures(result["examples"], key, trained, ids, poll)
+    return result
+
+
+def _add_temperatures(
+    examples: Sequence[dict[str, Any]], key: str, trained: "TrainedLm", ids: "Ids", poll: Poll
+) -> None:
+    """Gives every guess of a model, and its target, the temperature that the model has for it there."""
+    places = {example["position"]: example for example in examples}
+    words = {word: index for index, word in enumerate(trained.codec.vocabulary.tokens)}
+    start = 0
+    for hidden, targets in trained.readings(ids, poll=poll):
+        for row in range(len(targets)):
+            if (example := places.get(start + row)) is None:
+                continue
+            with torch.no_grad():
+                tau = trained.model.head.temperatures(hidden[row])[0].tolist()
+            example.setdefault("temperature", {})[key] = tau[words[example["target"]]]
+            for guess in example["guesses"][key]:
+                guess["temperature"] = tau[words[guess["word"]]]
+        start += len(targets)
 
 
 def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
@@ -144,6 +171,11 @@ def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
             f"the runs have different vocabularies, of {sizes} words, and only probabilities of the same"
             " words compare; train both on one corpus"
         )
+
+
+def _guess_text(guess: dict[str, Any]) -> str:
+    tau = f" τ {guess['temperature']:.4f}" if "temperature" in guess else ""
+    return f"{guess['word']} {guess['probability']:.2f}{tau}"
 
 
 def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Table | str"]:
@@ -161,9 +193,7 @@ def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Ta
             {
                 "model": name,
                 "log P(target)": example["log_prob"][key],
-                "guesses": "  ".join(
-                    f"{guess['word']} {guess['probability']:.2f}" for guess in example["guesses"][key]
-                ),
+                "guesses": "  ".join(_guess_text(guess) for guess in example["guesses"][key]),
             }
             for key, name in (("a", name_a), ("b", name_b))
         ]

@@ -1,4 +1,4 @@
-"""Figure 1 of Yang et al. (2018): how the singular values of log-probability matrices are distributed."""
+"""Singular values of log-probability matrices, as Yang et al. (2018) and Kanai et al. (2018) draw them."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> None:
-    """Draw, for every run by name, the percentage of singular values below x · σ_max, with log x.
+    """Draw, for every run by name, how many singular values are below x · σ_max, in %, and all by index.
 
-    Dotted lines are thresholds: left of its own, a curve is rounding error, and the height at which it
-    crosses it is the percentage that the rank lacks. The format is that of the suffix, PNG or SVG; the same
+    The first is Figure 1 of Yang et al., the second are Figures 1 and 2 of Kanai et al. Dotted lines are
+    thresholds: left of its own, or below it, a curve is rounding error, and where it crosses it is the
+    percentage that the rank lacks, or the rank. The format is that of the suffix, PNG or SVG; the same
     spectra give the same bytes.
 
     Raises:
@@ -29,21 +30,25 @@ def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> No
     """
     if not any(result.rank for result in spectra.values()):
         raise DataError("every singular value is zero: there is no spectrum to draw")
-    save_figure(paths, partial(_draw, spectra), size=(6.4, 4.4))
+    save_figure(paths, partial(_draw, spectra), size=(12, 4.4))
 
 
 def _draw(spectra: Mapping[str, RankResult], figure: "Figure") -> None:
-    axes = figure.add_subplot(xscale="log")
+    below, by_index = figure.subplots(1, 2)
     for index, (name, result) in enumerate(spectra.items()):
         shares, percentages = curve(result)
         colour = f"C{index % 10}"
-        axes.step(shares, percentages, where="pre", color=colour, label=f"{name}: rank {result.rank:,}")
+        below.step(shares, percentages, where="pre", color=colour, label=f"{name}: rank {result.rank:,}")
+        by_index.plot(range(len(shares), 0, -1), shares, color=colour)
         threshold = result.thresholds["roundoff_float64"] / (float(result.singular_values[0]) or 1.0)
-        axes.axvline(threshold, color=colour, linestyle=":", linewidth=1)
-    axes.set(xlabel="singular value / largest singular value", ylabel="singular values below (%)")
-    axes.set_ylim(-2, 102)
-    axes.grid(alpha=0.3)
-    for text in axes.legend().get_texts():
+        below.axvline(threshold, color=colour, linestyle=":", linewidth=1)
+        by_index.axhline(threshold, color=colour, linestyle=":", linewidth=1)
+    share = "singular value / largest singular value"
+    below.set(xscale="log", xlabel=share, ylabel="singular values below (%)", ylim=(-2, 102))
+    by_index.set(yscale="log", xlabel="index, largest first", ylabel=share)
+    for axes in (below, by_index):
+        axes.grid(alpha=0.3)
+    for text in below.legend().get_texts():
         text.set_parse_math(False)  # a name may have dollar signs
 
 

@@ -18,7 +18,8 @@ import torch
 
 from lm.checkpoint import CheckpointStore
 from lm.console import table
-from lm.errors import ConfigError
+from lm.errors import ConfigError, DataError
+from lm.lines import visible
 from lm.pictures import save_figure
 from lm.stop import Poll, no_poll
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lm.language.windows import Ids
 
 SHOWN = 10  # words at either end
+MOST = 20  # places of one word in a table
 SHORTEST, LONGEST, PART = 15, 25, 5  # sentences of Figure 1 (b): words, and words of each of three parts
 _ENTRIES = 1 << 22  # of a block (n, V)
 _CONFIDENCE = 1.96  # standard errors of a 95 % interval
@@ -130,6 +132,27 @@ def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def occurrences(
+    found: Profile, ids: "Ids", words: Sequence[str], word: str, context: int = 8
+) -> list[dict[str, Any]]:
+    """Every place of a word: what stands before it, its temperature and the mean over words, as in Table 6.
+
+    DataError where the text has it nowhere.
+    """
+    at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else ()
+    if not len(at):
+        raise DataError(f"--word {visible(word)}: not in the text; name a word as the corpus spells it")
+    return [
+        {
+            "position": int(place),
+            "context": [words[index] for index in ids[max(0, place - context) : place].tolist()],
+            "temperature": float(found.at_words[place]),
+            "mean_of_words": float(found.of_contexts[place]),
+        }
+        for place in at
+    ]
+
+
 def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
     return {"word": words[index], "mean": float(found.by_word[index]), "std": float(found.spread[index])}
 
@@ -162,9 +185,23 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table 
         for name, result in results.items()
         for index in range(len(result["positions"]))
     ]
-    if not rows:
-        return [table("Temperatures", models), f"no sentence has {SHORTEST} to {LONGEST} words"]
-    return [table("Temperatures", models), table("In sentences of 15 to 25 words", rows)]
+    tables: list[Table | str] = [table("Temperatures", models)]
+    sentences = f"{SHORTEST} to {LONGEST} words"
+    tables.append(table(f"In sentences of {sentences}", rows) if rows else f"no sentence has {sentences}")
+    for name, result in results.items():
+        if "occurrences" in result:
+            places = [
+                {
+                    "before": " ".join(place["context"]),
+                    "τ": f"{place['temperature']:.6f}",
+                    "mean τ": f"{place['mean_of_words']:.6f}",
+                }
+                for place in result["occurrences"][:MOST]
+            ]
+            more = len(result["occurrences"]) - len(places)
+            title = f"{result['word']} by {name}" + (f", {more:,} more in the JSON" if more else "")
+            tables.append(table(title, places))
+    return tables
 
 
 def draw_temperatures(profiles: Mapping[str, Profile], counts: Sequence[int], paths: Sequence[Path]) -> None:
