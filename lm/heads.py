@@ -128,8 +128,9 @@ class Head(OutputLayer):
             probabilities are not mixed.
         """
         if self.latent is None:
-            states = hidden if self.projection is None else self.projection(hidden)
-            return self._drop(states, streams).unsqueeze(-2), None
+            if self.projection is None:  # these states have had their own dropout
+                return hidden.unsqueeze(-2), None
+            return self._drop(self.projection(hidden), streams).unsqueeze(-2), None
         last, *below = hidden.split((self.hidden_size, *self.lower_sizes), -1) if self.lower else (hidden,)
         latent = self.latent(last)
         if below:

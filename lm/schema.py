@@ -42,7 +42,10 @@ class HeadConfig(Section):
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     output_bias: bool = Field(True, description="a bias for every word, shared by the components")
     latent_dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout of the contexts, one mask for all time steps"
+        0.0,
+        ge=0,
+        lt=1,
+        description="dropout of contexts that are not the states themselves, one mask for all time steps",
     )
     context_scale: float = Field(
         1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 is the papers'"

@@ -10,7 +10,7 @@ from lm.config import Resolved, load_config
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.presets import space_paths
-from lm.tuning.space import load_space, space_of
+from lm.tuning.space import load_space, settings_of, space_of
 
 BASE_OF = {  # a config that each space is for, and what changes in it
     "ptb_small": ("ptb_small_mos", ()),
@@ -18,6 +18,10 @@ BASE_OF = {  # a config that each space is for, and what changes in it
     "lstm_enwik8": ("enwik8_lstm", ()),
     "mogrifier": ("ptb_mogrifier", ()),
     "mogrifier_enwik8": ("enwik8_mogrifier", ()),
+    "lstm_char": ("ptb_char_lstm", ()),
+    "mogrifier_char": ("ptb_char_mogrifier", ()),
+    "lstm_fast": ("ptb_lstm_fast", ()),
+    "mogrifier_fast": ("ptb_mogrifier_fast", ()),
 }
 
 
@@ -99,7 +103,26 @@ def test_keys_may_be_quoted_or_in_tables(tmp_path: Path) -> None:
 def test_values_below_the_floor_are_the_floor(tmp_path: Path) -> None:
     text = '[space]\n"cell.rank" = {low = -20, high = 100, floor = 0}\n'
     (rank,) = load(text, tmp_path, "cell.kind=mogrifier")
-    assert [rank.setting(drawn).value for drawn in (-20, -1, 0, 1, 100)] == [0, 0, 0, 1, 100]
+    values = [rank.settings(drawn)["cell.rank"].value for drawn in (-20, -1, 0, 1, 100)]
+    assert values == [0, 0, 0, 1, 100]
+
+
+def test_one_value_may_be_that_of_several_keys(tmp_path: Path) -> None:
+    text = '[space]\n"model.output_dropout" = {low = 0.0, high = 0.9, also = ["head.latent_dropout"]}\n'
+    (dropout,) = space = load(text, tmp_path)
+    values = {key: setting.value for key, setting in settings_of(space, {dropout.key: 0.3}).items()}
+    assert values == {"model.output_dropout": 0.3, "head.latent_dropout": 0.3}
+    assert space_of({dropout.key: dropout.entry()}, "there")[0].also == ("head.latent_dropout",)
+    for also, told in (
+        ('["head.latent"]', "unknown key head.latent; did you mean"),
+        ('"head.latent_dropout"', "model.output_dropout also must be a list of keys"),
+        ('["model.output_dropout"]', "model.output_dropout is there twice"),
+        ('["head.tied"]', "head.tied"),
+    ):
+        with pytest.raises(ConfigError, match=rf"s\.toml:2: .*{told}"):
+            load(text.replace('["head.latent_dropout"]', also), tmp_path)
+    with pytest.raises(ConfigError, match=r"head\.latent_dropout is in the space and in --set"):
+        load(text, tmp_path, "head.latent_dropout=0.1")
 
 
 def test_a_space_survives_being_saved(tmp_path: Path) -> None:
@@ -125,6 +148,7 @@ TABLE_4 = {
     "model.hidden_dropout": (0.0, 0.95), "model.state_dropout": (0.0, 0.8),
     "model.output_dropout": (0.0, 0.95),
 }  # fmt: skip
+ABLATION = {key: ends for key, ends in TABLE_4.items() if key != "model.input_embedding_ratio"}
 TABLE_5 = {
     "optim.lr": (0.001, 0.004), "model.input_dropout": (0.0, 0.2), "model.hidden_dropout": (0.0, 0.2),
     "model.state_dropout": (0.0, 0.25), "model.output_dropout": (0.0, 0.25),
@@ -136,6 +160,8 @@ MOGRIFIER = {"cell.rounds": (0, 6), "cell.rank": (-20, 100)}
     ("name", "wanted"),
     [
         ("lstm", TABLE_4), ("mogrifier", TABLE_4 | MOGRIFIER),
+        ("lstm_char", TABLE_4), ("mogrifier_char", TABLE_4 | MOGRIFIER),
+        ("lstm_fast", ABLATION), ("mogrifier_fast", ABLATION | MOGRIFIER),
         ("lstm_enwik8", TABLE_5), ("mogrifier_enwik8", TABLE_5 | MOGRIFIER),
     ],
 )  # fmt: skip
@@ -146,7 +172,9 @@ def test_the_ranges_of_the_mogrifier_paper(name: str, wanted: dict[str, tuple[fl
     """
     config, overrides = BASE_OF[name]
     base = load_config(config, LmConfig, family="lm", overrides=overrides)
-    ranges = {p.key: (p.low, p.high) for p in load_space(name, base, LmConfig, family="lm")}
+    space = load_space(name, base, LmConfig, family="lm")
+    ranges = {p.key: (p.low, p.high) for p in space}
+    assert {p.key: p.also for p in space if p.also} == {"model.output_dropout": ("head.latent_dropout",)}
     tokens = base.config.window.length
     assert ranges.pop("model.weight_penalty") == pytest.approx((5e-6 / tokens, 1e-3 / tokens), rel=0.01)
     assert ranges == wanted

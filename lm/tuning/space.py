@@ -5,25 +5,35 @@
     [space]
     "optim.lr" = {low = 1e-3, high = 4e-3, log = true}
     "cell.rank" = {low = -20, high = 100, floor = 0}  # whatever is drawn below 0 counts as 0
+    "model.output_dropout" = {low = 0.0, high = 0.95, also = ["head.latent_dropout"]}  # both get one value
     "head.kind" = {choices = ["moc", "mos"]}
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from lm.config import COMMAND_LINE, C, Resolved, Setting, known_tables, require_key, with_settings
+from lm.config import (
+    COMMAND_LINE,
+    C,
+    Resolved,
+    Setting,
+    Settings,
+    known_tables,
+    require_key,
+    with_settings,
+)
 from lm.errors import ConfigError
 from lm.presets import find_space
 from lm.suggest import did_you_mean
 from lm.tomlfile import Lines, read_toml
 
 TABLE = "space"
-NAMES = ("low", "high", "log", "floor", "choices")
+NAMES = ("low", "high", "log", "floor", "choices", "also")
 EXAMPLE = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
 
 Drawn = float | int | str  # as the journal has it: a number, or one of ``Parameter.choices``
@@ -41,22 +51,34 @@ class Parameter:
     floor: float | None = None  # lower values count as this one
     whole: bool = False  # integers only
     choices: tuple[str, ...] = ()  # as JSON
+    also: tuple[str, ...] = ()  # keys that get the same value
 
-    def setting(self, drawn: Drawn) -> Setting:
-        """The value that the config gets."""
-        if isinstance(drawn, str):
-            return Setting(json.loads(drawn), self.where)
-        return Setting(drawn if self.floor is None else max(self.floor, drawn), self.where)
+    def settings(self, drawn: Drawn) -> Settings:
+        """The values that the config gets, by key."""
+        value = json.loads(drawn) if isinstance(drawn, str) else drawn
+        if self.floor is not None:
+            value = max(self.floor, value)
+        return dict.fromkeys((self.key, *self.also), Setting(value, self.where))
 
     def entry(self) -> dict[str, Any]:
         """The range or the choices, as the file has them."""
+        also = {"also": list(self.also)} if self.also else {}
         if self.choices:
-            return {"choices": [json.loads(choice) for choice in self.choices]}
+            return {"choices": [json.loads(choice) for choice in self.choices], **also}
         floor = {} if self.floor is None else {"floor": self.floor}
-        return {"low": self.low, "high": self.high, "log": self.log, **floor}
+        return {"low": self.low, "high": self.high, "log": self.log, **floor, **also}
 
 
 Space = tuple[Parameter, ...]
+
+
+def settings_of(space: Space, drawn: Mapping[str, Drawn]) -> Settings:
+    """The values of all keys, for what was drawn for each parameter."""
+    return {
+        key: setting
+        for parameter in space
+        for key, setting in parameter.settings(drawn[parameter.key]).items()
+    }
 
 
 def space_of(entries: Mapping[str, Mapping[str, Any]], where: str) -> Space:
@@ -66,10 +88,8 @@ def space_of(entries: Mapping[str, Mapping[str, Any]], where: str) -> Space:
         choices = tuple(json.dumps(choice) for choice in entry.get("choices", ()))
         low, high = entry.get("low", 0.0), entry.get("high", 0.0)
         whole = not choices and isinstance(low, int)
-        parameter = Parameter(
-            key, where, low, high, entry.get("log", False), entry.get("floor"), whole, choices
-        )
-        found.append(parameter)
+        log, floor, also = entry.get("log", False), entry.get("floor"), tuple(entry.get("also", ()))
+        found.append(Parameter(key, where, low, high, log, floor, whole, choices, also))
     return tuple(found)
 
 
@@ -87,16 +107,31 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
     table = data.get(TABLE)
     if not isinstance(table, dict) or not table:
         raise ConfigError(f"{path}: an empty space; write [{TABLE}], and below it keys as in {EXAMPLE}")
-    found: dict[str, Parameter] = {}
+    found: list[Parameter] = []
+    taken: set[str] = set()
     for key, entry, line in _entries(table, lines, (TABLE,), schema):
         where = f"{path}:{line}" if line else str(path)
-        if key in found:
-            raise ConfigError(f"{where}: {key} is there twice; remove one")
-        if base.provenance.get(key) == COMMAND_LINE:
-            raise ConfigError(f"{where}: {key} is in the space and in --set; remove one of the two")
-        found[key] = _parameter(key, entry, where, require_key(key, schema, where))
-        _require_valid(found[key], base, schema)
-    return tuple(found.values())
+        field = require_key(key, schema, where)
+        parameter = replace(_parameter(key, entry, where, field), also=_also(key, entry, where, schema))
+        for name in (key, *parameter.also):
+            if name in taken:
+                raise ConfigError(f"{where}: {name} is there twice; remove one")
+            if base.provenance.get(name) == COMMAND_LINE:
+                raise ConfigError(f"{where}: {name} is in the space and in --set; remove one of the two")
+            taken.add(name)
+        _require_valid(parameter, base, schema)
+        found.append(parameter)
+    return tuple(found)
+
+
+def _also(key: str, entry: object, where: str, schema: type[C]) -> tuple[str, ...]:
+    """The keys that get the same value."""
+    also = entry.get("also", []) if isinstance(entry, Mapping) else []
+    if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
+        raise ConfigError(f'{where}: {key} also must be a list of keys, as in also = ["head.latent_dropout"]')
+    for name in also:
+        require_key(name, schema, where)
+    return tuple(also)
 
 
 def _entries(
@@ -128,7 +163,7 @@ def _parameter(key: str, entry: object, where: str, field: FieldInfo) -> Paramet
 
 def _choice(key: str, entry: Mapping[str, object], where: str) -> Parameter:
     choices = entry["choices"]
-    if len(entry) > 1:
+    if entry.keys() - {"choices", "also"}:
         raise ConfigError(f"{where}: {key} has choices and a range; remove one of the two")
     if not isinstance(choices, list) or not choices:
         raise ConfigError(f"{where}: {key} choices must be a list, as in choices = [1, 2]")
@@ -174,4 +209,4 @@ def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) 
 def _require_valid(parameter: Parameter, base: Resolved[C], schema: type[C]) -> None:
     """Raises ConfigError where an end of the range, or a choice, is not valid in the config searched from."""
     for drawn in parameter.choices or (parameter.low, parameter.high):
-        with_settings(base, {parameter.key: parameter.setting(drawn)}, schema)
+        with_settings(base, parameter.settings(drawn), schema)

@@ -23,7 +23,7 @@ from lm.lines import visible
 from lm.run import MetricsLog
 from lm.storage import make_folder, storage_errors
 from lm.tuning.filelock import FileLock
-from lm.tuning.space import Drawn, Parameter, Space
+from lm.tuning.space import Drawn, Parameter, Space, settings_of
 
 JOURNAL, CLAIMS = "journal.log", "claims"
 STUDY = "tune"
@@ -63,7 +63,7 @@ class Trial:
 
     def settings(self, space: Space) -> Settings:
         """The values of the config's keys."""
-        return {parameter.key: parameter.setting(self.drawn[parameter.key]) for parameter in space}
+        return settings_of(space, self.drawn)
 
     def verdict(self, step: int, nll: float) -> str:
         """Records a validation; why training ends here, or nothing."""
@@ -136,8 +136,7 @@ class Trials:
                 "state": _STATES[frozen.state],
                 **{name: frozen.user_attrs.get(name) for name in ("nll", "step", "updates")},
                 "values": {
-                    parameter.key: parameter.setting(frozen.params[parameter.key]).value
-                    for parameter in self._space
+                    key: setting.value for key, setting in settings_of(self._space, frozen.params).items()
                 },
                 "reason": frozen.user_attrs.get("reason", ""),
             }
