@@ -29,7 +29,8 @@ def chunked_loss(
         weights: (N,).
         size: tokens of a chunk.
     """
-    if not torch.is_grad_enabled():
+    wanted = any(tensor.requires_grad for tensor in (weights, *tokens, *parameters))
+    if not (wanted and torch.is_grad_enabled()):
         return (weights * chunked(nll, tokens, size)).sum()
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         nll, size, len(tokens), weights, *tokens, *parameters

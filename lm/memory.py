@@ -37,10 +37,10 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 
 
 def head_scratch(head: Head, tokens: int) -> int:
-    """Numbers that the one-pass loss holds besides: logits of a chunk of tokens, and weight gradients."""
+    """Numbers that the loss holds besides: what becomes of a chunk's logits, and gradients of parameters."""
     rows = min(tokens, head.chunk) * head.rows_per_token
     logits = rows * head.vocab_size * head.logit_buffers * head.logit_bytes // FLOAT
-    return logits + 2 * head.vocab_size * head.size
+    return logits + 2 * sum(parameter.numel() for parameter in head.learned())
 
 
 def require_memory(needed: int, device: torch.device, remedy: str) -> None:

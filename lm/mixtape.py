@@ -40,18 +40,21 @@ class WordGates(nn.Module):
         self.words = nn.Parameter(torch.empty(self.gated, self.size).uniform_(-0.1, 0.1))  # v
         self.bias = nn.Parameter(torch.zeros(gates, self.gated))
 
-    def forward(self, contexts: Tensor, states: Tensor, output: Output, bf16: bool) -> Tensor:
+    def forward(
+        self, contexts: Tensor, states: Tensor, output: Output, bf16: bool, operand: Tensor | None = None
+    ) -> Tensor:
         """Logits (n, V), without the output bias, of contexts (n, K, E) at hidden states (n, H)."""
         frequent, others = output.weight[: self.gated], output.weight[self.gated :]
+        rounded = (None, None) if operand is None else operand.tensor_split((self.gated,), 1)
         common = product(states, precise(self.common.weight))[..., None]  # (n, K − 1, 1)
         latent = torch.tanh(product(states, precise(self.latent.weight)))
         own = product(latent.unflatten(1, (-1, self.size)), precise(self.words))  # (n, K − 1, S)
         gates = torch.sigmoid(own + common + precise(self.bias))
-        mixed = (product(contexts, frequent, bf16) * leaves(gates)).sum(1)  # (n, S)
+        mixed = (product(contexts, frequent, bf16, rounded[0]) * leaves(gates)).sum(1)  # (n, S)
         if not others.shape[0]:
             return mixed
         shared = (leaves(torch.sigmoid(common)) * contexts).sum(1)  # (n, E)
-        return torch.cat((mixed, product(shared, others, bf16)), 1)
+        return torch.cat((mixed, product(shared, others, bf16, rounded[1])), 1)
 
 
 def leaves(gates: Tensor) -> Tensor:

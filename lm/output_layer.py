@@ -32,7 +32,9 @@ from lm.precision import precise, product
 from lm.schema import HeadConfig
 from lm.temperature import WordTemperature
 
-FORMULA_BUFFERS = 6  # tensors of the size of the logits that differentiating a formula keeps at once
+# Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and what
+# malloc does not give back in between makes 10 to 13 of them.
+FORMULA_BUFFERS = 12
 
 
 class Mixture(NamedTuple):
@@ -125,7 +127,7 @@ class OutputLayer(nn.Module):
                 contexts, output = self._tempered(mixture.contexts, temperature)
                 return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
             formula = partial(self._nll, temperature=temperature, bf16=self.options.bf16_products)
-            return chunked_loss(formula, [*mixture, targets], self._learned(), weights, self.chunk)
+            return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
 
     @torch.no_grad()
     def mixture_nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
@@ -152,8 +154,8 @@ class OutputLayer(nn.Module):
                 contexts, output = self._tempered(mixture.contexts, temperature)
                 options = replace(self.options, bf16_products=False)
                 return mixture_log_probs(contexts, mixture.log_prior, output, options, operand)
-            bf16 = operand is not None and not torch.is_grad_enabled()
-            return self._whole(partial(self._log_probs, temperature=temperature, bf16=bf16), mixture)
+            taken = None if torch.is_grad_enabled() else operand
+            return self._whole(partial(self._log_probs, temperature=temperature, operand=taken), mixture)
 
     def joint_log_probs(self, mixture: Mixture) -> Tensor:
         """log π_k + log p_k(v), (N, K, V)."""
@@ -191,21 +193,28 @@ class OutputLayer(nn.Module):
         bias, shift = (None if p is None else precise(p) for p in (self.bias, self.shift))
         return tempered(contexts, Output(precise(self.weight), bias, shift), temperature * self._fixed)
 
-    def _learned(self) -> list[nn.Parameter]:
-        """The parameters that the formula reads."""
+    def learned(self) -> list[nn.Parameter]:
+        """The parameters below the mixture."""
         learned = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
         for module in (self.gates, self.pointwise, self.temperature):
             if module is not None:
                 learned += module.parameters()
         return learned
 
-    def _log_g(self, contexts: Tensor, states: Tensor, temperature: float, bf16: bool) -> Tensor:
+    def _log_g(
+        self,
+        contexts: Tensor,
+        states: Tensor,
+        temperature: float,
+        bf16: bool = False,
+        operand: Tensor | None = None,
+    ) -> Tensor:
         """log g of the logits of n tokens, (n, K, V); (n, 1, V) where they are mixed."""
         contexts, output = self._tempered(contexts, temperature)
         if self.gates is None:
-            logits = product(contexts, output.weight, bf16)
+            logits = product(contexts, output.weight, bf16, operand)
         else:
-            logits = self.gates(contexts, states, output, bf16)[:, None]
+            logits = self.gates(contexts, states, output, bf16, operand)[:, None]
         if output.bias is not None:
             logits = logits + output.bias
         if self.temperature is not None:
@@ -233,15 +242,20 @@ class OutputLayer(nn.Module):
         log_prior: Tensor,
         states: Tensor,
         temperature: float = 1.0,
-        bf16: bool = False,
+        operand: Tensor | None = None,
     ) -> Tensor:
         """log π_k + log p_k(v) of n tokens, (n, K, V)."""
-        log_g = self._log_g(contexts, states, temperature, bf16)
+        log_g = self._log_g(contexts, states, temperature, operand=operand)
         return log_g.log_softmax(2) + log_prior[..., None]
 
     def _log_probs(
-        self, contexts: Tensor, log_prior: Tensor, states: Tensor, temperature: float, bf16: bool
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        states: Tensor,
+        temperature: float,
+        operand: Tensor | None = None,
     ) -> Tensor:
         """log P(v) of n tokens, (n, V)."""
-        joint = self._joint(contexts, log_prior, states, temperature, bf16)
+        joint = self._joint(contexts, log_prior, states, temperature, operand)
         return joint[:, 0] if joint.shape[1] == 1 else joint.logsumexp(1)

@@ -10,8 +10,13 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def product(states: Tensor, matrix: Tensor, bf16: bool = False) -> Tensor:
-    """states (..., E) times the transpose of matrix (V, E), in the type of ``states``."""
+def product(states: Tensor, matrix: Tensor, bf16: bool = False, operand: Tensor | None = None) -> Tensor:
+    """states (..., E) times the transpose of matrix (V, E), in the type of ``states``.
+
+    Where ``operand`` is given, the matrix (E, V) as it was rounded before, that is taken, without gradients.
+    """
+    if operand is not None:
+        return (states.to(operand.dtype) @ operand).to(states.dtype)
     if not bf16:
         return F.linear(states, matrix)
     return F.linear(states.bfloat16(), matrix.bfloat16()).to(states.dtype)

@@ -138,6 +138,12 @@ class HeadConfig(Section):
             "skip_below": ("mos", "moss", "doc"),
         }
         self._refuse_strangers("kind", owners)
+        self._refuse_strangers("temperature", {"skip_below": ("none", "constant")})
+        for name in ("gate_size", "gated_words", "prior_penalty"):
+            if self.components == 1 and getattr(self, name) != HeadConfig.model_fields[name].default:
+                raise ValueError(
+                    f"{name} does nothing with components = 1; leave it out, or raise components"
+                )
         if self.kind == "mixtape" and self.components & (self.components - 1):
             raise ValueError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"

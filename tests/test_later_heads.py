@@ -7,6 +7,7 @@ from test_heads import LOWER, H, N, V, example, head_on, make_head, settings_of
 from lm.errors import ConfigError
 from lm.heads import Head, HeadConfig, prior_penalty
 from lm.mixtape import leaves
+from lm.plif import PiecewiseLinear
 
 
 def test_a_function_of_equal_slopes_is_a_softmax() -> None:
@@ -26,6 +27,39 @@ def test_the_function_of_plif_increases() -> None:
     assert (values.diff() > 0).all()
 
 
+@pytest.mark.parametrize("intervals", [1, 7, 8])
+def test_the_function_of_plif_is_its_slopes_in_a_row(intervals: int) -> None:
+    """Also beyond the range, however far, and through 0 if a knot is there."""
+    function = PiecewiseLinear(intervals, 2.0).double()
+    torch.nn.init.normal_(function.slopes)
+    slopes = torch.nn.functional.softplus(function.slopes.detach())
+    knots = torch.linspace(-2, 2, intervals + 1, dtype=torch.float64)
+    middle = knots[intervals // 2]
+    logits = torch.cat((torch.linspace(-3, 3, 50, dtype=torch.float64), torch.tensor([-1e30, 1e19, 1e30])))
+    edges = torch.cat((torch.tensor([-torch.inf]), knots[1:-1], torch.tensor([torch.inf])))
+    inside = (logits[:, None].clamp(edges[:-1], edges[1:]) - middle.clamp(edges[:-1], edges[1:])).nan_to_num()
+    wanted = middle + (inside * slopes).sum(1)
+    torch.testing.assert_close(function(logits), wanted)
+    assert torch.autograd.gradcheck(function, torch.randn(20, dtype=torch.float64).requires_grad_())
+
+
+def test_slopes_that_no_logit_meets_have_no_gradient() -> None:
+    """Not even that of rounding, in which Adam would see a direction."""
+    function = PiecewiseLinear(1000, 20.0)
+    logits = torch.randn(50, 4000).mul_(0.5).requires_grad_()
+    function(logits).log_softmax(1)[:, 0].sum().backward()
+    at = torch.linspace(-20, 20, 1001)
+    low, high = float(logits.detach().min()), float(logits.detach().max())
+    unmet = (at[1:] < low) | (at[:-1] > high)
+    assert unmet.sum() > 800
+    grad = function.slopes.grad
+    assert grad is not None
+    assert (grad[unmet] == 0).all()
+    exact = PiecewiseLinear(1000, 20.0).double()
+    exact(logits.detach().double()).log_softmax(1)[:, 0].sum().backward()
+    torch.testing.assert_close(grad.double(), exact.slopes.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_rare_words_share_one_gate() -> None:
     """With gates for no word but the most frequent, the logits of the others are within the rank bound."""
     head = head_on(
@@ -36,6 +70,11 @@ def test_rare_words_share_one_gate() -> None:
     with torch.no_grad():
         log_probs = head.log_probs(torch.randn(60, H, dtype=torch.float64))
     assert int(torch.linalg.matrix_rank(log_probs[:, 1:])) == 4 + 2
+
+
+def test_no_more_words_have_gates_than_there_are() -> None:
+    many, all_words = (head_on(HeadConfig(kind="mixtape", components=2, gated_words=n)) for n in (99, 0))
+    assert many.gates.words.shape == all_words.gates.words.shape == (V, H)
 
 
 def test_leaves_of_a_tree_sum_to_one_and_follow_its_gates() -> None:

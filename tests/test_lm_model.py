@@ -32,7 +32,7 @@ def config(**model: Any) -> LmConfig:
     return LmConfig(model=ModelConfig(**sizes), head=HeadConfig(tied=True))
 
 
-def test_a_doc_head_reads_the_layers_below_and_penalties_do_not() -> None:
+def test_a_doc_head_reads_the_layers_below() -> None:
     own = config(hidden_sizes=(7, 6), output_dropout=0.5)
     head = HeadConfig(kind="doc", components=4, lower_components=(1, 2), embedding_size=5, tied=True)
     model = LanguageModel(own.model_copy(update={"head": head}), V)

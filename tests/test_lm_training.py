@@ -82,16 +82,17 @@ def outcome(run: Path) -> tuple[str, bytes]:
     return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
-def test_the_loss_is_nll_and_penalties(corpus: Path) -> None:
+@pytest.mark.parametrize("head", [(), ("kind=doc", "components=3", "lower_components=[1]")])
+def test_the_loss_is_nll_and_penalties(corpus: Path, head: tuple[str, ...]) -> None:
+    """Penalties are of the last layer, whatever layers the head reads."""
     calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
-    tiny = task(
-        *calm, "head.latent_dropout=0.0", "model.activation_penalty=2.0", "model.slowness_penalty=3.0"
-    )
+    penalties = ("head.latent_dropout=0.0", "model.activation_penalty=2.0", "model.slowness_penalty=3.0")
+    tiny = task(*calm, *penalties, *(f"head.{setting}" for setting in head))
     window = next(tiny.epoch(0, 0))
     loss = tiny.loss(window)
     outputs = tiny.model(window.tokens, tiny.model.initial_state(4))
     nll = F.nll_loss(tiny.model.head.log_probs(outputs.hidden).flatten(0, 1), window.targets.flatten())
-    penalty = 2 * activation_penalty(outputs.hidden) + 3 * slowness_penalty(outputs.raw)
+    penalty = 2 * activation_penalty(outputs.raw) + 3 * slowness_penalty(outputs.raw)
     tokens = window.targets.numel()
     assert loss.tokens == tokens
     torch.testing.assert_close(loss.nll, nll.detach() * tokens)

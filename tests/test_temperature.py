@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from test_heads import H, N, V, example, make_head
+from test_heads import KINDS, H, N, V, example, increasing, make_head, mixed_logits
 from torch import Tensor
 
 from lm.heads import Head, HeadConfig
 from lm.mixture_loss import LossOptions
 
 FORMS = ("contextual", "exponential", "additive", "sigmoid")
-KINDS = ("softmax", "moc", "mos", "moss")
 
 
 def tempered_head(kind: str, form: str, rows: int = 4, **settings: object) -> Head:
@@ -24,7 +23,12 @@ def tempered_head(kind: str, form: str, rows: int = 4, **settings: object) -> He
 def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
     """log P with every tensor written out; τ (N, V)."""
     contexts, log_prior = head.contexts(hidden)
-    logits = (contexts @ head.weight.t() + head.bias) / tau[:, None]
+    logits = contexts @ head.weight.t() + head.bias
+    if head.config.kind == "mixtape":
+        logits = mixed_logits(head, hidden)[:, None]
+    logits = logits / tau[:, None]
+    if head.config.kind == "plif":
+        logits = increasing(head, logits)
     joint = head.parts.link.log(logits, head.shift).log_softmax(-1)
     return (joint if log_prior is None else joint + log_prior[..., None]).logsumexp(1)
 
@@ -32,7 +36,7 @@ def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
 def naive_temperature(head: Head, hidden: Tensor) -> Tensor:
     if head.temperature is None:
         return torch.full((len(hidden), V), head.config.temperature_value, dtype=torch.float64)
-    mu = hidden @ head.temperature.down.weight.t() @ head.temperature.up.weight.t()
+    mu = hidden[:, : head.hidden_size] @ head.temperature.down.weight.t() @ head.temperature.up.weight.t()
     own = head.config
     return {
         "contextual": (mu.softmax(1) + own.temperature_alpha) / own.temperature_beta,
@@ -49,7 +53,8 @@ def test_everything_that_a_head_says_is_the_tempered_formula(kind: str, form: st
     hidden, targets, weights = example()
     tau = naive_temperature(head, hidden)
     torch.testing.assert_close(head.temperatures(hidden), tau)
-    torch.testing.assert_close(head.mean_word_temperature(hidden), tau.mean())
+    states = hidden[:, : head.hidden_size]
+    torch.testing.assert_close(head.mean_word_temperature(states), tau.mean())
     wanted = naive_log_probs(head, hidden, tau)
     torch.testing.assert_close(head.log_probs(hidden), wanted)
     torch.testing.assert_close(head.component_log_probs(hidden).logsumexp(1), wanted)

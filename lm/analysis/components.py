@@ -155,8 +155,9 @@ def components_of_run(
     """
     head = trained.model.head
     if head.prior is None:
+        of = f"with {head.config.components} component{'s' if head.config.components > 1 else ''}"
         raise ConfigError(
-            f"head.kind = {head.config.kind!r} with 1 component has no prior to analyse; "
+            f"head.kind = {head.config.kind!r} {of} has no prior to analyse; "
             "name a run of moc, mos, moss or doc with head.components > 1"
         )
     vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.parts.prior_link
