@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dialog.corpus import Dialog, load_dialogs, train_codec
+from dialog.describe import describe
 from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
 from lm.config import Resolved
 from lm.device import configure_device
 from lm.errors import DataError
 from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs
+from lm.memory import require_memory
 from lm.progress import Reporter
 from lm.run import Run
 from lm.stop import RESUME, interruptible
@@ -28,19 +30,23 @@ def train(
 
     Raises:
         DataError: a split cannot be read, or the training text changed since the run began.
-        ConfigError, StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and
-            :meth:`lm.run.Run.open`.
+        ConfigError: sizes that do not fit each other, or more memory than there is would be needed; see also
+            :func:`lm.train.fit`.
+        StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and :meth:`lm.run.Run.open`.
     """
     config = resolved.config
     require_end(config.train)
     keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields}  # never read in training
     device = configure_device(config.train)
-    dialogs, valid = _load(config)  # before the folder is made, so that bad data leaves none
+    dialogs, valid, codec = _load(config, folder)  # before the folder is made: what is bad leaves none
+    memory = describe(config, len(codec.vocabulary))["memory"]
+    # without activations, whose estimate is for utterances of full length: few are a third as long
+    needed = memory["training"] - memory["activations"]
+    require_memory(needed, device, "lower data.vocab_size, head.components or the model's sizes")
+    seed_everything(config.train.seed)
+    task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
     with Run.open(folder, resolved, resumable_keys=keys) as run:
-        codec = _codec(folder, config, dialogs)
-        run.stop.check()
-        seed_everything(config.train.seed)
-        task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
+        codec.save(folder)
         if changed := changed_inputs(folder, {**task.fingerprints, CODEC_HASH: codec.fingerprint}):
             source = config.data.valid if changed == ["valid_sha256"] else config.data.train
             raise DataError(
@@ -50,20 +56,19 @@ def train(
         return fit(task, config.train, config.optim, run, report, verdict)
 
 
-def _load(config: DialogConfig) -> tuple[list[Dialog], list[Dialog]]:
-    """Both splits that training needs; a signal ends it as it ends training."""
+def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog], Codec]:
+    """Both splits that training needs, and the codec; a signal ends it as it ends training."""
     with interruptible(RESUME) as poll:
         dialogs = load_dialogs(config.data.train, poll=poll)
         valid = load_dialogs(config.data.valid, poll=poll)
+        codec = _codec(folder, config, dialogs)
         poll()
-    return dialogs, valid
+    return dialogs, valid, codec
 
 
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
-    """The run's codec: read where the folder has one, learned and saved otherwise."""
+    """The run's codec: read where the folder has one, learned otherwise."""
     if (folder / DATA).is_file():  # written after the codec, so the codec is complete
         return Codec.load(folder)
     data = config.data
-    codec = train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
-    codec.save(folder)
-    return codec
+    return train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)

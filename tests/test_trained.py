@@ -97,6 +97,16 @@ def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path
     more = ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]")
     with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
         train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists(), "what is bad leaves no folder"
+
+
+def test_a_training_that_cannot_fit_is_refused_before_it_starts(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.memory.memory_limit", lambda: 10_000)
+    with pytest.raises(ConfigError, match=r"training would take about .* lower data\.vocab_size"):
+        train(settings(corpus, "mos", 3), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("head", HEADS)
