@@ -268,3 +268,16 @@ def test_the_page_of_results_names_presets_that_there_are_and_leaves_out_none_of
     ours = ("small", "hred", "finetune", "fast", "sigmoid", "doc", "constant_temperature", "switchboard_moss")
     papers = {name for name in known - named if not any(part in name for part in ours)}
     assert {name for name in papers if not name.startswith("smalltalk")} == set()
+
+
+def test_the_page_of_results_names_tests_that_there_are() -> None:
+    folder = Path(__file__).parent
+    page = (folder.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    there = {
+        name
+        for path in folder.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert named
+    assert named <= there
