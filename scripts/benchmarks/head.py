@@ -2,16 +2,29 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
+from lm.heads import Head, HeadConfig
 from lm.links import EXP, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
 
 TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
 PRECISIONS = ("float32", "bfloat16")
+ONE: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "plif": {"kind": "plif"},
+    "softmax, exponential temperature": {"temperature": "exponential"},
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "mos": {"kind": "mos", "components": 4},
+    "mixtape": {"kind": "mixtape", "components": 4},
+    "mixtape, 2,000 gated words": {"kind": "mixtape", "components": 4, "gated_words": 2000},
+    "mos, contextual temperature": {"kind": "mos", "components": 4, "temperature": "contextual"},
+}
 
 
 class Inputs:
@@ -35,7 +48,8 @@ def cases(ceiling: Ceiling) -> list[Case]:
     """The shapes of the papers, and what the other heads cost beside softmax and MoS."""
     shapes = [("mos", 15, 10_000), ("mos", 5, 10_000), ("softmax", 1, 10_000), ("mos", 15, 33_278)]
     found = [_against_naive(kind, components, vocab, ceiling) for kind, components, vocab in shapes]
-    return [*found, _links(1, ceiling), _links(15, ceiling), _skipping(ceiling), _evaluation(ceiling)]
+    found += [_links(1, ceiling), _links(15, ceiling), _skipping(ceiling), _evaluation(ceiling)]
+    return [*found, _formulas("one", ONE), _formulas("four", FOUR)]
 
 
 def _against_naive(kind: str, components: int, vocab: int, ceiling: Ceiling) -> Case:
@@ -74,6 +88,23 @@ def _skipping(ceiling: Ceiling) -> Case:
     floor = ceiling.seconds(3 * 2 * TOKENS * 15 * SIZE * 10_000)
     variants = [Variant(f"skip_below = {bound:g}", partial(work, bound), floor) for bound in (0, 0.001, 0.01)]
     return Case("mos without small posteriors, K = 15, V = 10,000", variants, memory=False)
+
+
+def _formulas(count: str, settings: dict[str, dict[str, Any]]) -> Case:
+    """Whole heads whose logits take more than one product, beside the first, which does not."""
+
+    def work(config: HeadConfig) -> Work:
+        torch.manual_seed(1)
+        head = Head(config, SIZE, 10_000)
+        hidden = torch.randn(TOKENS, SIZE, requires_grad=True)
+        targets = torch.randint(0, 10_000, (TOKENS,))
+        return lambda: torch.autograd.grad(head.loss(hidden, targets), [hidden, *head.parameters()])
+
+    variants = [
+        Variant(name, partial(work, HeadConfig(embedding_size=SIZE, **given)))
+        for name, given in settings.items()
+    ]
+    return Case(f"whole heads of {count}, V = 10,000", variants, ("tokens", TOKENS))
 
 
 def _evaluation(ceiling: Ceiling) -> Case:
