@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.cli import Data, Limit, analyze, bottleneck, reverse_copy, spare_texts
+from lm.analysis.cli import Data, Limit, analyze, spare_texts
+from lm.analysis.study_cli import bottleneck, reverse_copy
 from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import load_config, read_config
 from lm.console import (

@@ -17,8 +17,9 @@ from tiny_lm import text_of
 
 from dialog.schema import DialogConfig
 from lm.analysis.bottleneck import BottleneckOptions
-from lm.analysis.cli import bottleneck, examples
+from lm.analysis.cli import examples
 from lm.analysis.examples import Wanted
+from lm.analysis.study_cli import bottleneck
 from lm.cli import generate, main, prepare
 from lm.config import Resolved, save_config
 from lm.language.generate import GenerateOptions

@@ -1,8 +1,8 @@
-"""``lm analyze …``, ``lm bottleneck`` and ``lm reverse-copy``: what heads and cells can do, measured."""
+"""``lm analyze …``: trained models, looked into."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from lm.config import read_config
 from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
-from lm.stop import RESUME, Poll, interruptible
+from lm.stop import Poll, interruptible
 from lm.storage import require_apart
 
 if TYPE_CHECKING:
@@ -220,112 +220,44 @@ def temperature(
     show(*temperature_tables(results), f"drawn in {figures[0]} and {figures[1]}")
 
 
-def bottleneck(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
-        "runs/bottleneck"
-    ),
-    contexts: Annotated[int, typer.Option(help="Contexts of the language.")] = 96,
-    vocab: Annotated[int, typer.Option(help="Words of the language.")] = 768,
-    rank: Annotated[int, typer.Option(help="Rank of its true log-probability matrix.")] = 48,
-    spread: Annotated[float, typer.Option(help="Standard deviation of its logits in nats.")] = 3.0,
-    context_law: Annotated[
-        Literal["uniform", "zipf"], typer.Option(help="How often each context occurs.")
-    ] = "uniform",
-    heads: Annotated[str, typer.Option(help="Heads that are trained, with commas.")] = (
-        "softmax,sigsoftmax,moc,mos,moss"
-    ),
-    embedding_sizes: Annotated[
-        str, typer.Option(metavar="E,E,…", help="Context sizes that are swept.")
-    ] = "2,4,8,16,32,48",
-    components: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E.")
-    ] = "4",
-    component_sweep: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Numbers of components that are swept at one E; '' for none.")
-    ] = "1,2,4,8,16",
-    sweep_size: Annotated[int, typer.Option(metavar="E", help="That one E.")] = 8,
-    hidden_size: Annotated[
-        int, typer.Option(help="H of a mixture with the largest K of --components; sets the parameters.")
-    ] = 48,
-    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1000,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
-    seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
+@analyze.command()
+def recovery(
+    runs: Runs,
+    data: Data = None,
+    limit: Limit = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the tokens that count as surprises.")] = 0.1,
+    checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
-    """Show the softmax bottleneck: every head against a language whose truth and rank are known.
+    """What models lose right after tokens that surprised them all.
 
-    Trains every head at equal parameters for a sweep of context sizes E and one of components K, and draws
-    what it misses of the truth, and the rank that it reaches. The same command goes on where it was stopped.
-
-    Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
+    Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """
-    from lm.analysis.bottleneck import BottleneckOptions
-    from lm.analysis.bottleneck import bottleneck as sweep
-    from lm.analysis.bottleneck_figure import bottleneck_tables, draw
+    spare_texts(json_file, runs, data)
+    import numpy as np
 
-    options = BottleneckOptions(
-        contexts=contexts,
-        vocab=vocab,
-        rank=rank,
-        spread=spread,
-        context_law=context_law,
-        heads=tuple(heads.split(",")),
-        embedding_sizes=_integers("--embedding-sizes", embedding_sizes),
-        components=_integers("--components", components),
-        component_sweep=_integers("--component-sweep", component_sweep) if component_sweep else (),
-        sweep_size=sweep_size,
-        hidden_size=hidden_size,
-        steps=steps,
-        lr=lr,
-        seeds=_integers("--seeds", seeds),
-    )
-    with interruptible(RESUME) as poll, counting("training") as progress:
-        result = sweep(options, out, poll, progress)
-    figures = [out / "bottleneck.png", out / "bottleneck.svg"]
-    draw(result, figures)
-    write_result(json_file, result)
-    show(*bottleneck_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+    from lm.analysis.examples import require_same_words
+    from lm.analysis.recovery import recovery as recover
+    from lm.analysis.recovery import recovery_tables
+    from lm.language.scoring import token_nll
 
-
-def reverse_copy(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
-        "runs/reverse-copy"
-    ),
-    lengths: Annotated[str, typer.Option(metavar="L,L,…", help="Lengths of the sequences.")] = "10,20,30,40",
-    vocab: Annotated[int, typer.Option(help="Symbols.")] = 32,
-    cells: Annotated[str, typer.Option(help="Cells that are trained, with commas.")] = "lstm,mogrifier",
-    rounds: Annotated[int, typer.Option(help="Rounds of the Mogrifier.")] = 5,
-    rank: Annotated[int, typer.Option(help="Rank of its gates; 0 is full.")] = 16,
-    embedding_size: Annotated[int, typer.Option(help="Size of all embeddings.")] = 32,
-    parameters: Annotated[int, typer.Option(help="The most that a model has.")] = 120_000,
-    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1500,
-    lrs: Annotated[
-        str, typer.Option(metavar="R,R,…", help="Peak learning rates, each tried.")
-    ] = "0.002,0.004",
-    seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of sequences and training.")] = "1",
-    json_file: JsonFile = None,
-) -> None:
-    """Show how much cells remember: random sequences are to be said backwards (Melis et al. 2020, §4.3).
-
-    Trains an encoder and a decoder of every cell at equal parameters for every length, and draws their
-    cross-entropy. The same command goes on where it was stopped.
-
-    Example: lm reverse-copy --lengths 10,20 --cells lstm,mogrifier,mlstm
-    """
-    from lm.analysis.copying import CopyOptions, copying
-    from lm.analysis.copying_figure import copying_tables, draw
-
-    options = CopyOptions(
-        lengths=_integers("--lengths", lengths), vocab=vocab, cells=tuple(cells.split(",")), rounds=rounds,
-        rank=rank, embedding_size=embedding_size, parameters=parameters, steps=steps,
-        lrs=_numbers("--lrs", lrs), seeds=_integers("--seeds", seeds),
-    )  # fmt: skip
-    with interruptible(RESUME) as poll, counting("training") as progress:
-        result = copying(options, out, poll, progress)
-    figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
-    draw(result, figures)
-    write_result(json_file, result)
-    show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+    losses, facts = {}, {}
+    with interruptible() as poll:
+        first = _load(runs[0], checkpoint)
+        ids = _text(first, data, limit, poll).ids
+        for run in runs:
+            trained = _load(run, checkpoint)
+            require_same_words(first, trained)
+            text = _text(trained, data, limit, poll)
+            if not np.array_equal(text.ids, ids):
+                raise ConfigError(f"{run}: reads another text than {runs[0]}; name one for all with --data")
+            losses[str(run)] = token_nll(trained, ids, advance=lambda tokens: poll())
+            facts[str(run)] = _facts(trained, text, checkpoint)
+    result = recover(losses, share)
+    for name, found in result["runs"].items():
+        found |= facts[name]
+    write_result(json_file, result | _of_runs(result["runs"]))
+    show(*recovery_tables(result))
 
 
 def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
@@ -334,20 +266,6 @@ def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> 
         splits = [read_config(run / "config.json", LmConfig).config.data for run in runs]
         texts = [text for split in splits for text in (split.train, split.valid, split.test)]
         require_apart([output], [data, *texts])
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} {text!r}: give numbers with commas, as in 0.002,0.004") from None
-
-
-def _integers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} {text!r}: give whole numbers with commas, as in 2,4,8") from None
 
 
 def _load(run: Path, checkpoint: str) -> "TrainedLm":

@@ -1,0 +1,80 @@
+"""What models lose right after a surprise: the recovery hypothesis of Krause et al. (2016).
+
+They find that after a large loss the next one is smaller for an mLSTM than for an LSTM, by more than losses
+are on the average. Melis et al. (2020, §4.2) find no such thing for the Mogrifier.
+
+N tokens.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm.console import table
+from lm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lm.language.scoring import Floats
+
+STEPS = 5  # tokens after a surprise
+_CONFIDENCE = 1.96  # standard errors of a 95 % interval
+
+
+def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, Any]:
+    """Losses after surprises, which are the ``share`` of the tokens with the largest losses.
+
+    Surprises are of the mean over all models, so that all are asked at the same places.
+
+    Args:
+        losses: of every model by name, in nats, of the same tokens (N,).
+        share: above 0, at most 1.
+
+    Returns:
+        ``surprises``, how many; ``least``, the least mean loss of one; for every model of ``runs`` its
+        ``mean`` loss, ``after``, its means 1 to 5 tokens after surprises, and, against the first model,
+        ``gain`` and ``gain_after``, by how much these are less, with half their 95 % interval in
+        ``half_interval``. A model recovers better where ``gain_after`` exceeds ``gain``.
+
+    Raises:
+        ConfigError: a share out of range.
+        DataError: fewer than two surprises that have so many tokens after them.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}: must be above 0 and at most 1")
+    first, *_ = losses.values()
+    mean = np.mean(list(losses.values()), 0)
+    count = max(1, round(share * len(mean)))
+    at = np.sort(np.argsort(-mean, kind="stable")[:count])
+    at = at[at < len(mean) - STEPS]
+    if len(at) < 2:
+        raise DataError(f"{len(mean)} tokens have too few surprises; name a longer text, or raise --share")
+    runs = {}
+    for name, nll in losses.items():
+        gains = [first[at + step] - nll[at + step] for step in range(1, STEPS + 1)]
+        runs[name] = {
+            "mean": float(nll.mean()),
+            "after": [float(nll[at + step].mean()) for step in range(1, STEPS + 1)],
+            "gain": float((first - nll).mean()),
+            "gain_after": [float(gain.mean()) for gain in gains],
+            "half_interval": [float(_CONFIDENCE * gain.std(ddof=1) / np.sqrt(len(gain))) for gain in gains],
+        }
+    return {"share": share, "surprises": len(at), "least": float(mean[at].min()), "runs": runs}
+
+
+def recovery_tables(result: Mapping[str, Any]) -> list["Table | str"]:
+    """A row for each model."""
+    rows = [
+        {
+            "model": name,
+            "nats a token": run["mean"],
+            **{f"{step + 1} after": run["after"][step] for step in range(STEPS)},
+            "gain": f"{run['gain']:.4f}",
+            "gain 1 after": f"{run['gain_after'][0]:.4f} ± {run['half_interval'][0]:.4f}",
+        }
+        for name, run in result["runs"].items()
+    ]
+    title = f"After {result['surprises']:,} surprises of {result['least']:.1f} nats or more"
+    return [table(title, rows), "gains are against the first; who recovers better gains more after surprises"]
