@@ -27,7 +27,8 @@ class WordGates(nn.Module):
     Args:
         config: K, D (``gate_size``; E, or H, if left out) and S (``gated_words``; 0 is V).
         hidden_size: H.
-        vocab_size: V. The first S word ids are the most frequent, as every vocabulary here has them.
+        vocab_size: V. Gates are for the first S ids, the most frequent words in every vocabulary here; those
+            of dialog models begin with ``<pad>`` and ``<unk>``, which count.
     """
 
     def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:

@@ -217,7 +217,7 @@ _OWNERS: dict[str, tuple[str, frozenset[CellKind]]] = {
 
 
 class CellConfig(CellSettings):
-    """The recurrent cell of every layer of a language model."""
+    """A recurrent cell: of every layer of a language model, or, by its kind, of a part of a dialog model."""
 
     kind: CellKind = Field("lstm", description="lstm, mogrifier, mlstm, gru or mogrifier_gru")
 
@@ -349,7 +349,8 @@ class TrainConfig(Section):
     keep_last: int = Field(2, ge=1, description="how many of the newest checkpoints are kept")
     log_every: int = Field(50, ge=1, description="updates between lines of metrics.jsonl")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16 runs the model under autocast"
+        "float32",
+        description="bfloat16 runs the model under autocast; cells that torch does not have stay in float32",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")

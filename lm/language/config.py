@@ -55,7 +55,9 @@ class ModelConfig(Section):
 
     embedding_size: int = Field(400, ge=1, description="size of the input word embedding")
     hidden_sizes: tuple[Size, ...] = Field(
-        (1150, 1150, 400), min_length=1, description="hidden size of every LSTM layer, the first one first"
+        (1150, 1150, 400),
+        min_length=1,
+        description="hidden size of every recurrent layer, the first one first",
     )
     budget: int = Field(
         0,
