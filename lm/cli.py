@@ -347,6 +347,8 @@ def score(
     """
     require_apart([output, json_file], [file])
     config = _config_of(run)
+    for path in (output, json_file):
+        spare_texts(path, [run], None)
     from lm.language.report import scoring_tables
     from lm.language.scoring import score_file
 

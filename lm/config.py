@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from lm.errors import ConfigError, StorageError
 from lm.lines import visible
-from lm.presets import find_config
+from lm.presets import find_config, preset_paths
 from lm.storage import JSON, read_json, write_json
 from lm.suggest import did_you_mean
 from lm.tomlfile import Lines, read_toml
@@ -158,6 +158,13 @@ def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
 
 
+def _parent(path: Path, extends: str, schema: type[BaseModel]) -> Path:
+    """The file that a file extends: one relative to it, or else a preset by its name."""
+    parent = path.parent / extends
+    presets = {preset.stem: preset for preset in preset_paths(family_of(schema))}
+    return parent if parent.is_file() else presets.get(extends, parent)
+
+
 def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path, ...]) -> Settings:
     """The settings of a file on top of those of its parents; ``descendants`` are the files that led here."""
     data, lines = read_toml(path)
@@ -165,13 +172,13 @@ def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path,
     extends = settings.get("extends")
     if extends is None or not isinstance(extends.value, str) or not extends.value:
         return settings
-    parent, lineage = path.parent / extends.value, (*descendants, path.resolve())
+    parent, lineage = _parent(path, extends.value, schema), (*descendants, path.resolve())
     if parent.resolve() in lineage:
         raise ConfigError(
             f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
         )
     if not parent.is_file():
-        raise ConfigError(f"{extends.where}: extends {extends.value!r}: no such file {parent}")
+        raise ConfigError(f"{extends.where}: extends {extends.value!r}: no such file {parent}, or preset")
     return _file_settings(parent, schema, lineage) | settings
 
 
@@ -277,7 +284,9 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
         return f"missing key {key}: set it in the config, or with --set {key}=…"
     setting = settings[key]
     if error["type"] in ("missing", "too_long", "too_short"):
-        message = f"Input should be a list of {len(get_args(keys[key].annotation))} values"
+        types = get_args(keys[key].annotation)
+        number = "one value or more" if Ellipsis in types else f"{len(types)} values"
+        message = f"Input should be a list of {number}"
     for theirs, ours in WORDING.items():
         message = message.replace(theirs, ours)
     hint = (

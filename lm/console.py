@@ -23,7 +23,8 @@ from typer.core import TyperGroup
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
 from lm.lines import visible
-from lm.storage import JSON, finite, require_writable, write_json
+from lm.pictures import require_format
+from lm.storage import JSON, finite, require_foreign, require_writable, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -51,8 +52,16 @@ Overrides = Annotated[
 def writable(path: Path | None) -> Path | None:
     """The callback of options that name a file to write: refuses one before the work that it would lose."""
     if path is not None:
+        require_foreign(path)
         require_writable(path)
     return path
+
+
+def drawable(path: Path | None) -> Path | None:
+    """The same for pictures, whose format has to be known."""
+    if path is not None:
+        require_format(path)
+    return writable(path)
 
 
 JsonFile = Annotated[

@@ -32,6 +32,12 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+def require_format(path: Path) -> None:
+    """ConfigError for the suffix of a format that pictures do not come in."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{visible(path)}: pictures end in {' or '.join(FORMATS)}")
+
+
 def save_figure(
     paths: Sequence[Path],
     draw: Callable[["Figure"], None],
@@ -48,8 +54,7 @@ def save_figure(
         StorageError: a file cannot be written.
     """
     for path in paths:
-        if path.suffix not in FORMATS:
-            raise ConfigError(f"{visible(path)}: pictures end in {' or '.join(FORMATS)}")
+        require_format(path)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

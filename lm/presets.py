@@ -41,6 +41,9 @@ def find_config(source: str, family: str) -> Path:
         )
     if path.exists():
         return path
+    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
+    if path.stem in {preset.stem for preset in preset_paths(other)}:
+        raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
     hint = did_you_mean(path.stem, presets) or f"; `{family} presets` lists the presets"
     looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
     raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")

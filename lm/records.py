@@ -109,7 +109,9 @@ def common_name(runs: Sequence[Path], program: str, options: str) -> str:
         )
     if len(common) > 1:
         names = ", ".join(sorted(common))
-        raise ConfigError(f"the runs have several evaluations in common; choose one of {visible(names)}")
+        raise ConfigError(
+            f"the runs have several evaluations in common; choose one with --name: {visible(names)}"
+        )
     return common.pop()
 
 

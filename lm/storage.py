@@ -255,6 +255,13 @@ def require_writable(path: Path) -> None:
         _require_replaceable(path)
 
 
+_PARTS = {  # of a run, and of a prepared corpus
+    "config.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "data.json", "metrics.jsonl",
+    "timing.jsonl", "lock", "checkpoints", "evaluation", "dynamic", "analysis",
+    "manifest.json", "report.json", "dropped.jsonl", "train", "valid", "test",
+}  # fmt: skip
+
+
 def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | None]) -> None:
     """Raise ConfigError where a file to write is also to be read, or written twice, by whatever name."""
     sources, taken = [source for source in inputs if source], set()
@@ -269,6 +276,15 @@ def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | 
                     raise ConfigError(
                         f"{visible(output)}: is read, too, and would be lost; write to another file"
                     )
+
+
+def require_foreign(path: Path) -> None:
+    """Raise ConfigError for a file that a run or a prepared corpus consists of."""
+    real = Path(os.path.realpath(path))
+    for folder in real.parents[:3]:
+        is_ours = any((folder / name).is_file() for name in ("config.json", "manifest.json"))
+        if is_ours and real.relative_to(folder).parts[0] in _PARTS and os.path.lexists(path):
+            raise ConfigError(f"{visible(path)}: belongs to {visible(folder)}; write to another file")
 
 
 def _require_replaceable(path: Path) -> None:

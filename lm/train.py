@@ -147,9 +147,18 @@ class _Engine(Generic[BatchT]):
             if reason or self.saver.due():
                 self.saver.save(final=bool(reason))
             if reason:
+                self.require_updates()
                 return reason
             self.run.stop.check()
             self.step()
+
+    def require_updates(self) -> None:
+        """DivergenceError where all updates were skipped: there is nothing that a training has come to."""
+        guard, step = self.progress.guard, self.progress.step
+        if 0 < step <= guard.in_a_row:
+            raise DivergenceError(
+                f"no update of {step} was finite: {guard.describe()}; lower optim.lr or check the config"
+            )
 
     def finished(self) -> str:
         """Why training ends here, or nothing."""

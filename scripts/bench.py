@@ -26,6 +26,9 @@ from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_meg
 from rich.console import Console
 from rich.table import Table
 
+from lm.errors import HighrankError
+from lm.storage import require_writable
+
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
     "scaling": scaling, "cuda": cuda,
@@ -64,6 +67,8 @@ def main() -> None:
             found = _records(subject, case, measure(case, options.rounds), options)
             console.print(_table(case, found))
             records += found
+    if not records:
+        raise SystemExit(f"bench.py: error: no case has {options.only!r} in its name")
     report = {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -106,6 +111,13 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds: a spread needs at least 2")
+    if options.threads is not None and options.threads < 1:
+        parser.error("--threads: must be at least 1")
+    for path in filter(None, (options.json, options.picture)):
+        try:
+            require_writable(path)
+        except HighrankError as error:
+            parser.error(str(error))
     if options.picture and not (options.memory and "scaling" in options.subjects):
         parser.error("--picture draws the records of scaling --memory; add both")
     return options

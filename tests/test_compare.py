@@ -155,7 +155,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no evaluation valid"):
         compare([a], name="valid")
     write_run(tmp_path / "a", name="valid")
-    with pytest.raises(ConfigError, match="choose one of test, valid"):
+    with pytest.raises(ConfigError, match="choose one with --name: test, valid"):
         compare([a])
     assert compare([a], name="valid")["name"] == "valid"
     with pytest.raises(ConfigError, match="at least 1000"):

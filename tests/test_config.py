@@ -142,6 +142,16 @@ def test_foreign_saved_configs(tmp_path: Path, content: bytes) -> None:
         read_config(tmp_path / "config.json", DialogConfig)
 
 
+def test_a_file_extends_a_preset_by_its_name(tmp_path: Path) -> None:
+    source = write(tmp_path, 'extends = "smalltalk_mos"\n[head]\ncomponents = 7\n')
+    assert load(source).head.components == 7
+    assert load(source).head.kind == "mos"
+    write(tmp_path, 'extends = "smalltalk_softmax.toml"\n', "smalltalk_mos")
+    write(tmp_path, "[head]\nkind = 'mos'\ncontext_scale = 3.0\n", "smalltalk_softmax.toml")
+    assert load(source).head.context_scale == 3.0, "a file beside it comes first"
+    assert "smalltalk_mso': no such file" in rejection(write(tmp_path, 'extends = "smalltalk_mso"\n'))
+
+
 def test_presets_load_and_are_named_exactly() -> None:
     names = [path.stem for path in preset_paths("dialog")]
     kinds = ("softmax", "sigsoftmax", "moc", "mos", "moss", "mixtape", "plif", "doc", "ct_mos")

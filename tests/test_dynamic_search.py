@@ -140,3 +140,13 @@ def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pyte
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     with pytest.raises(DivergenceError, match="every setting of --trials"):
         dynamic(run, search=Draws(2))
+
+
+def test_what_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    with pytest.raises(ConfigError, match=r"--streams 100000000: .*train.txt has .* tokens, .* or fewer"):
+        dynamic(run, setting=replace(SETTINGS["default"], streams=100_000_000))
+    with pytest.raises(DivergenceError, match=r"diverges; lower --lr"):
+        dynamic(run, setting=Setting(1e30, 0))
+    with pytest.raises(ConfigError, match=r"--mc-rate 0\.5: does nothing without --mc-samples"):
+        dynamic(run, wanted=Refinements(mc_rate=0.5))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm import storage
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -266,3 +266,19 @@ def test_a_folder_without_permission_is_refused_beforehand(tmp_path: Path) -> No
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="may not be written to"):
         storage.require_writable(tmp_path / "x")
+
+
+@pytest.mark.parametrize("mark", ["config.json", "manifest.json"])
+def test_what_a_run_or_a_corpus_consists_of_is_no_place_for_a_result(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    parts = (mark, "vocabulary.json", "checkpoints/best.json", "checkpoints/step-00000001/state.json")
+    for part in (*parts, "mine.json"):
+        (tmp_path / part).write_text("{}")
+    (tmp_path / "link.json").symlink_to("vocabulary.json")
+    for part in (*parts, "link.json"):
+        with pytest.raises(ConfigError, match=r"belongs to .*; write to another file"):
+            storage.require_foreign(tmp_path / part)
+    storage.require_foreign(tmp_path / "mine.json")
+    storage.require_foreign(tmp_path / "evaluation.json")
+    (tmp_path / mark).unlink()
+    storage.require_foreign(tmp_path / "vocabulary.json")

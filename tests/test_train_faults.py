@@ -55,6 +55,13 @@ def test_a_bad_update_is_skipped_counted_and_leaves_no_trace(folder: Path, fault
     assert_only_finite(folder)
 
 
+def test_a_training_without_any_update_has_failed(folder: Path) -> None:
+    """However short it is; and goes on once the cause is gone."""
+    with pytest.raises(DivergenceError, match=r"no update of 3 was finite: step 1 .*; lower optim\.lr"):
+        train(folder, {"max_steps": 3}, task=TinyTask(Faults(nan_loss=lambda call: True)))
+    assert train(folder, {"max_steps": 5}).step == 5
+
+
 def test_ten_bad_updates_in_a_row_return_to_the_last_good_commit_once(folder: Path) -> None:
     settings = {"max_steps": 30, "checkpoint_every": 4, "log_every": 1, "validate_every": 100}
     notes = Notes()

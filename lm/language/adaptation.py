@@ -35,6 +35,7 @@ Scaling = Literal["normalised", "original", "elements"]
 ADAPT_LENGTH = 5  # tokens that are predicted, then learnt from
 STREAMS = 100  # into which the training data are laid for statistics
 _CHECKED = 200  # windows between looks at whether the loss is still a number
+_HOPELESS = 700.0  # nats a token, whose exponential is about the largest number
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
 
 
 def _require_finite(losses: Sequence[Tensor], setting: Setting) -> None:
-    if not bool(torch.isfinite(torch.cat(list(losses))).all()):
+    """DivergenceError where a loss is no number, or all together are none that a perplexity could be of."""
+    if not float(torch.cat(list(losses)).double().mean()) < _HOPELESS:
         raise DivergenceError(
             f"dynamic evaluation with lr {setting.lr:g}, decay {setting.decay:g} and eps {setting.eps:g}"
             " diverges; lower --lr or raise --eps"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.checkpoint import CheckpointStore
-from lm.errors import Interrupted, StorageError
+from lm.errors import Interrupted, StorageError, require
 from lm.language.adaptation import (
     ADAPT_LENGTH,
     SETTINGS,
@@ -173,6 +173,12 @@ def run_statistics(
     StorageError where those that are kept are all damaged, or cannot be written.
     """
     split = load_split(trained.config.data.train, trained.codec, poll)
+    tokens = sum(len(shard) for shard in split.shards)
+    require(
+        2 * streams <= tokens,
+        f"--streams {streams}: {trained.config.data.train} has {tokens:,} tokens, which do not fill so many;"
+        f" give {max(1, tokens // 2):,} or fewer",
+    )
     key: dict[str, JSON] = {
         "weights_sha256": weights_sha256(trained.model),
         "train_sha256": split.fingerprint,

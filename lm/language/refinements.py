@@ -62,6 +62,8 @@ class Refinements(NamedTuple):
         """What reads with dropout on, if anything has to; ConfigError where that cannot be."""
         if self.mc_samples < 0:
             raise ConfigError(f"--mc-samples {self.mc_samples}: must be at least 0")
+        if self.mc_rate != 1 and not self.mc_samples:
+            raise ConfigError(f"--mc-rate {self.mc_rate:g}: does nothing without --mc-samples; give both")
         return with_dropout(model, self.mc_rate) if self.mc_samples else None
 
 

@@ -54,8 +54,9 @@ def dynamic_tables(result: Result) -> list["Table | str"]:
     if "searched" in result:
         tables.append(table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
     setting, statistics = result["setting_normalised"], result["statistics"]
+    numbers = ", ".join(f"{name} {setting[name]:.3g}" for name in ("lr", "decay", "eps"))
     about = (
-        f"lr {setting['lr']:.3g}, decay {setting['decay']:.3g}, eps {setting['eps']:.3g} (normalised);"
+        f"{numbers} ({setting['scaling']});"
         f" statistics of {statistics['windows']:,} windows of {statistics['source']}"
     )
     likelihood, *rest = evaluation_tables(result)

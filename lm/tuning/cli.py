@@ -11,7 +11,7 @@ import typer
 
 from lm.commands import config_argument
 from lm.config import C, load_config
-from lm.console import JsonFile, Overrides, show, writable, write_result
+from lm.console import JsonFile, Overrides, drawable, show, write_result
 from lm.errors import ConfigError, DivergenceError
 from lm.progress import PlainReporter, Reporter, make_reporter
 from lm.storage import require_apart
@@ -57,7 +57,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         only_show: Annotated[bool, typer.Option("--show", help="Show the trials and leave.")] = False,
         picture: Annotated[
             Path | None,
-            typer.Option(metavar="FILE", help="Parallel coordinates as PNG or SVG.", callback=writable),
+            typer.Option(metavar="FILE", help="Parallel coordinates as PNG or SVG.", callback=drawable),
         ] = None,
         json_file: JsonFile = None,
     ) -> None:
