@@ -171,7 +171,8 @@ def evaluate(
         typer.Option(metavar="F", help="Several references a context; the true response if left out."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="HYPS.jsonl", help="Write the responses there.")
+        Path | None,
+        typer.Option(metavar="HYPS.jsonl", help="Write the responses there.", callback=writable),
     ] = None,
     json_file: JsonFile = None,
     checkpoint: Checkpoint = "best",

@@ -249,7 +249,7 @@ class CheckpointStore:
             return []
 
     def _choices(self, steps: Sequence[int]) -> str:
-        names = ", ".join(["best, last, average", *(f"step-{step}" for step in steps[:8])])
+        names = ", ".join(f"step-{step}" for step in steps[:8])
         return f"; choose another one by --checkpoint: {names}" if names else ""
 
     def _refuse_link(self) -> None:

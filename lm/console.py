@@ -23,7 +23,6 @@ from typer.core import TyperGroup
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
 from lm.lines import visible
-from lm.pictures import require_format
 from lm.storage import JSON, finite, require_foreign, require_writable, write_json
 
 if TYPE_CHECKING:
@@ -55,13 +54,6 @@ def writable(path: Path | None) -> Path | None:
         require_foreign(path)
         require_writable(path)
     return path
-
-
-def drawable(path: Path | None) -> Path | None:
-    """The same for pictures, whose format has to be known."""
-    if path is not None:
-        require_format(path)
-    return writable(path)
 
 
 JsonFile = Annotated[

@@ -87,10 +87,14 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
 @pytest.mark.parametrize("module", ["dialog", "lm"])
 def test_help_answers_within_a_second(module: str) -> None:
-    before = os.times()
-    ended = python("-m", module, "--help")
-    assert cpu_seconds_since(before) < 1.0
-    assert f"Usage: {module} " in ended.stdout
+    """The best of three times: on a busy machine the same work takes half as long again."""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        ended = python("-m", module, "--help")
+        seconds.append(cpu_seconds_since(before))
+        assert f"Usage: {module} " in ended.stdout
+    assert min(seconds) < 1.0
     assert "--install-completion" in ended.stdout
 
 

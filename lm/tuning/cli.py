@@ -11,8 +11,9 @@ import typer
 
 from lm.commands import config_argument
 from lm.config import C, load_config
-from lm.console import JsonFile, Overrides, drawable, show, write_result
+from lm.console import JsonFile, Overrides, show, writable, write_result
 from lm.errors import ConfigError, DivergenceError
+from lm.pictures import require_format
 from lm.progress import PlainReporter, Reporter, make_reporter
 from lm.storage import require_apart
 from lm.tuning.space import load_space, space_of
@@ -57,11 +58,13 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         only_show: Annotated[bool, typer.Option("--show", help="Show the trials and leave.")] = False,
         picture: Annotated[
             Path | None,
-            typer.Option(metavar="FILE", help="Parallel coordinates as PNG or SVG.", callback=drawable),
+            typer.Option(metavar="FILE", help="Parallel coordinates as PNG or SVG.", callback=writable),
         ] = None,
         json_file: JsonFile = None,
     ) -> None:
         require_apart([picture, json_file], [config, space])
+        if picture is not None:
+            require_format(picture)
         base = load_config(config, schema, family=family, overrides=overrides or ())
         folder = out or Path("runs/tune") / Path(config).stem
         if not only_show:
