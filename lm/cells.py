@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from lm.equations import CappedLstmEquations, GruEquations, LstmEquations
-from lm.gated import GatedLayer, Reading, fill_truncated
+from lm.gated import GatedLayer, Reading, Scale, fill_truncated
 from lm.gating import Mogrify, Multiply, Round
 from lm.recurrent import State, WeightDropLSTM, lstm_window
 from lm.schema import CellConfig
@@ -45,7 +46,8 @@ class Mogrifier(GatedLayer):
         state_mask: Tensor | None,
     ) -> tuple[Tensor, State]:
         is_window = sizes[0] == sizes[-1]
-        if self.gates or not is_window or state_mask is not None or self.equations is CappedLstmEquations:
+        by_torch = self.equations in (LstmEquations, GruEquations)
+        if self.gates or not is_window or state_mask is not None or not by_torch:
             return super()._run(inputs, sizes, state, recurrent, state_mask)
         outputs, last = self._by_torch(inputs.unflatten(0, (len(sizes), sizes[0])), state, recurrent)
         return outputs.flatten(0, 1), last
@@ -195,15 +197,22 @@ def gated_layer(
         layer = MogrifierLSTM(input_size, hidden_size, *gates, config.cap_input_gate, weight_dropout)
     if config.init == "truncated":
         layer.truncate()
+    if config.input_scale:
+        layer.scale_inputs()
+    if config.weight_rank:
+        layer.factorise(config.weight_rank)
+    if config.layer_norm and not config.is_gru:
+        layer.normalise()
     return layer
 
 
 def uniform_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """All parameters but those that start in a way of their own: of gates, and of truncated cells."""
+    """All but those that start in a way of their own: of gates, factors, factored and truncated matrices."""
     own = {
         id(parameter)
         for part in module.modules()
-        if isinstance(part, Gate) or (isinstance(part, GatedLayer) and part.truncated)
+        if isinstance(part, Gate | Scale | ParametrizationList)
+        or (isinstance(part, GatedLayer) and part.truncated)
         for parameter in part.parameters()
     }
     return (parameter for parameter in module.parameters() if id(parameter) not in own)

@@ -18,6 +18,8 @@ from lm.gating import rows_of
 from lm.kernels.products import Products, products_with
 from lm.recurrent import shifted
 
+_EPSILON = 1e-5  # added to variances that divide
+
 
 class Equations(ABC):
     """The equations of one call; the backward pass opens what the forward pass has kept.
@@ -25,17 +27,20 @@ class Equations(ABC):
     Args:
         kept: what :meth:`fresh` returned.
         weight_hh: (G·H, H), the rows of gate after gate as in torch.
+        extra: what else the equations have to learn.
         sizes: rows of every step.
     """
 
     kinds: ClassVar[int]  # G, how many gates and candidates there are
 
-    def __init__(self, kept: Sequence[Tensor], weight_hh: Tensor, sizes: Sequence[int]) -> None:
-        self.kept, self.weight_hh, self.sizes = kept, weight_hh, sizes
+    def __init__(
+        self, kept: Sequence[Tensor], weight_hh: Tensor, extra: Tensor | None, sizes: Sequence[int]
+    ) -> None:
+        self.kept, self.weight_hh, self.extra, self.sizes = kept, weight_hh, extra, sizes
 
     @staticmethod
     @abstractmethod
-    def fresh(act: Tensor, hidden_size: int, inner_bias: Tensor | None) -> tuple[Tensor, ...]:
+    def fresh(act: Tensor, hidden_size: int, extra: Tensor | None) -> tuple[Tensor, ...]:
         """W x + b (N, G·H), which becomes the activated gates; the outputs (N, H); what else is kept."""
 
     @abstractmethod
@@ -65,6 +70,11 @@ class Equations(ABC):
     def of_products(self) -> Tensor:
         """The same of W_hh h, and of its bias if the equations have one."""
 
+    @property
+    def of_extra(self) -> Tensor | None:
+        """The same of ``extra``."""
+        return None
+
     @cached_property
     def _backwards(self) -> Products:
         return products_with(self.weight_hh.t(), len(self.sizes))
@@ -77,13 +87,14 @@ class LstmEquations(Equations):
     capped: ClassVar[bool] = False
 
     @staticmethod
-    def fresh(act: Tensor, hidden_size: int, inner_bias: Tensor | None) -> tuple[Tensor, ...]:
+    def fresh(act: Tensor, hidden_size: int, extra: Tensor | None) -> tuple[Tensor, ...]:
         return act, *(act.new_empty(len(act), hidden_size) for _ in range(3))
 
     def step(self, t: int, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        a, outputs, cells, squashed = (rows[t] for rows in self.rows)
+        a, outputs, cells, squashed = (rows[t] for rows in self.rows[:4])
         size = h.shape[1]
         self._forwards.add(h, a)
+        self._arguments(t, a)
         a[:, : 2 * size].sigmoid_()
         a[:, 2 * size : 3 * size].tanh_()
         a[:, 3 * size :].sigmoid_()
@@ -93,12 +104,19 @@ class LstmEquations(Equations):
         c = torch.mul(f, c, out=cells).addcmul_(i, g)
         return torch.mul(o, torch.tanh(c, out=squashed), out=outputs), c
 
+    def _arguments(self, t: int, a: Tensor) -> None:
+        """Turns W x + b + W_hh h of step t, (R, 4H), into what the gates squash, in place."""
+
+    def _arguments_back(self, t: int, grad: Tensor) -> Tensor:
+        """The gradient of W x + b + W_hh h, from that of what the gates squash."""
+        return grad
+
     @cached_property
     def _forwards(self) -> Products:
         return products_with(self.weight_hh, len(self.sizes))
 
     def open(self, gated: Tensor, c0: Tensor) -> None:
-        act, _, cells, squashed = self.kept
+        act, _, cells, squashed = self.kept[:4]
         i, f, g, o = act.chunk(4, 1)
         of_i, of_f = g * i * (1 - i), shifted(cells, c0, self.sizes)
         if (
@@ -125,7 +143,7 @@ class LstmEquations(Equations):
         torch.mul(of_cell, dc[:, None], out=grad[:, : 3 * size].unflatten(1, (3, size)))
         torch.mul(dh, of_hidden, out=grad[:, 3 * size :])
         dc *= f
-        self._backwards.write(grad, dh)
+        self._backwards.write(self._arguments_back(t, grad), dh)
 
     @property
     def of_inputs(self) -> Tensor:
@@ -142,8 +160,60 @@ class CappedLstmEquations(LstmEquations):
     capped = True
 
 
+class NormalizedLstmEquations(LstmEquations):
+    """What each gate squashes is normalised over its units first: LN(W x + W_hh h) ⊙ gain + shift.
+
+    The layer normalisation of Ba et al. (2016), of the sum; ``extra`` holds gains and shifts, (2, 4H). Kept
+    besides are the normalised sums, and the inverse of the deviation of each gate.
+    """
+
+    @staticmethod
+    def fresh(act: Tensor, hidden_size: int, extra: Tensor | None) -> tuple[Tensor, ...]:
+        plain = LstmEquations.fresh(act, hidden_size, extra)
+        return *plain, torch.empty_like(act), act.new_empty(len(act), LstmEquations.kinds)
+
+    def _arguments(self, t: int, a: Tensor) -> None:
+        assert self.extra is not None
+        gain, shift = self.extra
+        normal, rates = self.rows[4][t], self.rows[5][t]
+        of_gates = a.unflatten(1, (self.kinds, -1))
+        found, _, rate = torch.native_layer_norm(of_gates, of_gates.shape[2:], None, None, _EPSILON)
+        rates.copy_(rate[..., 0])
+        torch.addcmul(shift, gain, normal.copy_(found.flatten(1)), out=a)
+
+    def open(self, gated: Tensor, c0: Tensor) -> None:
+        super().open(gated, c0)
+        self._of_sums = torch.empty_like(self._grads)
+        self._sum_rows = rows_of(self._of_sums, self.sizes)
+
+    def _arguments_back(self, t: int, grad: Tensor) -> Tensor:
+        assert self.extra is not None
+        normal = self.rows[4][t].unflatten(1, (self.kinds, -1))
+        d = (grad * self.extra[0]).view_as(normal)
+        d = d - d.mean(2, keepdim=True) - normal * (d * normal).mean(2, keepdim=True)
+        return self._sum_rows[t].copy_(d.mul_(self.rows[5][t][..., None]).flatten(1))
+
+    @property
+    def of_inputs(self) -> Tensor:
+        return self._of_sums
+
+    @property
+    def of_products(self) -> Tensor:
+        return self._of_sums
+
+    @property
+    def of_extra(self) -> Tensor:
+        return torch.stack(((self._grads * self.kept[4]).sum(0), self._grads.sum(0)))
+
+
+class NormalizedCappedLstmEquations(NormalizedLstmEquations):
+    """Both."""
+
+    capped = True
+
+
 class GruEquations(Equations):
-    """Of the GRU as torch has them, gates r, z, n; kept are W x + b, h and W_hn h with its bias.
+    """Of the GRU as torch has them, gates r, z, n; kept are W x + b, h and W_hn h with its bias, ``extra``.
 
     c is not read and passes untouched.
     """
@@ -151,10 +221,10 @@ class GruEquations(Equations):
     kinds = 3
 
     @staticmethod
-    def fresh(act: Tensor, hidden_size: int, inner_bias: Tensor | None) -> tuple[Tensor, ...]:
+    def fresh(act: Tensor, hidden_size: int, extra: Tensor | None) -> tuple[Tensor, ...]:
         inner = act.new_zeros(len(act), hidden_size)
-        if inner_bias is not None:
-            inner.copy_(inner_bias)
+        if extra is not None:
+            inner.copy_(extra)
         return act, torch.empty_like(inner), inner
 
     def step(self, t: int, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,3 +278,7 @@ class GruEquations(Equations):
     @property
     def of_products(self) -> Tensor:
         return self._of_products
+
+    @property
+    def of_extra(self) -> Tensor:
+        return self._of_products[:, -self.weight_hh.shape[1] :].sum(0)

@@ -12,12 +12,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from lm.equations import Equations, LstmEquations
+from lm.equations import (
+    CappedLstmEquations,
+    Equations,
+    LstmEquations,
+    NormalizedCappedLstmEquations,
+    NormalizedLstmEquations,
+)
 from lm.gating import Gating, MaybeTensors
 from lm.recurrent import State
 from lm.regularize import dropout
-from lm.unrolled import Cell, Weights, unrolled
+from lm.unrolled import Cell, Weights, activations, unrolled
 
 
 class Reading(NamedTuple):
@@ -26,6 +33,15 @@ class Reading(NamedTuple):
     gating: Callable[[MaybeTensors, Sequence[int]], Gating]
     tensors: MaybeTensors = ()
     changes_input: bool = False
+
+
+class _Call(NamedTuple):
+    """What a layer is unrolled with."""
+
+    cell: Cell
+    inputs: Tensor
+    weights: Weights
+    tensors: MaybeTensors
 
 
 class GatedLayer(nn.Module, ABC):
@@ -43,6 +59,8 @@ class GatedLayer(nn.Module, ABC):
         self.weight_hh = self._uniform(equations.kinds * self.hidden_size, self.hidden_size)
         self.bias = self._uniform(equations.kinds * self.hidden_size)
         self.inner_bias: nn.Parameter | None = None
+        self.input_scale: Scale | None = None
+        self.gain: Scale | None = None
 
     def _uniform(self, *shape: int) -> nn.Parameter:
         bound = self.hidden_size**-0.5
@@ -61,6 +79,21 @@ class GatedLayer(nn.Module, ABC):
             with torch.no_grad():
                 self.bias[self.hidden_size : 2 * self.hidden_size] += 1
         self.truncated = True
+
+    def scale_inputs(self) -> None:
+        """Multiplies every unit of the inputs by a learned factor, before all gating."""
+        self.input_scale = Scale(self.input_size)
+
+    def factorise(self, rank: int) -> None:
+        """Makes W_ih and W_hh products of two matrices, which start so that the products vary as they did."""
+        for name in ("weight_ih", "weight_hh"):
+            parametrize.register_parametrization(self, name, Product(rank))
+
+    def normalise(self) -> None:
+        """Normalises what every gate of an LSTM squashes; the bias becomes the shift afterwards."""
+        is_capped = self.equations is CappedLstmEquations
+        self.equations = NormalizedCappedLstmEquations if is_capped else NormalizedLstmEquations
+        self.gain = Scale(len(self.bias))
 
     def forward(self, inputs: Tensor, state: State, state_mask: Tensor | None = None) -> tuple[Tensor, State]:
         """Reads one window.
@@ -108,7 +141,14 @@ class GatedLayer(nn.Module, ABC):
                 zeros = recurrent.new_zeros(sizes[0], self.hidden_size)
                 state = (zeros, zeros)
             state = (state[0].to(recurrent.dtype), state[1].to(recurrent.dtype))
-            return self._run(inputs.to(recurrent.dtype), sizes, state, recurrent, state_mask)
+            return self._run(self._scaled(inputs.to(recurrent.dtype)), sizes, state, recurrent, state_mask)
+
+    def gate_values(self, inputs: Tensor, state: State) -> Tensor:
+        """What the gates of :meth:`forward` are, (T, B, G, H), without dropout and gradients; as in torch."""
+        steps, streams = inputs.shape[:2]
+        call = self._call(self._scaled(inputs.flatten(0, 1)), self.weight_hh)
+        found = activations(call.cell, call.inputs, [streams] * steps, state, call.weights, call.tensors)
+        return found.view(steps, streams, self.equations.kinds, self.hidden_size)
 
     def _run(
         self,
@@ -118,16 +158,54 @@ class GatedLayer(nn.Module, ABC):
         recurrent: Tensor,
         state_mask: Tensor | None,
     ) -> tuple[Tensor, State]:
+        call = self._call(inputs, recurrent)
+        return unrolled(call.cell, call.inputs, sizes, state, call.weights, call.tensors, state_mask)
+
+    def _scaled(self, inputs: Tensor) -> Tensor:
+        return inputs if self.input_scale is None else self.input_scale(inputs)
+
+    def _call(self, inputs: Tensor, recurrent: Tensor) -> "_Call":
         gating, tensors, changes_input = self._reading(inputs)
         weights = Weights(self.weight_ih, recurrent, self.bias, self.inner_bias)
+        if self.gain is not None:
+            extra = torch.stack((self.gain.weight, self.bias))
+            weights = weights._replace(bias=torch.zeros_like(self.bias), extra=extra)
         if not changes_input:  # then one product does it for all tokens
-            inputs = nn.functional.linear(inputs, self.weight_ih, self.bias)
+            inputs = nn.functional.linear(inputs, self.weight_ih, weights.bias)
             weights = weights._replace(inputs=None, bias=None)
-        return unrolled(Cell(gating, self.equations), inputs, sizes, state, weights, tensors, state_mask)
+        return _Call(Cell(gating, self.equations), inputs, weights, tensors)
 
     @abstractmethod
     def _reading(self, inputs: Tensor) -> Reading:
         """The gating of a call, with buffers for its inputs (N, I)."""
+
+
+class Scale(nn.Module):
+    """A learned factor of every unit, 1 at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+class Product(nn.Module):
+    """A matrix of some rank, as the product of two; its first numbers vary as those that it replaces."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = matrix.shape
+        deviation = (matrix.std() ** 2 / self.rank) ** 0.25
+        left, right = matrix.new_empty(rows, self.rank), matrix.new_empty(self.rank, columns)
+        return left.normal_() * deviation, right.normal_() * deviation
 
 
 def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:

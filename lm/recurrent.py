@@ -239,6 +239,17 @@ class WeightDropLSTM(nn.LSTM):
         weights = (self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0)
         return lstm_window(inputs, state, weights, self.training)
 
+    def gate_values(self, inputs: Tensor, state: State) -> Tensor:
+        """What the gates of :meth:`forward` are, (T, B, 4, H), without dropout and gradients; as in torch."""
+        with torch.no_grad():
+            weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
+            outputs, _ = lstm_window(inputs, state, weights, training=False)
+            entering = torch.cat([state[0][None], outputs[:-1]])
+            sums = nn.functional.linear(inputs, weights[0], weights[2] + weights[3])
+            sums += entering @ self.weight_hh_l0.t()
+            i, f, g, o = sums.chunk(4, 2)
+            return torch.stack((i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()), 2)
+
 
 def lstm_window(
     inputs: Tensor, state: State, weights: tuple[Tensor, ...], training: bool

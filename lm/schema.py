@@ -190,6 +190,11 @@ class CellSettings(Section):
     cap_input_gate: bool = Field(
         False, description="LSTM cells: the input gate is at most 1 - the forget gate"
     )
+    input_scale: bool = Field(False, description="whether every unit of the inputs has a learned factor")
+    weight_rank: int = Field(0, ge=0, description="rank of W_ih and W_hh, as products of two; 0 is full")
+    layer_norm: bool = Field(
+        False, description="LSTM cells: whether what each gate squashes is normalised over its units"
+    )
     init: Literal["uniform", "truncated"] = Field(
         "uniform",
         description="uniform, or truncated normal by the size of what is read, with the forget gate's bias"
@@ -212,7 +217,9 @@ class CellSettings(Section):
 _MOGRIFIERS: tuple[str, frozenset[CellKind]] = ("the mogrifier", frozenset({"mogrifier", "mogrifier_gru"}))
 _OWNERS: dict[str, tuple[str, frozenset[CellKind]]] = {
     **dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS),
-    "cap_input_gate": ("LSTM cells", frozenset({"lstm", "mogrifier", "mlstm"})),
+    **dict.fromkeys(
+        ("cap_input_gate", "layer_norm"), ("LSTM cells", frozenset({"lstm", "mogrifier", "mlstm"}))
+    ),
 }
 
 
@@ -240,14 +247,16 @@ class CellConfig(CellSettings):
     @property
     def is_plain(self) -> bool:
         """Whether torch has this cell."""
-        capped = self.cap_input_gate and not self.is_gru
-        return self.kind in ("lstm", "gru") and not capped and self.init == "uniform"
+        other_gates = (self.cap_input_gate or self.layer_norm) and not self.is_gru
+        other_weights = self.input_scale or self.weight_rank > 0 or self.init != "uniform"
+        return self.kind in ("lstm", "gru") and not other_gates and not other_weights
 
     @property
     def floats(self) -> int:
         """Per unit and step, what backpropagation keeps: gates, outputs, and those of the gating."""
         gatings = self.rounds if self.mogrifies else self.kind == "mlstm"
-        return (5 if self.is_gru else 6) + 2 * gatings
+        normalised = 4 if self.layer_norm and not self.is_gru else 0
+        return (5 if self.is_gru else 6) + 2 * gatings + normalised
 
 
 class OptimConfig(Section):

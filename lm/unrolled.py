@@ -29,7 +29,7 @@ class Weights(NamedTuple):
     inputs: Tensor | None  # (G·H, I); None where the inputs are W x + b already
     hidden: Tensor  # (G·H, H)
     bias: Tensor | None  # (G·H,), with the former
-    inner: Tensor | None = None  # (H,), GRU: the bias of W_hn h
+    extra: Tensor | None = None  # GRU: (H,), the bias of W_hn h; normalised: (2, G·H), gains and shifts
 
 
 class Cell(NamedTuple):
@@ -67,6 +67,44 @@ def unrolled(
     return outputs, (h, c)
 
 
+def activations(
+    cell: Cell, inputs: Tensor, sizes: Sequence[int], state: State, weights: Weights, tensors: MaybeTensors
+) -> Tensor:
+    """The gates of :func:`unrolled` after their squashing, (N, G·H); no gradients."""
+    with torch.no_grad():
+        return _forward(cell, inputs, sizes, state, weights, tensors)[0].kept[0]
+
+
+def _forward(
+    cell: Cell,
+    inputs: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Weights,
+    tensors: MaybeTensors,
+    mask: Tensor | None = None,
+) -> tuple[Equations, Tensor, Tensor]:
+    """The equations with all they keep, h and c of every sequence after its last step."""
+    weight_ih, weight_hh, bias, extra = weights
+    act = inputs.clone() if bias is None else inputs.new_empty(len(inputs), len(bias)).copy_(bias)
+    gating = cell.gating(tensors, sizes)
+    kept = cell.equations.fresh(act, weight_hh.shape[1], extra)
+    equations = cell.equations(kept, weight_hh, extra, sizes)
+    mixed = None if weight_ih is None else products_with(weight_ih, len(sizes))
+    rows, masks = rows_of(inputs, sizes), rows_of(mask, sizes)
+    h, c = state
+    last_h, last_c = torch.empty_like(h), torch.empty_like(c)
+    for t, (now, following) in enumerate(pairwise((*sizes, 0))):
+        h, c = _first(now, h), _first(now, c)
+        x, h = gating.step(t, rows[t], h * masks[t] if masks else h)
+        if mixed is not None:
+            mixed.add(x, equations.rows[0][t])
+        h, c = equations.step(t, h, c)
+        if following < now:
+            last_h[following:now], last_c[following:now] = h[following:], c[following:]
+    return equations, last_h, last_c
+
+
 _WEIGHTS = len(Weights._fields)
 
 
@@ -76,32 +114,19 @@ class _Unrolled(torch.autograd.Function):
         ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor, mask: Tensor | None,
         *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        weight_ih, weight_hh, bias, inner = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
-        act = inputs.clone() if bias is None else inputs.new_empty(len(inputs), len(bias)).copy_(bias)
-        gating = cell.gating(tensors[_WEIGHTS:], sizes)
-        equations = cell.equations(cell.equations.fresh(act, weight_hh.shape[1], inner), weight_hh, sizes)
-        mixed = None if weight_ih is None else products_with(weight_ih, len(sizes))
-        rows, masks = rows_of(inputs, sizes), rows_of(mask, sizes)
-        h0, c0, last_h, last_c = h, c, torch.empty_like(h), torch.empty_like(c)
-        for t, (now, following) in enumerate(pairwise((*sizes, 0))):
-            h, c = _first(now, h), _first(now, c)
-            x, h = gating.step(t, rows[t], h * masks[t] if masks else h)
-            if mixed is not None:
-                mixed.add(x, equations.rows[0][t])
-            h, c = equations.step(t, h, c)
-            if following < now:
-                last_h[following:now], last_c[following:now] = h[following:], c[following:]
+        weights = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
+        equations, last_h, last_c = _forward(cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], mask)
         ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
-        ctx.save_for_backward(*equations.kept, inputs, h0, c0, mask, *tensors)
+        ctx.save_for_backward(*equations.kept, inputs, h, c, mask, *tensors)
         return equations.kept[1], last_h, last_c
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_outputs: Tensor, grad_h: Tensor, grad_c: Tensor):  # type: ignore[no-untyped-def]
         kept, sizes = ctx.saved_tensors[: ctx.count], ctx.sizes
-        inputs, h0, c0, mask, weight_ih, weight_hh, bias, inner, *tensors = ctx.saved_tensors[ctx.count :]
+        inputs, h0, c0, mask, weight_ih, weight_hh, bias, extra, *tensors = ctx.saved_tensors[ctx.count :]
         gating = ctx.cell.gating(tensors, sizes)
-        equations = ctx.cell.equations(kept, weight_hh, sizes)
+        equations = ctx.cell.equations(kept, weight_hh, extra, sizes)
         entering = shifted(kept[1], h0, sizes)
         if mask is not None:
             entering *= mask
@@ -122,12 +147,11 @@ class _Unrolled(torch.autograd.Function):
             gating.step_back(t, dx, dh)
             if masks:
                 dh *= masks[t]
-        of_products = equations.of_products
         of_weights = (
             None if weight_ih is None else grads.t() @ x,
-            of_products.t() @ h,
+            equations.of_products.t() @ h,
             None if bias is None else grads.sum(0),
-            None if inner is None else of_products[:, -len(inner) :].sum(0),
+            equations.of_extra,
         )
         return None, None, grad_inputs, all_dh, all_dc, None, *of_weights, *gating.gradients(inputs, entering)
 

@@ -1,10 +1,21 @@
 """Gated cells against their equations written out step by step, values and gradients, in float64."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from plain_cells import State, roughened, slow
+from plain_cells import (
+    B,
+    Cell,
+    H,
+    I,
+    State,
+    T,
+    assert_equals_slow,
+    everything,
+    masks,
+    roughened,
+    slow,
+    window,
+)
 from torch import Tensor, nn
 
 from lm.cells import MLSTM, MogrifierGRU, MogrifierLSTM, recurrent_layer, uniform_parameters
@@ -12,41 +23,6 @@ from lm.equations import CappedLstmEquations
 from lm.recurrent import FEW, WeightDropLSTM
 from lm.schema import CellConfig
 from lm.shapes import shapes_only
-
-T, B, I, H = 4, 3, 4, 5  # noqa: E741
-
-Cell = MogrifierLSTM | MogrifierGRU | MLSTM
-
-
-def window(steps: int = T, streams: int = B) -> tuple[Tensor, State]:
-    def some(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-    return some(steps, streams, I), (some(streams, H), some(streams, H))
-
-
-def everything(
-    run: Callable[[Tensor, State], tuple[Tensor, State]], cell: nn.Module, inputs: Tensor, state: State
-) -> list[Tensor]:
-    """Outputs, last state and the gradients of everything, through all three at once."""
-    outputs, (h, c) = run(inputs, state)
-    generator = torch.Generator().manual_seed(1)
-    score = sum(
-        (torch.randn(one.shape, generator=generator, dtype=torch.float64) * one).sum()
-        for one in (outputs, h, c)
-    )
-    return [outputs, h, c, *torch.autograd.grad(score, [inputs, *state, *cell.parameters()])]
-
-
-def masks() -> list[Tensor | None]:
-    return [None, torch.rand(B, H).double().bernoulli_(0.5) * 2, torch.rand(T, B, H).double() * 2]
-
-
-def assert_equals_slow(cell: Cell, inputs: Tensor, state: State, mask: Tensor | None) -> None:
-    fast = everything(lambda x, s: cell(x, s, mask), cell, inputs, state)
-    wanted = everything(lambda x, s: slow(cell, x, s, mask), cell, inputs, state)
-    for one, other in zip(fast, wanted, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("rounds", range(7))

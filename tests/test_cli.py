@@ -31,8 +31,8 @@ COMMANDS = (
     "score", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
-    "analyze components", "analyze divergence", "analyze examples", "analyze rank", "analyze recovery",
-    "analyze temperature",
+    "analyze components", "analyze divergence", "analyze examples", "analyze gates", "analyze rank",
+    "analyze recovery", "analyze temperature",
     "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
     "presets", "reverse-copy", "score", "train", "tune",
 )  # fmt: skip

@@ -24,6 +24,8 @@ CELLS: list[dict[str, Any]] = [
     {"kind": "lstm", "init": "truncated"},
     {"kind": "mogrifier_gru", "rounds": 3, "rank": 2},
     {"kind": "gru", "init": "truncated"},
+    {"kind": "lstm", "layer_norm": True, "input_scale": True},
+    {"kind": "mogrifier", "rounds": 2, "layer_norm": True, "weight_rank": 2},
 ]
 
 

@@ -27,6 +27,7 @@ CELLS: list[dict[str, Any]] = [
     {"kind": "mlstm"},
     {"kind": "gru", "init": "truncated"},
     {"kind": "mogrifier_gru", "rounds": 1, "rank": 2},
+    {"layer_norm": True, "input_scale": True, "weight_rank": 2},
 ]
 RATES = ("embedding", "input", "hidden", "output", "weight")
 

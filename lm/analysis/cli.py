@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
 
 analyze = typer.Typer(
-    help="Look inside trained language models: rank, divergence, components, temperature, examples.",
+    help="Look inside trained language models: rank, divergence, components, temperature, examples, gates.",
     no_args_is_help=True,
 )
 
@@ -258,6 +258,31 @@ def recovery(
         found |= facts[name]
     write_result(json_file, result | _of_runs(result["runs"]))
     show(*recovery_tables(result))
+
+
+@analyze.command()
+def gates(
+    runs: Runs,
+    data: Data = None,
+    limit: Limit = None,
+    checkpoint: Checkpoint = "best",
+    json_file: JsonFile = None,
+) -> None:
+    """Means, deviations and saturation of the gates of every recurrent layer.
+
+    Example: lm analyze gates runs/ptb_small_softmax runs/ptb_small_mogrifier
+    """
+    spare_texts(json_file, runs, data)
+    from lm.analysis.gates import gate_statistics, gate_tables
+
+    results: dict[str, dict[str, Any]] = {}
+    with interruptible() as poll:
+        for run in runs:
+            trained = _load(run, checkpoint)
+            text = _text(trained, data, limit, poll)
+            results[str(run)] = _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids, poll)
+    write_result(json_file, _of_runs(results))
+    show(*gate_tables(results))
 
 
 def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:

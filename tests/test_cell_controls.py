@@ -1,0 +1,72 @@
+"""The variants of cells that Melis et al. (2020) rule out as reasons (§4.4), and the values of gates."""
+
+from typing import Any
+
+import pytest
+import torch
+from plain_cells import B, Cell, H, I, T, assert_equals_slow, masks, roughened, window
+
+from lm.cells import recurrent_layer, uniform_parameters
+from lm.schema import CellConfig
+
+CONTROLS: list[dict[str, Any]] = [
+    {"layer_norm": True}, {"layer_norm": True, "cap_input_gate": True}, {"input_scale": True},
+    {"weight_rank": 2}, {"kind": "mlstm", "layer_norm": True, "input_scale": True},
+    {"kind": "mogrifier", "rounds": 3, "rank": 2, "layer_norm": True, "input_scale": True, "weight_rank": 2},
+    {"kind": "gru", "input_scale": True, "weight_rank": 2},
+]  # fmt: skip
+
+
+def cell_of(config: dict[str, Any]) -> Cell:
+    cell = recurrent_layer(CellConfig.model_validate(config), I, H, 0.0)
+    assert isinstance(cell, Cell)
+    return cell
+
+
+@pytest.mark.parametrize("config", CONTROLS, ids=str)
+def test_the_controls_of_melis_equal_their_equations(config: dict[str, Any]) -> None:
+    """Scaled inputs, factorised matrices and layer normalisation (their §4.4)."""
+    for mask in masks():
+        assert_equals_slow(roughened(cell_of(config)), *window(), mask)
+
+
+def test_a_layer_norm_gives_every_gate_the_deviation_of_its_gain() -> None:
+    cell = cell_of({"layer_norm": True})
+    inputs, state = 100 * torch.randn(T, B, I), (torch.randn(B, H), torch.randn(B, H))
+    _, forget, _, _ = cell.gate_values(inputs, state).unbind(2)
+    sums = torch.logit(forget.double()) - cell.bias[H : 2 * H]
+    torch.testing.assert_close(sums.mean(2), torch.zeros(T, B).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(sums.var(2, unbiased=False), torch.ones(T, B).double(), atol=1e-3, rtol=0)
+
+
+def test_factorised_matrices_have_the_rank_and_start_as_wide_as_full_ones() -> None:
+    full = recurrent_layer(CellConfig(cap_input_gate=True), 40, 50, 0.0)
+    low = recurrent_layer(CellConfig(weight_rank=7), 40, 50, 0.0)
+    for name in ("weight_ih", "weight_hh"):
+        matrix = getattr(low, name)
+        assert torch.linalg.matrix_rank(matrix) == 7
+        assert float(matrix.detach().std()) == pytest.approx(
+            float(getattr(full, name).detach().std()), rel=0.15
+        )
+    assert sum(parameter.numel() for parameter in low.parameters()) == 7 * (200 + 40) + 7 * (200 + 50) + 200
+
+
+def test_a_dialog_models_own_start_leaves_theirs_alone() -> None:
+    cell = cell_of({"layer_norm": True, "input_scale": True, "weight_rank": 2})
+    assert list(uniform_parameters(cell)) == [cell.bias]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"cap_input_gate": True}, {"layer_norm": True}, {"kind": "mogrifier", "rank": 2}, {"kind": "mlstm"}],
+    ids=str,
+)
+def test_gate_values_are_those_that_make_the_outputs(config: dict[str, Any]) -> None:
+    cell = recurrent_layer(CellConfig.model_validate(config), I, H, 0.0)
+    roughened(cell)
+    inputs, (h, c) = window()
+    with torch.no_grad():
+        outputs, _ = cell(inputs, (h, c))
+    for (i, f, g, o), output in zip(cell.gate_values(inputs, (h, c)).transpose(1, 2), outputs, strict=True):
+        c = f * c + i * g
+        torch.testing.assert_close(o * torch.tanh(c), output)
