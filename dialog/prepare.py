@@ -58,8 +58,9 @@ class PrepareOptions:
 def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
     """Read ``source`` and write ``out``, unless it holds the result of just that already.
 
-    A result of other input or options is replaced. ConfigError for options, DataError for the source,
-    StorageError where ``out`` is something else, cannot be written, or is being written by another process.
+    A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
+    for the source, StorageError where ``out`` is something else or of another source, cannot be written, or
+    is being written by another process.
     """
     log = InputLog(options.on_bad_line)
     located = locate(source, options.read, log)
@@ -80,6 +81,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
         wanted["inputs"] = {source: hashlib.sha256(repr(read).encode()).hexdigest()}
         if current := folder.current(wanted):
             return current
+    folder.require_replaceable(wanted)
     splits = _split(read, source, options)
     report = _report(located.format, splits, log, options)
     with folder.building() as building, storage_errors(building):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lm.commit import FOLDER, Commit, write_commit
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError
 from lm.lines import visible
 from lm.storage import (
     JSON,
@@ -113,16 +113,22 @@ class CheckpointStore:
         return None
 
     def open(self, which: str) -> Commit:
-        """Verify and return ``last``, ``best`` or ``step-N``; StorageError where it is missing or damaged."""
+        """Verify and return ``last``, ``best`` or ``step-N``.
+
+        StorageError where it is missing or damaged, ConfigError for another name.
+        """
         folders = self._folders()
         steps = [step for step, _ in folders]
-        wanted = -1
         if which in ("last", "best"):
             wanted = next(iter(self.pointed("last" if which == "last" else "best")), -1)
             if which == "last" and wanted not in steps:
                 wanted = max(steps, default=-1)
         elif match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             wanted = int(match[1])
+        else:
+            raise ConfigError(
+                f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
+            )
         if wanted not in steps:
             raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{self._choices(steps)}")
         try:

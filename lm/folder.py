@@ -57,7 +57,7 @@ class OutputFolder:
     """Where ``command`` writes its result, and what is there from an earlier time.
 
     ``poll`` is called before every file that is hashed. StorageError where there is something else, which is
-    never replaced.
+    never replaced: no folder of ours, the result of another source, or files that were put beside ours.
     """
 
     def __init__(self, path: Path, command: str, poll: Poll = no_poll) -> None:
@@ -91,6 +91,25 @@ class OutputFolder:
                 remove_tree(tmp)
         report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
+
+    def require_replaceable(self, wanted: Mapping[str, Any]) -> None:
+        """Raise StorageError where another source's result is there, or files that we have not written."""
+        if self._manifest is None:
+            return
+        source, inputs = self._manifest["source"], self._manifest["inputs"]
+        if source != wanted["source"] and _contents(inputs) != _contents(wanted["inputs"]):
+            raise StorageError(
+                f"{visible(self.path)}: holds what `{self.command} {visible(source)}` wrote;"
+                " choose another --out, or remove it"
+            )
+        ours = {self.path / name for name in (MANIFEST, *self._manifest["outputs"])}
+        with storage_errors(self.path):
+            files = [path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink()]
+        if strangers := sorted(set(files) - ours):
+            raise StorageError(
+                f"{visible(strangers[0])}: not written by `{self.command}`, and would be lost;"
+                " move it elsewhere"
+            )
 
     @contextmanager
     def building(self) -> Iterator[Path]:
@@ -164,6 +183,11 @@ class OutputFolder:
             self._poll()
             hashes[path.relative_to(folder).as_posix()] = sha256_file(path)
         return hashes
+
+
+def _contents(inputs: Mapping[str, Any]) -> list[str]:
+    """What was read, wherever it lay."""
+    return sorted(map(repr, inputs.values()))
 
 
 def _json(value: object, indent: int | None = None) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from tiny_store import flip, groups_of, holds, one_line, save, two_commits
 
 from lm.checkpoint import CheckpointStore, average_tensors
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
@@ -164,10 +164,15 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
     store.point("best", [2, 1])
     assert store.pointed("best") == [2, 1]
     assert [store.open(which).step for which in ("best", "last", "step-1", "step-00000001")] == [2, 3, 1, 1]
-    for which in ("step-9", "nonsense\x1b", "step-", "../step-1", ""):
-        with pytest.raises(StorageError) as error:
+    with pytest.raises(StorageError) as error:
+        store.open("step-9")
+    one_line(error, "'step-9'", "step-3")
+    for which in ("nonsense\x1b", "step-", "../step-1", ""):
+        with pytest.raises(ConfigError) as misspelt:
             store.open(which)
-        one_line(error, "step-3")
+        assert "must be last, best, average or step-N; choose another one by --checkpoint: step-3" in str(
+            misspelt
+        )
     store.prune([1, 2])
     assert store.open("last").step == 2, "a pointer to a commit that is gone"
     flip(store.folder / "step-00000002" / "state.json", 3)

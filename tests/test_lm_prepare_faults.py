@@ -53,6 +53,26 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], "nothing is left behind"
 
 
+def test_another_corpus_and_files_of_others_are_not_replaced(tmp_path: Path) -> None:
+    source, out = standard(tmp_path / "in"), tmp_path / "out"
+    prepare(source, out, DEFAULTS)
+    first = contents(out)
+    other = standard(tmp_path / "other")
+    moved = prepare(other, out, PrepareOptions(vocab_size=5))  # the same text in another place
+    assert not moved.unchanged
+    prepare(source, out, DEFAULTS)
+    with Path(other, "train.txt").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(StorageError, match=rf"out: holds what `lm prepare {source}` wrote; choose another"):
+        prepare(other, out, DEFAULTS)
+    assert contents(out) == first
+    (out / "train" / "notes").write_text("mine")
+    with pytest.raises(StorageError, match=r"out/train/notes: not written by `lm prepare`.*move it"):
+        prepare(source, out, PrepareOptions(vocab_size=5))
+    (out / "train" / "notes").unlink()
+    assert contents(out) == first
+
+
 BAD = {
     "missing": (None, r"no such file or folder; check the path"),
     "empty": (b"", r"bad: the file is empty"),

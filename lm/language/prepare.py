@@ -94,9 +94,9 @@ class PrepareOptions:
 def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
     """Read ``source`` and write ``out``, unless it holds the result of just that already.
 
-    A result of other input or options is replaced. ConfigError for options, DataError for the source,
-    StorageError where ``out`` is something else, cannot be written, or is being written by another process,
-    Interrupted after a signal.
+    A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
+    for the source, StorageError where ``out`` is something else or of another source, cannot be written, or
+    is being written by another process, Interrupted after a signal.
     """
     located = locate(source, options.read)  # a signal ends this at once: it may wait for a network
     kind = _tokenizer_kind(located.format, options)
@@ -112,6 +112,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
         }
         if current := folder.current(wanted):
             return current
+        folder.require_replaceable(wanted)
         log = InputLog(options.on_bad_line, COMMAND)
         codec, counts = _survey(located, kind, options, log, poll)
         report = _report(located, codec, counts, log, options)
