@@ -14,7 +14,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from lm.equations import CappedLstmEquations, GruEquations, LstmEquations
 from lm.gated import GatedLayer, Reading, Scale, fill_truncated
 from lm.gating import Mogrify, Multiply, Round
-from lm.recurrent import State, WeightDropLSTM, lstm_window
+from lm.packing import State
+from lm.recurrent import WeightDropLSTM, lstm_window
 from lm.schema import CellConfig
 
 

@@ -14,9 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lm.gating import rows_of
 from lm.kernels.products import Products, products_with
-from lm.recurrent import shifted
+from lm.packing import rows_of, shifted
 
 _EPSILON = 1e-5  # added to variances that divide
 

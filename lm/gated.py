@@ -22,7 +22,7 @@ from lm.equations import (
     NormalizedLstmEquations,
 )
 from lm.gating import Gating, MaybeTensors
-from lm.recurrent import State
+from lm.packing import State
 from lm.regularize import dropout
 from lm.unrolled import Cell, Weights, activations, unrolled
 

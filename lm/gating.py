@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lm.kernels.products import Products, products_with
+from lm.packing import rows_of
 
 MaybeTensors = Sequence[Tensor | None]
 
@@ -224,8 +225,3 @@ class Multiply(Gating):
     def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
         d_factor, d_linear = self._slopes
         return [d_factor, d_linear.t() @ entering, None, None]
-
-
-def rows_of(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Views of the rows of every step of a packed tensor (N, ·); none of None."""
-    return () if tensor is None else tensor.split(list(sizes))

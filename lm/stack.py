@@ -3,6 +3,7 @@
 R sequences · T time · I input size · H hidden size.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -10,7 +11,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lm.cells import gated_layer
 from lm.gated import GatedLayer
-from lm.recurrent import LSTM, Direction, State, over_packed, run_layers
+from lm.packing import Direction, State, over_packed, run_layers
+from lm.recurrent import LSTM
 from lm.schema import CellConfig
 
 
@@ -59,7 +61,7 @@ class Stack(nn.Module):
             outputs = data.unflatten(0, (steps, rows)).transpose(0, 1)
         return outputs, after[0] if self.is_gru else after
 
-    def _run(self, data: Tensor, sizes: list[int], state: State | None) -> tuple[Tensor, State]:
+    def _run(self, data: Tensor, sizes: Sequence[int], state: State | None) -> tuple[Tensor, State]:
         layers: list[list[Direction]] = [
             [cell.packed for cell in layer.children() if isinstance(cell, GatedLayer)]
             for layer in self.layers

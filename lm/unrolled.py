@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from lm.equations import Equations
-from lm.gating import Gating, MaybeTensors, rows_of
+from lm.gating import Gating, MaybeTensors
 from lm.kernels.products import products_with
-from lm.recurrent import State, shifted
+from lm.packing import State, rows_of, shifted
 
 
 class Weights(NamedTuple):

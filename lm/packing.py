@@ -1,0 +1,85 @@
+"""Sequences of different lengths side by side, packed as torch packs them: time-major, the longest first.
+
+N tokens · R sequences · I input size · H hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+State = tuple[Tensor, Tensor]  # (h, c)
+Direction = Callable[[Tensor, Sequence[int], State | None], tuple[Tensor, State]]  # of a layer, packed
+
+
+def over_packed(run: Direction, inputs: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+    """Runs on what is packed, the states in its order, and gives states in the order of the caller."""
+    if state is not None and inputs.sorted_indices is not None:
+        state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
+    data, last = run(inputs.data, inputs.batch_sizes.tolist(), state)
+    if inputs.unsorted_indices is not None:
+        last = (last[0][:, inputs.unsorted_indices], last[1][:, inputs.unsorted_indices])
+    return inputs._replace(data=data), last
+
+
+def run_layers(
+    layers: Sequence[Sequence[Direction]],
+    data: Tensor,
+    sizes: Sequence[int],
+    state: State | None,
+    between: Callable[[Tensor], Tensor] = lambda data: data,
+) -> tuple[Tensor, State]:
+    """Layer after layer over packed sequences.
+
+    Args:
+        layers: of each the forward direction, and the backward one if there is one.
+        data: (N, I).
+        sizes: how many sequences are alive at each time step, falling.
+        state: (h, c) of all layers and directions, each (layers x directions, R, H); zeros if left out.
+        between: what happens to the outputs of every layer but the last.
+
+    Returns:
+        outputs (N, directions x H), and (h, c) as ``state``.
+    """
+    backwards = _reversal(sizes).to(data.device) if len(layers[0]) == 2 else None
+    hidden: list[Tensor] = []
+    cells: list[Tensor] = []
+    for number, directions in enumerate(layers):
+        outputs = []
+        for run, order in zip(directions, (None, backwards), strict=False):
+            start = None if state is None else (state[0][len(hidden)], state[1][len(hidden)])
+            out, (h, c) = run(data if order is None else data[order], sizes, start)
+            hidden.append(h)
+            cells.append(c)
+            outputs.append(out if order is None else out[order])
+        data = torch.cat(outputs, 1) if len(outputs) == 2 else outputs[0]
+        if number + 1 < len(layers):
+            data = between(data)
+    return data, (torch.stack(hidden), torch.stack(cells))
+
+
+def _reversal(sizes: Sequence[int]) -> Tensor:
+    """The permutation that turns every sequence of a packed batch around; it is its own inverse."""
+    starts = torch.tensor([0, *accumulate(sizes)][:-1])
+    steps = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    rows = torch.cat([torch.arange(size) for size in sizes])
+    lengths = torch.tensor(sizes)[:, None].gt(torch.arange(sizes[0])).sum(0)  # (R,)
+    return starts[lengths[rows] - 1 - steps] + rows
+
+
+def shifted(states: Tensor, first: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The state before every token, (N, H): the first state, then the states one step earlier."""
+    if sizes[0] == sizes[-1]:  # as in a window, and in one piece
+        return torch.cat([first, states[: len(states) - sizes[0]]])
+    pieces, start = [first], 0
+    for size, following in pairwise(sizes):
+        pieces.append(states[start : start + following])
+        start += size
+    return torch.cat(pieces)
+
+
+def rows_of(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Views of the rows of every step of a packed tensor (N, ·); none of None."""
+    return () if tensor is None else tensor.split(list(sizes))
