@@ -25,7 +25,7 @@ from lm.meter import perplexity
 from lm.records import keep
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import canonical_json, require_apart, require_writable, write_atomic
-from lm.text import UNK, Codec
+from lm.text import UNK, Codec, require_known
 from lm.tokenizers import Tokenizer, WordPunct
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
-_FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
 _PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
@@ -273,11 +272,7 @@ def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:
     words = [token for example in test.examples for token in codec.tokenizer.split(example.response.text)]
     unknown = sum(word == UNK or word not in codec.vocabulary for word in words)
     share = unknown / len(words) if words else 0.0
-    if share > _FOREIGN:
-        raise DataError(
-            f"{visible(test.source)}: {share:.0%} of its tokens are not in the vocabulary of the run; "
-            "evaluate on the language and the spelling that the run was trained on"
-        )
+    require_known(share, test.source)
     return share
 
 

@@ -44,11 +44,13 @@ __all__ = [
     "TokenizerKind",
     "Vocabulary",
     "build_codec",
+    "require_known",
 ]
 
 
 EOS_WORD = "<eos>"  # the end of a line in language models
 RESTORE = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
+_FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
 
 
@@ -248,6 +250,15 @@ class Codec:
             raise StorageError(f"{visible(path)}: {reason}; {RESTORE}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"{visible(path)}: damaged or foreign; {RESTORE}") from error
+
+
+def require_known(unknown: float, source: object) -> None:
+    """DataError where so large a share of a text is unknown that a run cannot have been trained for it."""
+    if unknown > _FOREIGN:
+        raise DataError(
+            f"{visible(source)}: {unknown:.0%} of its tokens are unknown to the run;"
+            " evaluate on the language and the spelling that the run was trained on"
+        )
 
 
 def build_codec(

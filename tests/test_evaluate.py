@@ -356,7 +356,7 @@ def test_bad_input_leaves_nothing_behind(run: Path) -> None:
     before = contents(run.parent)
     references = refusal(run, DataError, references=Path("refs.json"))
     assert "15 of 15 contexts have no item" in references
-    assert "100% of its tokens are not in the vocabulary" in refusal(run, DataError, data="greek.jsonl")
+    assert "100% of its tokens are unknown to the run" in refusal(run, DataError, data="greek.jsonl")
     assert "nowhere.jsonl" in refusal(run, DataError, data="nowhere.jsonl")
     assert "--limit 0" in refusal(run, ConfigError, limit=0)
     assert "decode.baem" in refusal(run, ConfigError, overrides=["decode.baem=3"])

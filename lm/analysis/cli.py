@@ -1,6 +1,6 @@
 """``lm analyze …``: trained models, looked into."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,9 +62,7 @@ def rank(
     results: dict[str, dict[str, Any]] = {}
     spectra: dict[str, RankResult] = {}
     with interruptible() as poll, counting("factorising") as progress:
-        for run in runs:
-            trained = _load(run, checkpoint)
-            text = _text(trained, data, limit, poll)
+        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
             folder = run / "analysis"
             make_folder(folder)
             measured = rank_of_run(
@@ -96,9 +94,7 @@ def divergence(
 
     results: dict[str, dict[str, Any]] = {}
     with interruptible() as poll:
-        for run in runs:
-            trained = _load(run, checkpoint)
-            text = _text(trained, data, limit, poll)
+        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
             measured = expected_divergence(trained.log_probs(text.ids, poll), poll)
             results[str(run)] = _facts(trained, text, checkpoint) | measured
     write_result(json_file, _of_runs(results))
@@ -277,9 +273,7 @@ def gates(
 
     results: dict[str, dict[str, Any]] = {}
     with interruptible() as poll:
-        for run in runs:
-            trained = _load(run, checkpoint)
-            text = _text(trained, data, limit, poll)
+        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
             results[str(run)] = _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids, poll)
     write_result(json_file, _of_runs(results))
     show(*gate_tables(results))
@@ -297,6 +291,15 @@ def _load(run: Path, checkpoint: str) -> "TrainedLm":
     from lm.language.trained import TrainedLm
 
     return TrainedLm.load(run, checkpoint)
+
+
+def _opened(
+    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, poll: Poll
+) -> Iterator[tuple[Path, "TrainedLm", "Text"]]:
+    """Every run with what it is to read, one after the other."""
+    for run in runs:
+        trained = _load(run, checkpoint)
+        yield run, trained, _text(trained, data, limit, poll)
 
 
 def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll) -> "Text":

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError
 from lm.guard import require_finite
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
@@ -24,6 +24,7 @@ from lm.lines import visible
 from lm.meter import perplexity
 from lm.records import keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
+from lm.text import require_known
 
 Result = dict[str, Any]
 Compat = Literal["none", "paper"]
@@ -32,7 +33,6 @@ NONE = Refinements()
 BLOCK = 1000  # tokens of a unit that comparisons resample
 BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words but the last
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
-_FOREIGN = 0.5  # share of unknown tokens from which the data cannot be what the run was trained for
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,7 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None, poll: P
     ids, characters, name = split.ids(), split.characters or None, plain(Path(source).stem)
     if limit is not None and limit < len(ids):
         ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"
-    share = unknown_share(trained, ids)
-    if share > _FOREIGN:
-        raise DataError(
-            f"{visible(source)}: {share:.0%} of its tokens are unknown to the run;"
-            " evaluate on the language and the spelling that the run was trained on"
-        )
+    require_known(unknown_share(trained, ids), source)
     return Text(name, source, ids, split.fingerprint, characters)
 
 
