@@ -17,6 +17,7 @@ from lm.gating import Mogrify, Multiply, Round
 from lm.packing import State
 from lm.recurrent import WeightDropLSTM, lstm_window
 from lm.schema import CellConfig
+from lm.unrolled import Masks
 
 
 class Mogrifier(GatedLayer):
@@ -44,12 +45,13 @@ class Mogrifier(GatedLayer):
         sizes: Sequence[int],
         state: State,
         recurrent: Tensor,
-        state_mask: Tensor | None,
+        masks: Masks,
     ) -> tuple[Tensor, State]:
         is_window = sizes[0] == sizes[-1]
+        is_masked = any(mask is not None for mask in masks)
         by_torch = self.equations in (LstmEquations, GruEquations)
-        if self.gates or not is_window or state_mask is not None or not by_torch:
-            return super()._run(inputs, sizes, state, recurrent, state_mask)
+        if self.gates or not is_window or is_masked or not by_torch:
+            return super()._run(inputs, sizes, state, recurrent, masks)
         outputs, last = self._by_torch(inputs.unflatten(0, (len(sizes), sizes[0])), state, recurrent)
         return outputs.flatten(0, 1), last
 

@@ -47,8 +47,8 @@ class Equations(ABC):
         """The state after step t, from the gated h (R, H) and c (R, H)."""
 
     @abstractmethod
-    def open(self, gated: Tensor, c0: Tensor) -> None:
-        """Begins the way back, from what the steps read as h, (N, H), and c before the first one, (R, H)."""
+    def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
+        """Begins the way back, from what steps read as h, (N, H), c before the first, (R, H), its mask."""
 
     @abstractmethod
     def step_back(self, t: int, dh: Tensor, dc: Tensor) -> None:
@@ -114,10 +114,12 @@ class LstmEquations(Equations):
     def _forwards(self) -> Products:
         return products_with(self.weight_hh, len(self.sizes))
 
-    def open(self, gated: Tensor, c0: Tensor) -> None:
+    def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
         act, _, cells, squashed = self.kept[:4]
         i, f, g, o = act.chunk(4, 1)
         of_i, of_f = g * i * (1 - i), shifted(cells, c0, self.sizes)
+        if mask is not None:
+            of_f *= mask
         if (
             self.capped
         ):  # where the cap holds, also at equality as in lamb, the gradient of i is that of 1 - f
@@ -180,8 +182,8 @@ class NormalizedLstmEquations(LstmEquations):
         rates.copy_(rate[..., 0])
         torch.addcmul(shift, gain, normal.copy_(found.flatten(1)), out=a)
 
-    def open(self, gated: Tensor, c0: Tensor) -> None:
-        super().open(gated, c0)
+    def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
+        super().open(gated, c0, mask)
         self._of_sums = torch.empty_like(self._grads)
         self._sum_rows = rows_of(self._of_sums, self.sizes)
 
@@ -244,7 +246,7 @@ class GruEquations(Equations):
             self.weight_hh[2 * size :], steps
         )
 
-    def open(self, gated: Tensor, c0: Tensor) -> None:
+    def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
         act, _, inner = self.kept
         r, z, n = act.chunk(3, 1)
         of_n = (1 - z) * (1 - n * n)

@@ -24,7 +24,7 @@ from lm.equations import (
 from lm.gating import Gating, MaybeTensors
 from lm.packing import State
 from lm.regularize import dropout
-from lm.unrolled import Cell, Weights, activations, unrolled
+from lm.unrolled import UNMASKED, Cell, Masks, Weights, activations, unrolled
 
 
 class Reading(NamedTuple):
@@ -95,7 +95,13 @@ class GatedLayer(nn.Module, ABC):
         self.equations = NormalizedCappedLstmEquations if is_capped else NormalizedLstmEquations
         self.gain = Scale(len(self.bias))
 
-    def forward(self, inputs: Tensor, state: State, state_mask: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        inputs: Tensor,
+        state: State,
+        state_mask: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         """Reads one window.
 
         Args:
@@ -103,21 +109,30 @@ class GatedLayer(nn.Module, ABC):
             state: (h, c), each (B, H).
             state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
                 (T, B, H). Outputs and the state that is returned are not masked.
+            keep: (T, B), 1, or 0 where a step reads h and c as zero.
 
         Returns:
             outputs (T, B, H) and the last state, in the precision of the parameters, under autocast too.
         """
         steps, streams = inputs.shape[:2]
-        mask = None if state_mask is None else state_mask.expand(steps, -1, self.hidden_size).flatten(0, 1)
-        outputs, last = self.packed(inputs.flatten(0, 1), [streams] * steps, state, mask)
+        masks = self._masks(steps, state_mask, keep)
+        outputs, last = self.packed(inputs.flatten(0, 1), [streams] * steps, state, masks)
         return outputs.unflatten(0, (steps, streams)), last
+
+    def _masks(self, steps: int, state_mask: Tensor | None, keep: Tensor | None) -> Masks:
+        """Those of :meth:`forward`, for every token."""
+        h = None if state_mask is None else state_mask.expand(steps, -1, self.hidden_size).flatten(0, 1)
+        if keep is None:
+            return Masks(h)
+        c = keep.flatten()[:, None].to(self.bias.dtype)
+        return Masks(c if h is None else h * c, c)
 
     def packed(
         self,
         inputs: Tensor,
         sizes: Sequence[int],
         state: State | None = None,
-        state_mask: Tensor | None = None,
+        masks: Masks = UNMASKED,
     ) -> tuple[Tensor, State]:
         """Reads packed sequences.
 
@@ -125,7 +140,7 @@ class GatedLayer(nn.Module, ABC):
             inputs: (N, I), after their dropout.
             sizes: how many sequences run at each time step, falling.
             state: (h, c), each (R, H); zeros if left out.
-            state_mask: (N, H), multiplies h as in :meth:`forward`.
+            masks: of h, as in :meth:`forward`, and of c.
 
         Returns:
             outputs (N, H) and the last state of every sequence.
@@ -141,13 +156,20 @@ class GatedLayer(nn.Module, ABC):
                 zeros = recurrent.new_zeros(sizes[0], self.hidden_size)
                 state = (zeros, zeros)
             state = (state[0].to(recurrent.dtype), state[1].to(recurrent.dtype))
-            return self._run(self._scaled(inputs.to(recurrent.dtype)), sizes, state, recurrent, state_mask)
+            return self._run(self._scaled(inputs.to(recurrent.dtype)), sizes, state, recurrent, masks)
 
-    def gate_values(self, inputs: Tensor, state: State) -> Tensor:
-        """What the gates of :meth:`forward` are, (T, B, G, H), without dropout and gradients; as in torch."""
+    def gate_values(
+        self,
+        inputs: Tensor,
+        state: State,
+        state_mask: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """What the gates of :meth:`forward` are, (T, B, G, H), as in torch; weights are not dropped."""
         steps, streams = inputs.shape[:2]
-        call = self._call(self._scaled(inputs.flatten(0, 1)), self.weight_hh)
-        found = activations(call.cell, call.inputs, [streams] * steps, state, call.weights, call.tensors)
+        cell, rows, weights, tensors = self._call(self._scaled(inputs.flatten(0, 1)), self.weight_hh)
+        masks = self._masks(steps, state_mask, keep)
+        found = activations(cell, rows, [streams] * steps, state, weights, tensors, masks)
         return found.view(steps, streams, self.equations.kinds, self.hidden_size)
 
     def _run(
@@ -156,10 +178,10 @@ class GatedLayer(nn.Module, ABC):
         sizes: Sequence[int],
         state: State,
         recurrent: Tensor,
-        state_mask: Tensor | None,
+        masks: Masks,
     ) -> tuple[Tensor, State]:
-        call = self._call(inputs, recurrent)
-        return unrolled(call.cell, call.inputs, sizes, state, call.weights, call.tensors, state_mask)
+        cell, rows, weights, tensors = self._call(inputs, recurrent)
+        return unrolled(cell, rows, sizes, state, weights, tensors, masks)
 
     def _scaled(self, inputs: Tensor) -> Tensor:
         return inputs if self.input_scale is None else self.input_scale(inputs)

@@ -82,12 +82,12 @@ class WeightDropLSTM(nn.LSTM):
         return lstm_window(inputs, state, weights, self.training)
 
     def gate_values(self, inputs: Tensor, state: State) -> Tensor:
-        """What the gates of :meth:`forward` are, (T, B, 4, H), without dropout and gradients; as in torch."""
+        """What the gates of :meth:`forward` are, (T, B, 4, H), as in torch; weights are not dropped."""
         steps, streams = inputs.shape[:2]
         bias = self.bias_ih_l0 + self.bias_hh_l0
         sums = nn.functional.linear(inputs.flatten(0, 1), self.weight_ih_l0, bias)
         weights = Weights(None, self.weight_hh_l0, None)
-        found = activations(_CELL, sums, [streams] * steps, state, weights, ())
+        found = activations(_CELL, sums, [streams] * steps, state, weights)
         return found.view(steps, streams, 4, self.hidden_size)
 
 

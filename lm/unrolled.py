@@ -32,6 +32,16 @@ class Weights(NamedTuple):
     extra: Tensor | None = None  # GRU: (H,), the bias of W_hn h; normalised: (2, G·H), gains and shifts
 
 
+class Masks(NamedTuple):
+    """What multiplies h and c wherever a step reads them, (N, H) or (N, 1); outputs are not masked."""
+
+    h: Tensor | None = None
+    c: Tensor | None = None
+
+
+UNMASKED = Masks()
+
+
 class Cell(NamedTuple):
     """The static part of a cell."""
 
@@ -46,7 +56,7 @@ def unrolled(
     state: State,
     weights: Weights,
     tensors: MaybeTensors = (),
-    state_mask: Tensor | None = None,
+    masks: Masks = UNMASKED,
 ) -> tuple[Tensor, State]:
     """One layer in one direction.
 
@@ -55,24 +65,30 @@ def unrolled(
         sizes: how many sequences run at each time step, falling.
         state: (h, c) before the first step, each (R, H).
         tensors: weights and buffers of the gating.
-        state_mask: (N, H), multiplies h wherever a step reads it; the outputs are not masked.
+        masks: of the state.
 
     Returns:
         outputs (N, H) and (h, c) of every sequence after its last step.
     """
     h, c = state[0].contiguous(), state[1].contiguous()
     outputs, h, c = _Unrolled.apply(  # type: ignore[no-untyped-call]
-        cell, sizes, inputs.contiguous(), h, c, state_mask, *weights, *tensors
+        cell, sizes, inputs.contiguous(), h, c, *masks, *weights, *tensors
     )
     return outputs, (h, c)
 
 
 def activations(
-    cell: Cell, inputs: Tensor, sizes: Sequence[int], state: State, weights: Weights, tensors: MaybeTensors
+    cell: Cell,
+    inputs: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Weights,
+    tensors: MaybeTensors = (),
+    masks: Masks = UNMASKED,
 ) -> Tensor:
     """The gates of :func:`unrolled` after their squashing, (N, G·H); no gradients."""
     with torch.no_grad():
-        return _forward(cell, inputs, sizes, state, weights, tensors)[0].kept[0]
+        return _forward(cell, inputs, sizes, state, weights, tensors, masks)[0].kept[0]
 
 
 def _forward(
@@ -82,7 +98,7 @@ def _forward(
     state: State,
     weights: Weights,
     tensors: MaybeTensors,
-    mask: Tensor | None = None,
+    masks: Masks,
 ) -> tuple[Equations, Tensor, Tensor]:
     """The equations with all they keep, h and c of every sequence after its last step."""
     weight_ih, weight_hh, bias, extra = weights
@@ -91,15 +107,15 @@ def _forward(
     kept = cell.equations.fresh(act, weight_hh.shape[1], extra)
     equations = cell.equations(kept, weight_hh, extra, sizes)
     mixed = None if weight_ih is None else products_with(weight_ih, len(sizes))
-    rows, masks = rows_of(inputs, sizes), rows_of(mask, sizes)
+    rows, of_h, of_c = (rows_of(one, sizes) for one in (inputs, *masks))
     h, c = state
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
     for t, (now, following) in enumerate(pairwise((*sizes, 0))):
         h, c = _first(now, h), _first(now, c)
-        x, h = gating.step(t, rows[t], h * masks[t] if masks else h)
+        x, h = gating.step(t, rows[t], h * of_h[t] if of_h else h)
         if mixed is not None:
             mixed.add(x, equations.rows[0][t])
-        h, c = equations.step(t, h, c)
+        h, c = equations.step(t, h, c * of_c[t] if of_c else c)
         if following < now:
             last_h[following:now], last_c[following:now] = h[following:], c[following:]
     return equations, last_h, last_c
@@ -111,31 +127,35 @@ _WEIGHTS = len(Weights._fields)
 class _Unrolled(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor, mask: Tensor | None,
-        *tensors: Tensor | None,
+        ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor,
+        mask_h: Tensor | None, mask_c: Tensor | None, *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weights = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
-        equations, last_h, last_c = _forward(cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], mask)
+        equations, last_h, last_c = _forward(
+            cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], Masks(mask_h, mask_c)
+        )
         ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
-        ctx.save_for_backward(*equations.kept, inputs, h, c, mask, *tensors)
+        ctx.save_for_backward(*equations.kept, inputs, h, c, mask_h, mask_c, *tensors)
         return equations.kept[1], last_h, last_c
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_outputs: Tensor, grad_h: Tensor, grad_c: Tensor):  # type: ignore[no-untyped-def]
         kept, sizes = ctx.saved_tensors[: ctx.count], ctx.sizes
-        inputs, h0, c0, mask, weight_ih, weight_hh, bias, extra, *tensors = ctx.saved_tensors[ctx.count :]
-        gating = ctx.cell.gating(tensors, sizes)
+        inputs, h0, c0, mask_h, mask_c, *tensors = ctx.saved_tensors[ctx.count :]
+        weight_ih, weight_hh, bias, extra = tensors[:_WEIGHTS]
+        gating = ctx.cell.gating(tensors[_WEIGHTS:], sizes)
         equations = ctx.cell.equations(kept, weight_hh, extra, sizes)
         entering = shifted(kept[1], h0, sizes)
-        if mask is not None:
-            entering *= mask
+        if mask_h is not None:
+            entering *= mask_h
         x, h = gating.results(inputs, entering)
-        equations.open(h, c0)
+        equations.open(h, c0, mask_c)
         grads = equations.of_inputs
         grad_inputs = grads if weight_ih is None else torch.empty_like(inputs)
         mixed = None if weight_ih is None else products_with(weight_ih.t(), len(sizes))
-        from_outputs, into_inputs, masks = (rows_of(one, sizes) for one in (grad_outputs, grad_inputs, mask))
+        from_outputs, into_inputs = rows_of(grad_outputs, sizes), rows_of(grad_inputs, sizes)
+        of_h, of_c = rows_of(mask_h, sizes), rows_of(mask_c, sizes)
         from_inputs = () if mixed is None else rows_of(grads, sizes)
         all_dh, all_dc = grad_h.clone(), grad_c.clone()
         for t, now in reversed(list(enumerate(sizes))):
@@ -145,15 +165,18 @@ class _Unrolled(torch.autograd.Function):
             if mixed is not None:
                 mixed.write(from_inputs[t], dx)
             gating.step_back(t, dx, dh)
-            if masks:
-                dh *= masks[t]
+            if of_h:
+                dh *= of_h[t]
+            if of_c:
+                dc *= of_c[t]
         of_weights = (
             None if weight_ih is None else grads.t() @ x,
             equations.of_products.t() @ h,
             None if bias is None else grads.sum(0),
             equations.of_extra,
         )
-        return None, None, grad_inputs, all_dh, all_dc, None, *of_weights, *gating.gradients(inputs, entering)
+        of_gating = gating.gradients(inputs, entering)
+        return None, None, grad_inputs, all_dh, all_dc, None, None, *of_weights, *of_gating
 
 
 def _first(count: int, rows: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ def multiplied(cell: MLSTM, x: Tensor, h: Tensor) -> State:
     return x, (x @ cell.weight_mx.t()) * (h @ cell.weight_mh.t())
 
 
-def slow(cell: nn.Module, inputs: Tensor, state: State, mask: Tensor | None) -> tuple[Tensor, State]:
+def slow(
+    cell: nn.Module, inputs: Tensor, state: State, mask: Tensor | None, keep: Tensor | None = None
+) -> tuple[Tensor, State]:
     """One window, step after step, by autograd."""
     assert isinstance(cell, GatedLayer)
     h, c = state
@@ -66,6 +68,8 @@ def slow(cell: nn.Module, inputs: Tensor, state: State, mask: Tensor | None) -> 
     if cell.input_scale is not None:
         inputs = inputs * cell.input_scale.weight
     for t, x in enumerate(inputs):
+        if keep is not None:
+            h, c = h * keep[t][:, None], c * keep[t][:, None]
         if mask is not None:
             h = h * (mask if mask.dim() == 2 else mask[t])
         x, h = multiplied(cell, x, h) if isinstance(cell, MLSTM) else mogrified(cell, x, h)
@@ -105,8 +109,10 @@ def masks() -> list[Tensor | None]:
     return [None, torch.rand(B, H).double().bernoulli_(0.5) * 2, torch.rand(T, B, H).double() * 2]
 
 
-def assert_equals_slow(cell: Cell, inputs: Tensor, state: State, mask: Tensor | None) -> None:
-    fast = everything(lambda x, s: cell(x, s, mask), cell, inputs, state)
-    wanted = everything(lambda x, s: slow(cell, x, s, mask), cell, inputs, state)
+def assert_equals_slow(
+    cell: Cell, inputs: Tensor, state: State, mask: Tensor | None, keep: Tensor | None = None
+) -> None:
+    fast = everything(lambda x, s: cell(x, s, mask, keep), cell, inputs, state)
+    wanted = everything(lambda x, s: slow(cell, x, s, mask, keep), cell, inputs, state)
     for one, other in zip(fast, wanted, strict=True):
         torch.testing.assert_close(one, other)

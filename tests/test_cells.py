@@ -49,6 +49,24 @@ def test_mlstm_equals_its_equations(capped: bool) -> None:
         assert_equals_slow(roughened(MLSTM(I, H, capped)), *window(), mask)
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        MogrifierLSTM(I, H, 0), MogrifierLSTM(I, H, 3, 2, cap_input_gate=True), MLSTM(I, H),
+        MogrifierGRU(I, H, 0), MogrifierGRU(I, H, 3, 2),
+    ],
+)  # fmt: skip
+def test_states_that_are_forgotten_are_read_as_zero(cell: Cell) -> None:
+    roughened(cell)
+    for mask in masks():
+        assert_equals_slow(cell, *window(), mask, torch.rand(T, B).double() < 0.6)
+    keep = torch.ones(T, B)
+    keep[0] = 0
+    inputs, state = window()
+    again = cell(inputs, (torch.zeros_like(state[0]), torch.zeros_like(state[1])))[0]
+    torch.testing.assert_close(cell(inputs, state, None, keep)[0], again)
+
+
 @pytest.mark.parametrize(("steps", "streams"), [(1, B), (T, 1), (1, 1)])
 def test_windows_of_one_step_or_one_stream(steps: int, streams: int) -> None:
     for cell in (MogrifierLSTM(I, H, 5, 2), MLSTM(I, H), MogrifierGRU(I, H, 5, 2)):

@@ -20,7 +20,7 @@ from lm.regularize import (
     slowness_penalty,
     word_dropout,
 )
-from lm.schema import HeadConfig
+from lm.schema import CellConfig, CellKind, HeadConfig
 
 V, T, B = 17, 6, 3
 
@@ -95,6 +95,28 @@ def test_windows_join_to_the_whole() -> None:
         state = state_from(state_tensors(detached(outputs.state)), torch.device("cpu"))
         pieces.append(outputs.hidden)
     torch.testing.assert_close(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "mogrifier", "mlstm", "gru"])
+def test_an_episodic_model_reads_every_sentence_from_a_zero_state(kind: CellKind) -> None:
+    eos, sentences = 2, [[1, 3], [], [4, 5, 6, 1, 0], [7]]
+    own = config(episodic=True).model_copy(update={"cell": CellConfig(kind=kind)})
+    model = LanguageModel(own, V, eos).double()
+    start = [(h + 1, c + 1) for h, c in model.initial_state(1)]  # which it forgets
+    text = torch.tensor([token for words in sentences for token in (eos, *words)])[:, None]
+    whole = model(text, start).hidden
+    alone = [model(torch.tensor([eos, *words])[:, None], start).hidden for words in sentences]
+    torch.testing.assert_close(whole, torch.cat(alone))
+    grads = torch.autograd.grad(
+        whole[:1].sum(), list(model.parameters()), allow_unused=True, retain_graph=True
+    )
+    assert grads[0] is not None
+    assert set(grads[0].nonzero()[:, 0].tolist()) == {eos}
+    remembering = LanguageModel(own, V, eos=V).double()
+    remembering.load_state_dict(model.state_dict())
+    assert not torch.equal(remembering(text, start).hidden, whole)
+    with pytest.raises(ValueError, match="number of <eos>"):
+        LanguageModel(own, V)(text, start)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 7])

@@ -66,7 +66,7 @@ def tiny_lm(
     config, codec = tiny_config(folder, **options), codec or tiny_codec()
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = LanguageModel(config, len(codec.vocabulary)).to(dtype).eval()
+        model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos).to(dtype).eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
     return TrainedLm(config, codec, model, torch.device("cpu"))

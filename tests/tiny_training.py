@@ -35,6 +35,6 @@ def task(*overrides: str, dtype: torch.dtype = torch.float32) -> LmTask:
     config = resolved(*overrides).config
     codec = load_codec(config.data)
     seed_everything(1)
-    model = LanguageModel(config, len(codec.vocabulary)).to(dtype)
+    model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos).to(dtype)
     splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
     return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))

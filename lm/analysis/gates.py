@@ -55,7 +55,7 @@ def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
 
     def watch(number: int) -> Callable[..., None]:
         def add(layer: nn.Module, arguments: tuple[Any, ...], _: object) -> None:
-            values = layer.gate_values(*arguments[:2]).double()  # type: ignore[operator]  # (T, B, G, H)
+            values = layer.gate_values(*arguments).double()  # type: ignore[operator]  # (T, B, G, H)
             sums[number] = sums.get(number, torch.zeros(())) + _sums(values).cpu()
 
         return add

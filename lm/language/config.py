@@ -82,6 +82,9 @@ class ModelConfig(Section):
     input_dropout: Rate = Field(0.4, description="locked dropout of the embedded words")
     hidden_dropout: Rate = Field(0.25, description="locked dropout between layers")
     output_dropout: Rate = Field(0.4, description="locked dropout of the last layer")
+    episodic: bool = Field(
+        False, description="whether every sentence is read from a zero state: it is forgotten at each <eos>"
+    )
     state_dropout: Rate = Field(
         0.0,
         description="dropout of the state that a step reads, one mask for all steps of a layer; an LSTM has"

@@ -38,17 +38,19 @@ class LanguageModel(nn.Module):
     Args:
         config: sizes and regularisation; the published places of dropout are the only ones.
         vocab_size: V.
+        eos: the number of ``<eos>``, at which an episodic model forgets; only needed to read.
 
     Raises:
         ConfigError: a tied head whose context size is not the embedding size, or a budget too small.
     """
 
-    def __init__(self, config: LmConfig, vocab_size: int) -> None:
+    def __init__(self, config: LmConfig, vocab_size: int, eos: int | None = None) -> None:
         super().__init__()
         config = sized(config, vocab_size)
-        self.config = config.model
+        self.config, self.eos = config.model, eos
         cell, sizes = config.cell, (config.model.embedding_size, *config.model.hidden_sizes)
-        if config.model.state_dropout and cell.kind == "lstm":  # torch's own layer has no place for a mask
+        masked = config.model.state_dropout or config.model.episodic
+        if masked and cell.kind == "lstm":  # torch's own layer has no place for a mask
             cell = cell.model_copy(update={"kind": "mogrifier", "rounds": 0})
         self.embedding = nn.Embedding(vocab_size, sizes[0])
         self.layers = nn.ModuleList(
@@ -86,11 +88,12 @@ class LanguageModel(nn.Module):
         outputs: list[Tensor] = []
         after: State = []
         lower: list[Tensor] = []  # what each layer reads, the highest first
+        keep = self._kept(tokens)
         for layer, before in zip(self.layers, state, strict=True):
             if outputs:
                 inputs = self._drop(outputs[-1], rates.hidden_dropout)
             lower.insert(0, inputs)
-            output, last = layer(inputs, before, *self._state_mask(before[0]))
+            output, last = layer(inputs, before, *self._masks(before[0], keep))
             outputs.append(output)
             after.append(last)
         raw = sum(outputs[1:], outputs[0]) if rates.layer_sum else outputs[-1]
@@ -105,10 +108,19 @@ class LanguageModel(nn.Module):
         drop = dropout if self.config.dropout_masks == "per_step" else locked_dropout
         return drop(states, rate, self.training)
 
-    def _state_mask(self, h: Tensor) -> tuple[Tensor, ...]:
-        """What a layer gets besides input and state: a mask (B, H), or nothing."""
+    def _kept(self, tokens: Tensor) -> Tensor | None:
+        """Where an episodic model keeps its state, (T, B): not where it reads ``<eos>``."""
+        if not self.config.episodic:
+            return None
+        if self.eos is None:
+            raise ValueError("an episodic model cannot read before it is told the number of <eos>")
+        return tokens != self.eos
+
+    def _masks(self, h: Tensor, keep: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What a layer gets besides input and state: nothing, or a mask (B, H) and where state is kept."""
         rate = self.config.state_dropout
-        return (dropout_mask(h, h.shape, rate),) if self.training and rate else ()
+        dropped = dropout_mask(h, h.shape, rate) if self.training and rate else None
+        return () if dropped is None and keep is None else (dropped, keep)
 
 
 def sized(config: LmConfig, vocab_size: int) -> LmConfig:

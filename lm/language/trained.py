@@ -82,7 +82,8 @@ class TrainedLm:
         config = read_config(run / "config.json", LmConfig).config
         codec = codec_of(run)
         head = config.head.model_copy(update={"products": "float32"})  # rounding is for training only
-        model = LanguageModel(config.model_copy(update={"head": head}), len(codec.vocabulary))
+        eos = codec.vocabulary.eos
+        model = LanguageModel(config.model_copy(update={"head": head}), len(codec.vocabulary), eos)
         load_model_tensors(model, CheckpointStore(run / "checkpoints").weights(checkpoint))
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)

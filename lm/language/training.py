@@ -51,7 +51,7 @@ def train(
     remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
     require_memory(needed, device, remedy)
     seed_everything(config.train.seed)
-    model = LanguageModel(config, len(codec.vocabulary))
+    model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos)
     hashes = {
         "train_sha256": train_split.fingerprint,
         "valid_sha256": valid_split.fingerprint,
