@@ -61,7 +61,7 @@ JsonFile = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Also write the result to FILE as one JSON object.",
+        help="Also write the result to FILE as one JSON object, in place of what is there.",
         callback=writable,
     ),
 ]

@@ -85,9 +85,13 @@ class GatedLayer(nn.Module, ABC):
         self.input_scale = Scale(self.input_size)
 
     def factorise(self, rank: int) -> None:
-        """Makes W_ih and W_hh products of two matrices, which start so that the products vary as they did."""
+        """Makes W_ih and W_hh products of two matrices, of their full rank where ``rank`` is above that.
+
+        They start so that the products vary as the matrices did.
+        """
         for name in ("weight_ih", "weight_hh"):
-            parametrize.register_parametrization(self, name, Product(rank))
+            product = Product(min(rank, *getattr(self, name).shape))
+            parametrize.register_parametrization(self, name, product)
 
     def normalise(self) -> None:
         """Normalises what every gate of an LSTM squashes; the bias becomes the shift afterwards."""
@@ -225,9 +229,12 @@ class Product(nn.Module):
 
     def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = matrix.shape
-        deviation = (matrix.std() ** 2 / self.rank) ** 0.25
         left, right = matrix.new_empty(rows, self.rank), matrix.new_empty(self.rank, columns)
-        return left.normal_() * deviation, right.normal_() * deviation
+        if not matrix.is_meta:  # where arithmetic makes torch load its compiler
+            deviation = float(matrix.std() ** 2 / self.rank) ** 0.25
+            nn.init.normal_(left, std=deviation)
+            nn.init.normal_(right, std=deviation)
+        return left, right
 
 
 def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:

@@ -191,7 +191,9 @@ class CellSettings(Section):
         False, description="LSTM cells: the input gate is at most 1 - the forget gate"
     )
     input_scale: bool = Field(False, description="whether every unit of the inputs has a learned factor")
-    weight_rank: int = Field(0, ge=0, description="rank of W_ih and W_hh, as products of two; 0 is full")
+    weight_rank: int = Field(
+        0, ge=0, description="largest rank of W_ih and W_hh, as products of two; 0 is one matrix each"
+    )
     layer_norm: bool = Field(
         False, description="LSTM cells: whether what each gate squashes is normalised over its units"
     )

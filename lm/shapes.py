@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lm.errors import ConfigError
+
 
 class _Uninitialised(TorchFunctionMode):
     """Leaves out ``torch.nn.init``: on the meta device, a random fill makes torch load its compiler."""
@@ -26,6 +28,14 @@ class _Uninitialised(TorchFunctionMode):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, new tensors and modules are on the meta device, and modules are not initialised."""
-    with torch.device("meta"), _Uninitialised():
-        yield
+    """Inside, new tensors and modules are on the meta device, and modules are not initialised.
+
+    ConfigError for tensors of more entries than torch can count.
+    """
+    try:
+        with torch.device("meta"), _Uninitialised():
+            yield
+    except (OverflowError, RuntimeError, TypeError) as error:
+        if not isinstance(error, OverflowError) and "overflow" not in str(error).lower():
+            raise
+        raise ConfigError("the sizes of the model are beyond all counting; lower the largest") from error

@@ -288,8 +288,11 @@ def require_foreign(path: Path) -> None:
 
 
 def _require_replaceable(path: Path) -> None:
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise StorageError(f"{visible(path)}: not a regular file; remove it or choose another path")
+    if not os.path.lexists(path) or stat.S_ISREG(mode := os.lstat(path).st_mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise StorageError(f"{visible(path)}: is a folder; name a file")
+    raise StorageError(f"{visible(path)}: not a regular file; choose another path")
 
 
 def require_space(folder: Path, needed: int) -> None:

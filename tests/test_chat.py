@@ -186,7 +186,7 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/reset now", "use /reset"),
         ("/save", "use /save FILE"),
         ("/save /nonexistent/folder/x", "/nonexistent/folder/"),
-        ("/save .", "not a regular file"),
+        ("/save .", "is a folder; name a file"),
         ("/save " + "x" * 5000, "shorter path"),
     ],
 )

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from lm.config import load_config
+from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.shapes import shapes_only
@@ -17,7 +19,7 @@ DESCRIBE = """
 import sys
 from {family}.cli import main
 try:
-    main(["describe", "{preset}", "--set", "head.components=2"])
+    main(["describe", "{preset}", "--set", "head.components=2", "--set", "cell.weight_rank=2"])
 except SystemExit as ending:
     assert not ending.code
 assert "torch" in sys.modules
@@ -44,6 +46,14 @@ def test_modules_have_their_shapes_and_nothing_else() -> None:
     weight = nn.Linear(2, 2).weight
     assert not weight.is_meta
     assert nn.init.ones_(weight).sum() == 4
+
+
+@pytest.mark.parametrize("size", [10**17, 10**30])
+def test_sizes_that_cannot_be_counted_are_a_mistake_in_the_config(size: int) -> None:
+    overrides = [f"model.embedding_size={size}", f"head.embedding_size={size}"]
+    config = load_config("ptb_small_softmax", LmConfig, family="lm", overrides=overrides).config
+    with pytest.raises(ConfigError, match="beyond all counting"), shapes_only():
+        LanguageModel(config, 10_000)
 
 
 def test_describe_loads_no_compiler() -> None:

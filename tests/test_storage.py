@@ -177,7 +177,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
         path.symlink_to(tmp_path / "elsewhere")
     else:
         os.mkfifo(path)
-    with pytest.raises(StorageError, match="not a regular file"):
+    with pytest.raises(StorageError, match="is a folder" if kind == "folder" else "not a regular file"):
         storage.write_atomic(path, b"2")
     if kind != "link":
         with pytest.raises(StorageError):
@@ -254,7 +254,7 @@ def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> 
     refused = {
         "no/x": "folder does not exist",
         "old.json/x": "folder does not exist",
-        ".": "not a regular file",
+        ".": "is a folder; name a file",
     }
     for bad, message in (refused | {"link": "not a regular file"}).items():
         with pytest.raises(StorageError, match=message):

@@ -100,4 +100,8 @@ def gate_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table | str"]
         table(f"{name}: gates over {result['tokens']:,} tokens", result["gates"])
         for name, result in results.items()
     ]
-    return [*tables, f"low, high: the shares of values within {SATURATED:.0%} of the range from its ends"]
+    ranges = "0 to 1, of candidates -1 to 1"
+    return [
+        *tables,
+        f"low, high: shares of the values within {SATURATED:.0%} of the range ({ranges}) from its ends",
+    ]
