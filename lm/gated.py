@@ -171,9 +171,13 @@ class GatedLayer(nn.Module, ABC):
     ) -> Tensor:
         """What the gates of :meth:`forward` are, (T, B, G, H), as in torch; weights are not dropped."""
         steps, streams = inputs.shape[:2]
-        cell, rows, weights, tensors = self._call(self._scaled(inputs.flatten(0, 1)), self.weight_hh)
         masks = self._masks(steps, state_mask, keep)
-        found = activations(cell, rows, [streams] * steps, state, weights, tensors, masks)
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            recurrent = self.weight_hh
+            h, c = (part.to(recurrent.dtype) for part in state)
+            rows = self._scaled(inputs.flatten(0, 1).to(recurrent.dtype))
+            call = self._call(rows, recurrent)
+            found = activations(call.cell, call.inputs, [streams] * steps, (h, c), *call[2:], masks)
         return found.view(steps, streams, self.equations.kinds, self.hidden_size)
 
     def _run(
@@ -192,14 +196,14 @@ class GatedLayer(nn.Module, ABC):
 
     def _call(self, inputs: Tensor, recurrent: Tensor) -> "_Call":
         gating, tensors, changes_input = self._reading(inputs)
-        weights = Weights(self.weight_ih, recurrent, self.bias, self.inner_bias)
+        weight: Tensor | None = self.weight_ih
+        bias: Tensor | None = self.bias
+        extra: Tensor | None = self.inner_bias
         if self.gain is not None:
-            extra = torch.stack((self.gain.weight, self.bias))
-            weights = weights._replace(bias=torch.zeros_like(self.bias), extra=extra)
+            bias, extra = None, torch.stack((self.gain.weight, self.bias))
         if not changes_input:  # then one product does it for all tokens
-            inputs = nn.functional.linear(inputs, self.weight_ih, weights.bias)
-            weights = weights._replace(inputs=None, bias=None)
-        return _Call(Cell(gating, self.equations), inputs, weights, tensors)
+            inputs, weight, bias = nn.functional.linear(inputs, self.weight_ih, bias), None, None
+        return _Call(Cell(gating, self.equations), inputs, Weights(weight, recurrent, bias, extra), tensors)
 
     @abstractmethod
     def _reading(self, inputs: Tensor) -> Reading:

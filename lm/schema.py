@@ -256,9 +256,9 @@ class CellConfig(CellSettings):
     @property
     def floats(self) -> int:
         """Per unit and step, what backpropagation keeps: gates, outputs, and those of the gating."""
-        gatings = self.rounds if self.mogrifies else self.kind == "mlstm"
+        gating = 2 * self.rounds if self.mogrifies else 3 * (self.kind == "mlstm")
         normalised = 4 if self.layer_norm and not self.is_gru else 0
-        return (5 if self.is_gru else 6) + 2 * gatings + normalised
+        return (4 if self.is_gru else 6) + gating + normalised + self.input_scale
 
 
 class OptimConfig(Section):

@@ -28,7 +28,7 @@ class Weights(NamedTuple):
 
     inputs: Tensor | None  # (G·H, I); None where the inputs are W x + b already
     hidden: Tensor  # (G·H, H)
-    bias: Tensor | None  # (G·H,), with the former
+    bias: Tensor | None  # (G·H,); None where there is none, or it is in the inputs
     extra: Tensor | None = None  # GRU: (H,), the bias of W_hn h; normalised: (2, G·H), gains and shifts
 
 
@@ -102,7 +102,12 @@ def _forward(
 ) -> tuple[Equations, Tensor, Tensor]:
     """The equations with all they keep, h and c of every sequence after its last step."""
     weight_ih, weight_hh, bias, extra = weights
-    act = inputs.clone() if bias is None else inputs.new_empty(len(inputs), len(bias)).copy_(bias)
+    if weight_ih is None:
+        act = inputs.clone()
+    else:
+        act = inputs.new_zeros(len(inputs), len(weight_ih))
+        if bias is not None:
+            act += bias
     gating = cell.gating(tensors, sizes)
     kept = cell.equations.fresh(act, weight_hh.shape[1], extra)
     equations = cell.equations(kept, weight_hh, extra, sizes)
@@ -135,7 +140,8 @@ class _Unrolled(torch.autograd.Function):
             cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], Masks(mask_h, mask_c)
         )
         ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
-        ctx.save_for_backward(*equations.kept, inputs, h, c, mask_h, mask_c, *tensors)
+        read = inputs.new_empty(0) if weights.inputs is None else inputs  # by what is not in them already
+        ctx.save_for_backward(*equations.kept, read, h, c, mask_h, mask_c, *tensors)
         return equations.kept[1], last_h, last_c
 
     @staticmethod

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from plain_cells import B, Cell, H, I, T, assert_equals_slow, masks, roughened, window
+from torch import Tensor
 
-from lm.cells import recurrent_layer, uniform_parameters
-from lm.schema import CellConfig
+from lm.cells import gated_layer, recurrent_layer, uniform_parameters
+from lm.equations import GruEquations, NormalizedCappedLstmEquations
+from lm.schema import CellConfig, CellSettings
 
 CONTROLS: list[dict[str, Any]] = [
     {"layer_norm": True}, {"layer_norm": True, "cap_input_gate": True}, {"input_scale": True},
@@ -27,7 +29,9 @@ def cell_of(config: dict[str, Any]) -> Cell:
 def test_the_controls_of_melis_equal_their_equations(config: dict[str, Any]) -> None:
     """Scaled inputs, factorised matrices and layer normalisation (their §4.4)."""
     for mask in masks():
-        assert_equals_slow(roughened(cell_of(config)), *window(), mask)
+        cell = cell_of(config)
+        assert getattr(cell.equations, "capped", False) == config.get("cap_input_gate", False)
+        assert_equals_slow(roughened(cell), *window(), mask)
 
 
 def test_a_layer_norm_gives_every_gate_the_deviation_of_its_gain() -> None:
@@ -60,15 +64,70 @@ def test_a_dialog_models_own_start_leaves_theirs_alone() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"cap_input_gate": True}, {"layer_norm": True}, {"kind": "mogrifier", "rank": 2}, {"kind": "mlstm"}],
+    [
+        {}, {"cap_input_gate": True}, {"layer_norm": True}, {"kind": "mogrifier", "rank": 2},
+        {"kind": "mlstm"}, {"input_scale": True}, {"kind": "gru"}, {"kind": "gru", "input_scale": True},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_gate_values_are_those_that_make_the_outputs(config: dict[str, Any]) -> None:
     cell = recurrent_layer(CellConfig.model_validate(config), I, H, 0.0)
     roughened(cell)
     inputs, (h, c) = window()
     with torch.no_grad():
         outputs, _ = cell(inputs, (h, c))
-    for (i, f, g, o), output in zip(cell.gate_values(inputs, (h, c)).transpose(1, 2), outputs, strict=True):
+    values = cell.gate_values(inputs, (h, c))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cell.gate_values(inputs, (h, c)), values)
+    if config.get("kind") == "gru":
+        for (_, z, n), output in zip(values.transpose(1, 2), outputs, strict=True):
+            h = (1 - z) * n + z * h
+            torch.testing.assert_close(h, output)
+        return
+    for (i, f, g, o), output in zip(values.transpose(1, 2), outputs, strict=True):
         c = f * c + i * g
         torch.testing.assert_close(o * torch.tanh(c), output)
+
+
+def test_recurrent_weights_drop_where_they_are_factorised_too() -> None:
+    cell = recurrent_layer(CellConfig(weight_rank=2), I, H, 0.5)
+    inputs, state = torch.randn(T, B, I), (torch.randn(B, H), torch.randn(B, H))
+    assert not torch.equal(cell(inputs, state)[0], cell(inputs, state)[0])
+    cell.eval()
+    assert torch.equal(cell(inputs, state)[0], cell(inputs, state)[0])
+
+
+def test_a_gru_beside_a_normalised_lstm_is_a_gru() -> None:
+    """Encoder and decoder of a dialog model share their settings."""
+    settings = CellSettings(layer_norm=True, cap_input_gate=True)
+    gru, lstm = (gated_layer(settings.of(kind), I, H) for kind in ("gru", "lstm"))
+    assert (gru.gain, gru.equations) == (None, GruEquations)
+    assert (lstm.gain is None, lstm.equations) == (False, NormalizedCappedLstmEquations)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"cap_input_gate": True}, {"layer_norm": True}, {"layer_norm": True, "input_scale": True},
+        {"kind": "mlstm"}, {"kind": "mogrifier", "rounds": 3, "rank": 2},
+        {"kind": "mogrifier_gru", "rounds": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_kept_for_gradients_is_what_is_estimated(config: dict[str, Any]) -> None:
+    """Numbers a token and unit where sizes are equal; what has a rank is small, and left out."""
+    size, steps, streams = 64, 40, 4
+    tokens = steps * streams
+    cell = recurrent_layer(CellConfig.model_validate(config), size, size, 0.0)
+    state = (torch.zeros(streams, size), torch.zeros(streams, size))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape[:1] == (tokens,):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        cell(torch.randn(steps, streams, size, requires_grad=True), state)
+    estimate = CellConfig.model_validate(config).floats + 2  # with what is read
+    assert sum(kept.values()) / (tokens * size) == pytest.approx(estimate, abs=0.3)

@@ -11,6 +11,7 @@ from lm.memory import head_scratch, training_memory
 from lm.shapes import shapes_only
 
 PARTS = ("embedding", "layers", "head")
+_TORCH_LSTM = 16  # numbers a unit and step that the workspace of torch's own layer has, on CPUs
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def _activations(config: LmConfig, head: Head) -> int:
     """Numbers that backpropagation through a long window keeps, and the head's scratch."""
     tokens = longest(config.window) * config.train.batch_size
     sizes = (config.model.embedding_size, *config.model.hidden_sizes)
-    per_token = 2 * sizes[0] + sum((config.cell.floats + 2) * size for size in sizes[1:])
+    by_torch = config.cell.is_plain and config.cell.kind == "lstm"
+    floats = _TORCH_LSTM if by_torch else config.cell.floats
+    per_token = 2 * sizes[0] + sum((floats + 2) * size for size in sizes[1:])
     per_token += head.components * head.size * (3 if head.latent is not None else 1)
     return tokens * per_token + head_scratch(head, tokens)
