@@ -1,7 +1,8 @@
 """Recurrent layers.
 
-``LSTM`` is ``torch.nn.LSTM`` with a faster path for packed sequences, as torch's own backward pass over a
-packed sequence fills a zero tensor of the whole input at every time step: see :mod:`lm.unrolled`.
+``LSTM`` is ``torch.nn.LSTM`` with two faster paths on CPUs: for packed sequences, as torch's own backward
+pass over one fills a zero tensor of the whole input at every time step (see :mod:`lm.unrolled`), and
+for single steps without gradients, as torch's layer rearranges its weights in every call.
 
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
@@ -24,17 +25,23 @@ FEW = 16  # tokens of a window up to which the own loop is faster than torch's l
 
 
 class LSTM(nn.LSTM):
-    """``torch.nn.LSTM`` to the parameter name; packed input with gradients takes the fast path."""
+    """``torch.nn.LSTM`` to the parameter name; packed input with gradients, and a step, take fast paths."""
 
     def forward(  # type: ignore[override]
         self, inputs: Tensor | PackedSequence, state: State | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
         """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
-        fast = isinstance(inputs, PackedSequence) and not inputs.data.is_cuda and torch.is_grad_enabled()
-        if not fast or self.proj_size or torch.is_autocast_enabled("cpu"):
+        data = inputs.data if isinstance(inputs, PackedSequence) else inputs
+        if data.is_cuda or self.proj_size or torch.is_autocast_enabled("cpu"):
             return super().forward(inputs, state)
-        assert isinstance(inputs, PackedSequence)
-        return over_packed(self._layers, inputs, state)
+        if isinstance(inputs, PackedSequence) and torch.is_grad_enabled():
+            return over_packed(self._layers, inputs, state)
+        if isinstance(inputs, Tensor) and not torch.is_grad_enabled():
+            is_step = self.batch_first and inputs.shape[1:-1] == (1,)
+            if is_step and state is not None and len(state[0]) == 1:
+                h, c = torch.lstm_cell(inputs[:, 0], (state[0][0], state[1][0]), *self.all_weights[0])
+                return h[:, None], (h[None], c[None])
+        return super().forward(inputs, state)
 
     def _layers(self, data: Tensor, sizes: Sequence[int], state: State | None) -> tuple[Tensor, State]:
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
@@ -94,9 +101,10 @@ class WeightDropLSTM(nn.LSTM):
 def lstm_window(
     inputs: Tensor, state: State, weights: tuple[Tensor, ...], training: bool
 ) -> tuple[Tensor, State]:
-    """One LSTM layer over a window by torch's layer, or for few tokens by the loop of :mod:`lm.unrolled`.
+    """One LSTM layer over a window by torch's layer, or for few tokens on CPUs by what is faster.
 
-    Torch's layer rearranges the weights in every call, which for few tokens costs more than the rest.
+    That is torch's cell for a step without gradients, and the loop of :mod:`lm.unrolled` with gradients:
+    torch's layer rearranges the weights in every call, which for few tokens costs more than the rest.
 
     Args:
         inputs: (T, B, I).
@@ -107,8 +115,12 @@ def lstm_window(
     Returns:
         outputs (T, B, H) and the last state.
     """
-    few = inputs.shape[0] * inputs.shape[1] <= FEW and not inputs.is_cuda
-    if not few or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    on_cpu = not (inputs.is_cuda or torch.is_autocast_enabled("cpu"))
+    if on_cpu and len(inputs) == 1 and not torch.is_grad_enabled():
+        h, c = torch.lstm_cell(inputs[0], state, *weights)
+        return h[None], (h, c)
+    few = inputs.shape[0] * inputs.shape[1] <= FEW
+    if not (on_cpu and few and torch.is_grad_enabled()):
         start = (state[0][None], state[1][None])
         outputs, h, c = torch.lstm(inputs, start, weights, True, 1, 0.0, training, False, False)
         return outputs, (h[0], c[0])

@@ -62,11 +62,16 @@ def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         order = values.sort(dim=1, descending=True, stable=True)
         return order.values, order.indices
     best, index = values.topk(count + 1, dim=1)
-    ambiguous = (best[:, -2] == best[:, -1]) & (best[:, -1] > -INFINITY)
-    best, index = best[:, :count], index[:, :count]
-    if bool(ambiguous.any()):
-        order = values[ambiguous].sort(dim=1, descending=True, stable=True)
-        best[ambiguous], index[ambiguous] = order.values[:, :count], order.indices[:, :count]
+    edge = best[:, -2:-1]  # the least of those that are returned
+    best, index, tied = best[:, :count], index[:, :count], (best[:, -1:] == edge) & (edge > -INFINITY)
+    if bool(tied.any()):
+        rows = tied[:, 0].nonzero()[:, 0]
+        tie, column = (values[rows] == edge[rows]).nonzero(as_tuple=True)
+        above = (best[rows] > edge[rows]).sum(1)
+        first = torch.searchsorted(tie, torch.arange(len(rows), device=tie.device))
+        place = above[tie] + torch.arange(len(tie), device=tie.device) - first[tie]
+        taken = place < count
+        index[rows[tie[taken]], place[taken]] = column[taken]
     index, order_by_index = index.sort(dim=1)
     best, order_by_value = best.gather(1, order_by_index).sort(dim=1, descending=True, stable=True)
     return best, index.gather(1, order_by_value)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lm.recurrent import LSTM
+from lm.recurrent import LSTM, WeightDropLSTM
 
 LENGTHS = torch.tensor([3, 7, 1, 7, 4])
 
@@ -64,3 +64,29 @@ def test_without_gradients_and_padded_inputs_take_torchs_path() -> None:
     with torch.no_grad():
         assert torch.equal(ours(packed)[0].data, theirs(packed)[0].data)
     torch.testing.assert_close(ours(packed)[0].data, theirs(packed)[0].data)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_step_without_gradients_is_torchs(layers: int, bias: bool) -> None:
+    theirs, ours = both(layers, False, bias)
+    inputs = torch.randn(5, 1, 4, dtype=torch.float64)
+    state = (torch.randn(layers, 5, 6).double(), torch.randn(layers, 5, 6).double())
+    with torch.no_grad():
+        torch.testing.assert_close(ours(inputs, state), theirs(inputs, state))
+        torch.testing.assert_close(ours(inputs), theirs(inputs))
+        one = (state[0][:, 0], state[1][:, 0])  # of a sequence that is no batch
+        torch.testing.assert_close(ours(inputs[0], one), theirs(inputs[0], one))
+
+
+def test_steps_by_torchs_cell_are_a_window_by_its_layer() -> None:
+    layer = WeightDropLSTM(4, 6).double()
+    inputs, start = torch.randn(7, 3, 4).double(), (torch.randn(3, 6).double(), torch.randn(3, 6).double())
+    with torch.no_grad():
+        outputs, last = layer(inputs, start)
+        state, steps = start, []
+        for step in inputs.split(1):
+            output, state = layer(step, state)
+            steps.append(output)
+    torch.testing.assert_close(torch.cat(steps), outputs)
+    torch.testing.assert_close(state, last)

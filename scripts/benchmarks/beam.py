@@ -119,8 +119,12 @@ def work_on(lengths: tuple[int, ...], step_of: StepOf, search: Search) -> Work:
 
     def step(tokens: Tensor, state: Clocked) -> tuple[Tensor, Clocked]:
         log_probs, inner = inner_step(tokens, state.inner)
-        log_probs[:, MARKS.eos] = torch.where(state.left > 0, -INFINITY, 50.0)  # never, or surely
-        return log_probs.log_softmax(1), Clocked(inner, state.left - 1)
+        log_probs -= torch.log1p(-log_probs[:, MARKS.eos].exp())[:, None]  # of all words but </s>
+        log_probs[:, MARKS.eos] = -INFINITY
+        if bool((over := state.left <= 0).any()):
+            log_probs[over] = -INFINITY
+            log_probs[over, MARKS.eos] = 0
+        return log_probs, Clocked(inner, state.left - 1)
 
     return lambda: search(model, step, state, len(lengths))
 
