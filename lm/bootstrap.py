@@ -17,6 +17,12 @@ Floats = NDArray[np.float64]
 FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # below which a p-value would mean nothing
 SIGNIFICANT = 0.05
+_CONFIDENCE = 1.96  # standard errors of a 95 % interval
+
+
+def half_interval(values: Floats) -> float:
+    """Half the 95 % interval of a mean, by the normal distribution; 0 of fewer than two values."""
+    return float(_CONFIDENCE * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def draws(units: int, resamples: int, seed: int) -> Floats:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from lm.equations import CappedLstmEquations, GruEquations, LstmEquations
-from lm.gated import GatedLayer, Reading, Scale, fill_truncated
+from lm.gated import GatedLayer, Reading, Scale, fill_truncated, start_deviation
 from lm.gating import Mogrify, Multiply, Round
 from lm.packing import State
 from lm.recurrent import WeightDropLSTM, lstm_window
@@ -131,16 +131,19 @@ class MogrifierGRU(Mogrifier):
 class Gate(nn.Module):
     """The weights of one round: 2σ(up (down source) + bias) multiplies the target.
 
-    They start as in the authors' code: the bias at zero; matrices truncated normal, a full one with variance
-    1 / source, each of two factors with variance (source · k)^-½, so that their product has the same.
+    They start as in the authors' code, truncated normal at two deviations. A full matrix and its bias start
+    as those of the cell, see :meth:`GatedLayer.truncate`. Each of two factors has the variance
+    (source · k)^-½ before the truncation, and their bias is zero.
     """
 
     def __init__(self, source: int, target: int, rank: int, biased: bool) -> None:
         super().__init__()
-        deviation = (source * rank) ** -0.25 if rank else source**-0.5
+        deviation = (source * rank) ** -0.25 if rank else start_deviation(source)
         self.down = nn.Parameter(fill_truncated(torch.empty(rank, source), deviation)) if rank else None
         self.up = nn.Parameter(fill_truncated(torch.empty(target, rank or source), deviation))
         self.bias = nn.Parameter(torch.zeros(target)) if biased else None
+        if self.bias is not None and not rank:
+            fill_truncated(self.bias, start_deviation(target))
 
     def forward(self, inputs: Tensor) -> Round:
         """The round, with buffers for inputs (N, ·)."""

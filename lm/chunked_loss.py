@@ -29,7 +29,7 @@ def chunked_loss(
         weights: (N,).
         size: tokens of a chunk.
     """
-    wanted = any(tensor.requires_grad for tensor in (weights, *tokens, *parameters))
+    wanted = any(tensor.requires_grad for tensor in (*tokens, *parameters))
     if not (wanted and torch.is_grad_enabled()):
         return (weights * chunked(nll, tokens, size)).sum()
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]

@@ -120,9 +120,7 @@ class LstmEquations(Equations):
         of_i, of_f = g * i * (1 - i), shifted(cells, c0, self.sizes)
         if mask is not None:
             of_f *= mask
-        if (
-            self.capped
-        ):  # where the cap holds, also at equality as in lamb, the gradient of i is that of 1 - f
+        if self.capped:  # where the cap holds, also at equality as in lamb, i has the gradient of 1 - f
             held = i == 1 - f
             of_i, of_f = of_i.masked_fill(held, 0), of_f - g * held
         self._grads = torch.empty_like(act)

@@ -1,7 +1,7 @@
 """A recurrent layer whose cell changes what it reads before its equations; :mod:`lm.cells` has the cells.
 
-The state is (h, c) throughout. A GRU has no c: what it is given as c, of any width, it hands back, so that
-whoever carries, saves or resets a state need not know the cell.
+The state is (h, c) throughout. A GRU has no c: what it is given as c, of any width, it hands back, masked
+as c is, so that whoever carries, saves or resets a state need not know the cell.
 
 T time · B streams · N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
@@ -74,7 +74,7 @@ class GatedLayer(nn.Module, ABC):
         """
         for parameter in self.parameters(recurse=False):
             count = parameter.shape[1] if parameter.dim() == 2 else self.hidden_size
-            fill_truncated(parameter, (1.3 / count) ** 0.5)
+            fill_truncated(parameter, start_deviation(count))
         if issubclass(self.equations, LstmEquations):
             with torch.no_grad():
                 self.bias[self.hidden_size : 2 * self.hidden_size] += 1
@@ -112,7 +112,7 @@ class GatedLayer(nn.Module, ABC):
             inputs: (T, B, I), after their dropout.
             state: (h, c), each (B, H).
             state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
-                (T, B, H). Outputs and the state that is returned are not masked.
+                (T, B, H), a constant. Outputs and the state that is returned are not masked.
             keep: (T, B), 1, or 0 where a step reads h and c as zero.
 
         Returns:
@@ -239,6 +239,11 @@ class Product(nn.Module):
             nn.init.normal_(left, std=deviation)
             nn.init.normal_(right, std=deviation)
         return left, right
+
+
+def start_deviation(count: int) -> float:
+    """Before a truncation at two deviations, of numbers that have the deviation n^-½ after it."""
+    return float((1.3 / count) ** 0.5)
 
 
 def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:

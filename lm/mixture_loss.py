@@ -94,11 +94,13 @@ def mixture_loss(
         contexts: (N, K, E).
         log_prior: log π, (N, K), normalised.
         output: output matrix, bias and shift.
-        targets: (N,) word ids.  token_weights: (N,) or None for ones.
+        targets: (N,) ids of words that are possible, whatever their weight.
+        token_weights: (N,) or None for ones.
     """
     if token_weights is None:
         token_weights = contexts.new_ones(contexts.shape[0])
-    if not torch.is_grad_enabled():
+    wanted = any(tensor.requires_grad for tensor in (contexts, log_prior, *output) if tensor is not None)
+    if not (wanted and torch.is_grad_enabled()):
         return (token_weights * mixture_nll(contexts, log_prior, output, targets, options)).sum()
     loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
         contexts, log_prior, *output, targets, token_weights, options
@@ -119,7 +121,8 @@ def mixture_nll(
     nll = torch.empty_like(log_prior[:, 0])
     for part in products.parts():
         logits = products.logits(contexts[part])
-        picked = products.link.log(products.at_words(logits, targets[part]), output.shift)
+        at_word = products.at_words(logits, contexts[part], targets[part])
+        picked = products.link.log(at_word, output.shift)
         joint = log_prior[part] + (picked - products.log_totals(logits)).view_as(log_prior[part])
         nll[part] = -joint.logsumexp(1)
     return nll
@@ -182,10 +185,16 @@ class _Products:
         rows = contexts.flatten(0, 1)  # (R, E)
         return torch.mm(rows.to(self.dtype), self.operand, out=self.buffer[: rows.shape[0]])
 
-    def at_words(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The logits of the targets (n,), bias included, (R, 1)."""
-        words = targets.repeat_interleave(logits.shape[0] // targets.shape[0])  # (R,)
-        at_word = logits.gather(1, words[:, None]).to(self.output.weight.dtype)
+    def at_words(self, logits: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
+        """The logits of the targets (n,), bias included, (R, 1); exact where those of all words are rounded.
+
+        The error of one logit goes into the gradients whole; those of all words nearly cancel out.
+        """
+        words, weight = targets.repeat_interleave(contexts.shape[1]), self.output.weight  # (R,)
+        if logits.dtype == weight.dtype:
+            at_word = logits.gather(1, words[:, None])
+        else:
+            at_word = (contexts.flatten(0, 1) * weight[words]).sum(1, keepdim=True)
         return at_word if self.output.bias is None else at_word + self.output.bias[words, None]
 
     def log_totals(self, logits: Tensor) -> Tensor:
@@ -214,7 +223,7 @@ class _Gradients(_Products):
         n, components, size = contexts.shape
         shift = self.output.shift
         logits = self.logits(contexts)
-        at_word = self.at_words(logits, targets)
+        at_word = self.at_words(logits, contexts, targets)
         peak, total = self.rows.shares_(logits, self.output.bias, shift)
         shares = logits  # what they are from here on
         picked = self.link.log(at_word, shift) - peak - total.log()  # log p_k(y), (R, 1)

@@ -126,7 +126,8 @@ class OutputLayer(nn.Module):
             if self.one_pass:
                 contexts, output = self._tempered(mixture.contexts, temperature)
                 return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
-            formula = partial(self._nll, temperature=temperature, bf16=self.options.bf16_products)
+            bf16 = self.options.bf16_products and torch.is_grad_enabled()
+            formula = partial(self._nll, temperature=temperature, bf16=bf16)
             return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
 
     @torch.no_grad()

@@ -91,10 +91,13 @@ class WeightDropLSTM(nn.LSTM):
     def gate_values(self, inputs: Tensor, state: State) -> Tensor:
         """What the gates of :meth:`forward` are, (T, B, 4, H), as in torch; weights are not dropped."""
         steps, streams = inputs.shape[:2]
-        bias = self.bias_ih_l0 + self.bias_hh_l0
-        sums = nn.functional.linear(inputs.flatten(0, 1), self.weight_ih_l0, bias)
         weights = Weights(None, self.weight_hh_l0, None)
-        found = activations(_CELL, sums, [streams] * steps, state, weights)
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            bias = self.bias_ih_l0 + self.bias_hh_l0
+            data = inputs.flatten(0, 1).to(bias.dtype)
+            sums = nn.functional.linear(data, self.weight_ih_l0, bias)
+            state = (state[0].to(bias.dtype), state[1].to(bias.dtype))
+            found = activations(_CELL, sums, [streams] * steps, state, weights)
         return found.view(steps, streams, 4, self.hidden_size)
 
 

@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What multiplies h and c wherever a step reads them, (N, H) or (N, 1); outputs are not masked."""
+    """What multiplies h and c wherever a step reads them, (N, H) or (N, 1), as constants; outputs are not."""
 
     h: Tensor | None = None
     c: Tensor | None = None
@@ -69,7 +69,11 @@ def unrolled(
 
     Returns:
         outputs (N, H) and (h, c) of every sequence after its last step.
+
+    Raises:
+        ValueError: no time step, or a state of more or fewer sequences than run at the first one.
     """
+    _require_fitting(sizes, state)
     h, c = state[0].contiguous(), state[1].contiguous()
     outputs, h, c = _Unrolled.apply(  # type: ignore[no-untyped-call]
         cell, sizes, inputs.contiguous(), h, c, *masks, *weights, *tensors
@@ -87,8 +91,17 @@ def activations(
     masks: Masks = UNMASKED,
 ) -> Tensor:
     """The gates of :func:`unrolled` after their squashing, (N, G·H); no gradients."""
+    _require_fitting(sizes, state)
     with torch.no_grad():
         return _forward(cell, inputs, sizes, state, weights, tensors, masks)[0].kept[0]
+
+
+def _require_fitting(sizes: Sequence[int], state: State) -> None:
+    if not sizes:
+        raise ValueError("no time step to read; give at least one")
+    if any(len(part) != sizes[0] for part in state):
+        rows = " and ".join(str(len(part)) for part in state)
+        raise ValueError(f"{sizes[0]} sequences cannot go on from a state of {rows}")
 
 
 def _forward(
@@ -163,7 +176,7 @@ class _Unrolled(torch.autograd.Function):
         from_outputs, into_inputs = rows_of(grad_outputs, sizes), rows_of(grad_inputs, sizes)
         of_h, of_c = rows_of(mask_h, sizes), rows_of(mask_c, sizes)
         from_inputs = () if mixed is None else rows_of(grads, sizes)
-        all_dh, all_dc = grad_h.clone(), grad_c.clone()
+        all_dh, all_dc = (grad.clone(memory_format=torch.contiguous_format) for grad in (grad_h, grad_c))
         for t, now in reversed(list(enumerate(sizes))):
             dh, dc, dx = _first(now, all_dh), _first(now, all_dc), into_inputs[t]
             dh += from_outputs[t]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm.bootstrap import half_interval
 from lm.console import table
 from lm.errors import ConfigError, DataError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from lm.language.scoring import Floats
 
 STEPS = 5  # tokens after a surprise
-_CONFIDENCE = 1.96  # standard errors of a 95 % interval
 
 
 def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, An
             "after": [float(nll[at + step].mean()) for step in range(1, STEPS + 1)],
             "gain": float((first - nll).mean()),
             "gain_after": [float(gain.mean()) for gain in gains],
-            "half_interval": [float(_CONFIDENCE * gain.std(ddof=1) / np.sqrt(len(gain))) for gain in gains],
+            "half_interval": [half_interval(gain) for gain in gains],
         }
     return {"share": share, "surprises": len(at), "least": float(mean[at].min()), "runs": runs}
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lm.bootstrap import half_interval
 from lm.checkpoint import CheckpointStore
 from lm.console import table
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
 from lm.pictures import save_figure
 from lm.stop import Poll, no_poll
@@ -34,7 +35,6 @@ SHOWN = 10  # words at either end
 MOST = 20  # places of one word in a table
 SHORTEST, LONGEST, PART = 15, 25, 5  # sentences of Figure 1 (b): words, and words of each of three parts
 _ENTRIES = 1 << 22  # of a block (n, V)
-_CONFIDENCE = 1.96  # standard errors of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
 def steps_of(run: Path) -> list[str]:
     """The names of all intact checkpoints of a run, the oldest first; StorageError where it has none."""
     store = CheckpointStore(run / "checkpoints")
-    store.latest()
+    if store.latest() is None:
+        raise StorageError(f"{visible(run)}: has no checkpoint yet; train it first")
     return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
 
 
@@ -115,7 +116,7 @@ def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
             "part": ("first", "middle", "last")[index // PART],
             "place": index % PART + 1,
             "mean": float(found.at_words[column].mean()),
-            "half_interval": _half_interval(found.at_words[column]),
+            "half_interval": half_interval(found.at_words[column]),
             "mean_of_words": float(found.of_contexts[column].mean()),
         }
         for index, column in enumerate(found.places.T if len(found.places) else ())
@@ -155,10 +156,6 @@ def occurrences(
 
 def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
     return {"word": words[index], "mean": float(found.by_word[index]), "std": float(found.spread[index])}
-
-
-def _half_interval(values: np.ndarray) -> float:
-    return float(_CONFIDENCE * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table | str"]:
@@ -227,7 +224,7 @@ def _draw(profiles: Mapping[str, Profile], counts: np.ndarray, figure: "Figure")
         weighted.plot(ranks, (found.by_word * counts)[order], ".", markersize=2, **style)
         if len(found.places):
             values = found.at_words[found.places]  # (S, 15)
-            half = [_half_interval(column) for column in values.T]
+            half = [half_interval(column) for column in values.T]
             by_place.errorbar(range(1, 3 * PART + 1), values.mean(0), half, capsize=2, **style)
     by_word.set(xscale="log", xlabel="rank of the word by frequency", ylabel="mean temperature")
     by_place.set(xlabel="place: first, middle, last five words", ylabel="temperature of the word")

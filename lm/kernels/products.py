@@ -75,7 +75,8 @@ class CompiledProducts(Products):
             raise ValueError(
                 f"{tuple(rows.shape)} times ({self._inner}, {self._columns}) into {tuple(out.shape)}"
             )
-        if rows.stride(1) != 1 or out.stride(1) != 1 or {rows.dtype, out.dtype} != {torch.float32}:
+        gaps = any(one.stride(1) != 1 and one.shape[1] > 1 for one in (rows, out))
+        if gaps or {rows.dtype, out.dtype} != {torch.float32}:
             raise ValueError("a kernel needs float32 with columns side by side in memory")
         self._product(
             rows.data_ptr(), rows.stride(0), self._packed.data_ptr(), count, self._inner, self._columns,

@@ -153,18 +153,20 @@ def choose(
     key = {**of, "valid_sha256": valid.sha256, "tokens": len(valid.ids) - paper, **fixed}
     path = folder / search.file
     rows = _finished(path, key)[: search.count]
-    advance = Steps(len(valid.ids) * (search.count - len(rows)), poll, progress).advance
+    before = len(rows)
+    steps = Steps(len(valid.ids) * (search.count - before), poll, progress)
     while len(rows) < search.count:
         setting = search.propose(base, rows)
         row: Result = {name: getattr(setting, name) for name in NUMBERS}
         try:
-            nll = dynamic_nll(trained, valid.ids, statistics, setting, paper=paper, advance=advance)
+            nll = dynamic_nll(trained, valid.ids, statistics, setting, paper=paper, advance=steps.advance)
             measured = likelihood(nll, trained, valid, len(nll))
             row |= {name: measured[name] for name in ("nll", "perplexity")}
         except DivergenceError:
             row |= {"nll": None, "perplexity": None}
         rows.append(row)
         write_json(path, {"of": key, "results": rows})
+        steps.reach(len(valid.ids) * (len(rows) - before))
     found = [(row["nll"], place) for place, row in enumerate(rows) if row["nll"] is not None]
     if not found:
         raise DivergenceError(

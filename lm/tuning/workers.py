@@ -86,9 +86,10 @@ def _attend(
 
 def _failure(number: int, process: SpawnProcess, connection: Connection) -> HighrankError:
     """What a worker told before it ended, or how it ended."""
-    if connection.poll():
-        told: HighrankError = connection.recv()
-        return told
+    with suppress(EOFError):  # nothing, where the connection is only closed
+        if connection.poll():
+            told: HighrankError = connection.recv()
+            return told
     ended = f"exit code {process.exitcode}"
     if process.exitcode and process.exitcode < 0:
         ended = signal.Signals(-process.exitcode).name
