@@ -52,6 +52,16 @@ def test_gradients_go_only_where_they_are_wanted() -> None:
     assert matrix.grad is None
 
 
+def test_weights_alone_may_have_gradients() -> None:
+    states, targets, matrix, weights = case()
+    frozen, fixed = states.detach(), matrix.detach()
+    loss = chunked_loss(
+        lambda *chunk: nll(*chunk, fixed), [frozen, targets], [fixed], weights.requires_grad_(), 2
+    )
+    (gradient,) = torch.autograd.grad(loss, [weights])
+    torch.testing.assert_close(gradient, nll(frozen, targets, fixed))
+
+
 def test_a_parameter_that_is_computed_is_reached_through() -> None:
     """As an output matrix is that is cast, or tied to something that is learnt."""
     states, targets, matrix, weights = case()

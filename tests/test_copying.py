@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lm.analysis.copying import POINTS, RESULT, Copier, CopyOptions, copying
+from lm.analysis.copying import BATCH, HELD_OUT, POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.analysis.copying_figure import copying_tables, draw
 from lm.errors import ConfigError, DivergenceError, Interrupted
 from lm.language import sources
@@ -74,6 +74,36 @@ def test_short_sequences_are_learned_and_nothing_is_known_at_first(tmp_path: Pat
     (row,) = copying(replace(options, steps=1), tmp_path)["rows"]
     assert row["test_nll"] > math.log(4) * 2 / 3
     assert row["exact"] < 0.3
+
+
+def test_training_is_adam_without_momentum_on_a_cosine_with_summed_losses_clipped_at_ten() -> None:
+    """The trained model against the same by torch's own optimizer, step by step."""
+    options = replace(TINY, steps=4, lrs=(0.02,))
+    point = train_point(options, 3, 3, "lstm", 0.02)
+
+    random = torch.Generator().manual_seed(3)
+    valid, test = (torch.randint(options.vocab, (3, HELD_OUT), generator=random) for _ in range(2))
+    torch.manual_seed(3)
+    model = Copier(options.cell("lstm"), options.vocab, options.embedding_size, options.hidden_size("lstm"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.0, 0.999), eps=1e-8)
+    for step in range(4):
+        states, targets = model(torch.randint(options.vocab, (3, BATCH), generator=random))
+        log_probs = model.head.log_probs(states)
+        summed = -log_probs.gather(2, targets[..., None]).sum() / BATCH
+        optimizer.zero_grad()
+        summed.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 4  # the mean over the tokens of a sequence
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (1 + math.cos(math.pi * step / 4))
+        optimizer.step()
+    for name, tokens in (("valid_nll", valid), ("test_nll", test)):
+        with torch.no_grad():
+            states, targets = model(tokens)
+            wanted = -model.head.log_probs(states).gather(2, targets[..., None]).mean()
+        assert point[name] == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:

@@ -349,7 +349,9 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
         dynamic(run, search=Grid(), poll=poll)
     finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
     assert len(finished) == 1
-    result = dynamic(run, search=Grid())
+    told: list[tuple[int, int]] = []
+    result = dynamic(run, search=Grid(), progress=lambda done, total: told.append((done, total)))
+    assert any(done == total > 0 for done, total in told[: len(told) // 2 + 1] + told)
     assert result["searched"][: len(finished)] == finished
     assert len(result["searched"]) == 6
     values = [row["nll"] for row in result["searched"]]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lm.recurrent import LSTM, WeightDropLSTM
+from lm.recurrent import FEW, LSTM, WeightDropLSTM, lstm_window
 
 LENGTHS = torch.tensor([3, 7, 1, 7, 4])
 
@@ -90,3 +90,47 @@ def test_steps_by_torchs_cell_are_a_window_by_its_layer() -> None:
             steps.append(output)
     torch.testing.assert_close(torch.cat(steps), outputs)
     torch.testing.assert_close(state, last)
+
+
+@pytest.mark.parametrize("steps", [3, FEW + 4])
+def test_last_states_may_be_read_in_any_order(steps: int) -> None:
+    """What comes back from there has other strides, which products of many steps do not take."""
+    theirs, ours = (module.float() for module in both(1, False))
+    inputs, weights = torch.randn(5, steps, 4), torch.randn(6, 5)
+    gradients = []
+    for module in (theirs, ours):
+        packed = pack_padded_sequence(inputs, torch.full((5,), steps), batch_first=True)
+        _, (h, c) = module(packed)
+        score = torch.einsum("lrh,hr->", h, weights) + (c.permute(2, 1, 0)[..., 0] * weights).sum()
+        gradients.append(torch.autograd.grad(score, list(module.parameters())))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    _, ours = both(1, False)
+    packed = pack_padded_sequence(torch.randn(5, 7, 4).double(), LENGTHS, True, enforce_sorted=False)
+    state = (torch.zeros(1, 8, 6).double(), torch.zeros(1, 8, 6).double())
+    with pytest.raises(ValueError, match="5 sequences cannot go on from a state of 8 and 8"):
+        lstm_window(torch.randn(2, 5, 4), (torch.zeros(8, 6), torch.zeros(8, 6)), weights_of(4, 6), True)
+    with pytest.raises(ValueError, match="no time step"):
+        lstm_window(torch.randn(0, 5, 4), (torch.zeros(5, 6), torch.zeros(5, 6)), weights_of(4, 6), True)
+    with pytest.raises(ValueError, match="5 sequences cannot go on"):
+        ours(packed._replace(sorted_indices=None, unsorted_indices=None), state)
+
+
+def weights_of(inputs: int, size: int) -> tuple[Tensor, ...]:
+    return tuple(nn.LSTM(inputs, size).parameters())
+
+
+def test_layers_train_under_autocast() -> None:
+    """There torch's own layers do it, in bfloat16."""
+    inputs = torch.randn(5, 7, 4)
+    packed = pack_padded_sequence(inputs, LENGTHS, batch_first=True, enforce_sorted=False)
+    window, state = torch.randn(2, 5, 4), (torch.zeros(5, 6), torch.zeros(5, 6))
+    stacked, dropped = LSTM(4, 6, batch_first=True), WeightDropLSTM(4, 6, 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        score = stacked(packed)[0].data.float().sum() + dropped(window, state)[0].float().sum()
+    score.backward()
+    for parameter in (*stacked.parameters(), *dropped.parameters()):
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()

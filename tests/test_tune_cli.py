@@ -79,6 +79,7 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
         (("--space", "none.toml"), "--space none.toml: no such space or file; the spaces of `lm` are"),
         (("--space", "s.toml", "--set", "optim.lr=1"), "s.toml:2: optim.lr is in the space and in --set"),
         (("--space", "s.toml", "--set", "train.max_steps=0"), "training would never end"),
+        (("--space", "s.toml", "--workers", "100000"), "--workers 100000: too many for"),
     ],
 )
 def test_usage_errors_leave_nothing(

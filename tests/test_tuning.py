@@ -1,5 +1,6 @@
 """Hyper-parameter search: drawing, resuming, sharing, pruning, failing, and what is left of it."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.tuning.report import draw, is_near, place
 from lm.tuning.search import Search, best_of
 from lm.tuning.trials import Trials
-from lm.tuning.workers import Job, work_together
+from lm.tuning.workers import Job, _failure, work_together
 
 N = 12  # more than the ten random ones that TPE begins with
 
@@ -219,6 +220,20 @@ def test_a_damaged_journal_is_told_and_a_torn_last_line_is_dropped(folder: Path)
     journal.write_bytes(whole.replace(b'"op_code"', b'"op_cod', 1))
     with pytest.raises(StorageError, match=r"journal\.log: damaged or foreign"):
         Trials(folder / "search", planned.space, "tpe", 1)
+
+
+def test_a_worker_that_is_killed_is_told_in_a_line() -> None:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=end_by_kill, args=(theirs,))
+    process.start()
+    theirs.close()
+    process.join()
+    told = _failure(3, process, ours)
+    assert str(told) == "worker 3 was ended by SIGKILL; run the same command again to go on"
+
+
+def end_by_kill(connection: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from lm.tuning.space import load_space, space_of
 if TYPE_CHECKING:
     from lm.tuning.search import Plan, Train
 
+_WORKERS = 4  # a processor, at most
 TEXT = (
     "Search for good values of config keys: trials are runs that differ in what the space varies.\n\n"
     "The same command goes on where it was stopped, trials that were cut off first. Several may work on one "
@@ -44,7 +45,8 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         ] = None,
         trials: Annotated[int, typer.Option(metavar="N", min=1, help="In total, over all workers.")] = 20,
         workers: Annotated[
-            int, typer.Option(metavar="N", min=1, help="Processes here, which share the threads.")
+            int,
+            typer.Option(metavar="N", min=1, help="Processes here, sharing threads; at most 4 a processor."),
         ] = 1,
         sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are drawn.")] = "tpe",
         seed: Annotated[int, typer.Option(min=0, help="Seeds the drawing; train.seed is apart.")] = 1,
@@ -92,9 +94,14 @@ def _search(
     from lm.tuning.search import Search
     from lm.tuning.workers import Job, work_together
 
+    processors = len(os.sched_getaffinity(0))
+    if workers > _WORKERS * processors:
+        raise ConfigError(
+            f"--workers {workers}: too many for {processors} processors; at most {_WORKERS * processors}"
+        )
     search = Search(folder, plan)  # here, so that what is wrong is told once
     if workers > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        threads = max(1, processors // workers)
         work_together(Job(folder, plan, train, trials, minutes, threads), workers)
         return
 
