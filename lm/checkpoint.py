@@ -4,6 +4,7 @@ Files are written under a temporary name, each synced, the manifest last; then t
 renamed and its parent synced; then pointers move; then old commits go. Free of torch on import.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lm.commit import FOLDER, Commit, write_commit
+from lm.commit import FOLDER, MANIFEST, Commit, write_commit
 from lm.errors import ConfigError, StorageError
 from lm.lines import visible
 from lm.storage import (
@@ -25,6 +26,7 @@ from lm.storage import (
     read_file,
     remove_tree,
     require_space,
+    sha256_file,
     storage_errors,
     sync,
     write_atomic,
@@ -119,16 +121,7 @@ class CheckpointStore:
         """
         folders = self._folders()
         steps = [step for step, _ in folders]
-        if which in ("last", "best"):
-            wanted = next(iter(self.pointed("last" if which == "last" else "best")), -1)
-            if which == "last" and wanted not in steps:
-                wanted = max(steps, default=-1)
-        elif match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
-            wanted = int(match[1])
-        else:
-            raise ConfigError(
-                f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
-            )
+        wanted = self._step_of(which, steps)
         if wanted not in steps:
             raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{self._choices(steps)}")
         try:
@@ -136,6 +129,28 @@ class CheckpointStore:
         except StorageError as error:
             others = self._choices([step for step in steps if step != wanted])
             raise StorageError(f"{error}{others or '; restore it from a copy'}") from error
+
+    def _step_of(self, which: str, steps: list[int]) -> int:
+        """The step that a name stands for; ConfigError for another name."""
+        if which in ("last", "best"):
+            wanted = next(iter(self.pointed("last" if which == "last" else "best")), -1)
+            return max(steps, default=-1) if which == "last" and wanted not in steps else wanted
+        if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
+            return int(match[1])
+        raise ConfigError(
+            f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
+        )
+
+    def fingerprint(self, which: str) -> str | None:
+        """A hash of the manifests of what a name stands for now, ``average`` too; None where that is nothing.
+
+        The weights are neither read nor verified.
+        """
+        folders = dict(self._folders())
+        average = which == "average"
+        steps = self.pointed("best") if average else [self._step_of(which, list(folders))]
+        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in steps if step in folders]
+        return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference of ``last``, ``best``, ``step-N`` or ``average``, the mean of the k best."""

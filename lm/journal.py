@@ -41,10 +41,12 @@ class Journal:
         self._metrics.sync()
         return self._metrics.offset, self._timing.offset
 
-    def cut(self, metrics: int) -> None:
-        """Takes back what was logged after a commit that knew ``metrics`` bytes."""
+    def cut(self, metrics: int) -> int:
+        """Takes back what was logged after a commit that knew ``metrics`` bytes; returns how many it was."""
         self._unwritten.clear()
+        lost = self._metrics.offset - metrics
         self._metrics.truncate(metrics)
+        return lost
 
     def resume(self, timing: int, seconds: float) -> None:
         """Goes on after ``seconds`` of training; ``timing`` bytes of timing.jsonl are older than that."""

@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lm.checkpoint import CheckpointStore
 from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
-from lm.storage import canonical_json, make_folder, read_json, write_atomic
+from lm.storage import (
+    canonical_json,
+    make_folder,
+    read_json,
+    require_space,
+    require_writable,
+    write_atomic,
+)
 
 Result = dict[str, Any]
 
 FORMAT = 1
 FOLDER = "evaluation"
+_ROOM = 1 << 20  # bytes that a result may need on the disk
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,17 @@ class Evaluation:
 def plain(text: str) -> str:
     """A text as a part of a file name."""
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
+
+
+def begin(run: Path, checkpoint: str) -> str | None:
+    """To be called once a run is open: a fingerprint of its weights, for ``result["weights"]``.
+
+    StorageError where :func:`keep` could not write the result afterwards.
+    """
+    folder = run / FOLDER
+    require_space(run, _ROOM)
+    require_writable((folder if folder.is_dir() else run) / "evaluation.json")
+    return CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
 
 
 def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
@@ -60,7 +80,7 @@ def load_evaluation(
         program: ``dialog`` or ``lm``, for remedies.
 
     Raises:
-        DataError: the run has no such evaluation.
+        DataError: the run has no such evaluation, or other weights since.
         StorageError: it is damaged.
     """
     path = run / FOLDER / f"{name}.json"
@@ -84,6 +104,10 @@ def load_evaluation(
     lists = [lookup(contexts, column) for column in columns]
     if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
         raise StorageError(f"{visible(path)}: its contexts do not match; {again}")
+    checkpoint = str(result.get("checkpoint"))
+    now = CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
+    if now is not None and result.get("weights", now) != now:
+        raise DataError(f"{visible(path)}: checkpoint {visible(checkpoint)} has changed since; {again}")
     return Evaluation(str(run), result, contexts)
 
 

@@ -62,7 +62,8 @@ class Saver:
         for problem in self._store.problems:
             self._report.note(f"warning: skipped a damaged checkpoint: {problem}")
         if commit is None:
-            self._journal.cut(0)
+            if self._journal.cut(0):
+                self._report.note("there are records but no checkpoint: starting over, without them")
             self._journal.resume(0, 0.0)
             return
         self._load(commit)

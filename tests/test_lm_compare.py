@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny_lm import cells, write_run
 
+from lm.checkpoint import CheckpointStore
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.compare import compare
 from lm.language.evaluate import evaluate
@@ -122,6 +123,38 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
     evaluate(runs[1], limit=9)
     with pytest.raises(ConfigError, match="choose one"):
         compare(runs)
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last", "average"])
+def test_an_evaluation_of_weights_that_have_changed_is_refused(tmp_path: Path, checkpoint: str) -> None:
+    run = write_run(tmp_path / "run")
+    evaluate(run, checkpoint=checkpoint)
+    assert compare([run])["runs"][0]["checkpoint"] == checkpoint
+    store = CheckpointStore(run / "checkpoints")
+    weights = {name: tensor + 1 for name, tensor in store.weights("best").items()}
+    store.commit(4, {"model": weights}, {}, {})
+    store.point("best", 4)
+    with pytest.raises(DataError, match=rf"checkpoint {checkpoint} has changed since; run `lm evaluate` aga"):
+        compare([run])
+    evaluate(run, checkpoint=checkpoint)
+    assert compare([run])["runs"][0]["checkpoint"] == checkpoint
+
+
+def test_nothing_is_scored_where_the_result_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    asked: list[Path] = []
+
+    def refuse(path: Path) -> None:
+        asked.append(path)
+        raise StorageError("no")
+
+    monkeypatch.setattr("lm.records.require_writable", refuse)
+    monkeypatch.setattr("lm.language.evaluate.token_nll", lambda *_, **__: pytest.fail("scored"))
+    with pytest.raises(StorageError, match="no"):
+        evaluate(run)
+    assert asked == [run / "evaluation.json"]
 
 
 def test_runs_evaluated_with_other_options_are_told_which(tmp_path: Path) -> None:

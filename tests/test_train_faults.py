@@ -1,6 +1,7 @@
 """The engine: non-finite numbers, failing disks, damaged checkpoints, early stopping, what is kept."""
 
 import math
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,19 @@ def test_a_damaged_commit_is_skipped_reported_and_replaced(folder: Path) -> None
     assert "resuming after step 6" in notes.lines
     assert outcome(folder) == outcome(folder.with_name("good"))
     assert 7 not in steps(folder)
+
+
+def test_records_without_a_checkpoint_are_told_of_before_they_go(folder: Path) -> None:
+    train(folder, {"max_steps": 9, "checkpoint_every": 3})
+    whole, said = outcome(folder), "there are records but no checkpoint: starting over, without them"
+    shutil.rmtree(folder / "checkpoints")
+    notes = Notes()
+    train(folder, {"max_steps": 9, "checkpoint_every": 3}, notes=notes)
+    assert said in notes.lines
+    assert outcome(folder) == whole
+    fresh = Notes()
+    train(folder.with_name("fresh"), {"max_steps": 3}, notes=fresh)
+    assert said not in fresh.lines
 
 
 def test_a_best_commit_that_a_damaged_one_outdid_is_forgotten(folder: Path) -> None:

@@ -33,7 +33,7 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.lines import visible
-from lm.records import keep, plain
+from lm.records import begin, keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 from lm.storage import JSON, make_folder, move, remove_tree, storage_errors
 
@@ -72,7 +72,7 @@ def dynamic(
         Interrupted: by ``poll``; statistics and finished settings of the search are kept.
     """
     trained = TrainedLm.load(run, checkpoint)
-    config = trained.config
+    weights, config = begin(run, checkpoint), trained.config
     text = load_text(trained, data or config.data.test, limit, poll)
     compat = compat or config.train.compat
     paper = compat == "paper"
@@ -106,6 +106,7 @@ def dynamic(
     contexts = blocks(nll)
     result = {
         **facts(trained, run, checkpoint, text, compat),
+        "weights": weights,
         "method": "dynamic",
         "label": label,
         **_setting_facts(setting, statistics, config.data.train),

@@ -22,7 +22,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.meter import perplexity
-from lm.records import keep, plain
+from lm.records import begin, keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 from lm.text import require_known
 
@@ -74,6 +74,7 @@ def evaluate(
         DivergenceError: the model's probabilities are not finite.
     """
     trained = TrainedLm.load(run, checkpoint)
+    weights = begin(run, checkpoint)
     text = load_text(trained, data or trained.config.data.test, limit, poll)
     compat = compat or trained.config.train.compat
     paper = compat == "paper"
@@ -93,7 +94,7 @@ def evaluate(
         )
 
     nll = scores()
-    result = facts(trained, run, checkpoint, text, compat) | {"method": "static"}
+    result = facts(trained, run, checkpoint, text, compat) | {"weights": weights, "method": "static"}
     result |= likelihood(nll, trained, text)
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
