@@ -115,14 +115,16 @@ class Decoder(nn.Module):
     def _run(
         self, inputs: SequenceT, state: DecoderState
     ) -> tuple[SequenceT, list[SequenceT], tuple[tuple[Tensor, ...], ...]]:
-        """The outputs of the last layer, what the layers read, the highest first, and their last state."""
+        """The outputs, what the layers read, the highest first, and their last state."""
         read: list[SequenceT] = []
+        outputs: list[SequenceT] = []
         after: list[tuple[Tensor, ...]] = []
         for layer, before in zip(self.layers, state.layers, strict=True):
             read.insert(0, inputs)
             inputs, last = layer(inputs, before if self.parts == 2 else before[0])
+            outputs.append(inputs)
             after.append(last if isinstance(last, tuple) else (last,))
-        return inputs, read, tuple(after)
+        return _summed(outputs) if self.config.layer_sum else inputs, read, tuple(after)
 
     def _for_head(self, outputs: Tensor, lower: Sequence[Tensor]) -> Tensor:
         dropped = dropout(outputs, self.dropout, self.training)
@@ -132,3 +134,11 @@ class Decoder(nn.Module):
         if not self.config.feed_context:
             return words
         return torch.cat((words, summary if rows is None else summary[rows]), -1)
+
+
+def _summed(layers: Sequence[SequenceT]) -> SequenceT:
+    """The sum of the outputs of all layers, as in the code of Melis et al. (2020)."""
+    first = layers[0]
+    if isinstance(first, PackedSequence):
+        return first._replace(data=torch.stack([one.data for one in layers]).sum(0))
+    return sum(layers[1:], first)

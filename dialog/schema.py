@@ -58,6 +58,7 @@ class DecoderConfig(Section):
     feed_context: bool = Field(
         False, description="give the encoded context to every step, not only to the first"
     )
+    layer_sum: bool = Field(False, description="the decoder's output is the sum of the outputs of all layers")
 
 
 class ModelConfig(Section):

@@ -27,6 +27,7 @@ SHAPES = [
     ("flat", "mlstm", "none"),
     ("flat", "capped", "additive"),
     ("hierarchical", "doc", "additive"),
+    ("flat", "summed", "dot"),
 ]
 CELLS: dict[str, dict[str, Any]] = {
     "mogrifier": {"rounds": 3, "rank": 2},
@@ -40,13 +41,14 @@ def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
     """Two layers, dropout and a context fed to every step wherever the architecture allows."""
     settings = CELLS.get(cell, {})
     head = MOS | {"kind": "doc", "lower_components": [1, 1]} if cell == "doc" else MOS
-    cell = "lstm" if cell in ("capped", "doc") else cell
+    summed = cell == "summed"
+    cell = "lstm" if cell in ("capped", "doc", "summed") else cell
     config = DialogConfig.model_validate(
         {
             "model": {"embedding_size": 6, "dropout": 0.5, "word_dropout": 0.2, "init_range": 0.5},
             "encoder": {"kind": encoder, "cell": cell, "utterance_size": 5, "context_size": 7, "layers": 2},
             "decoder": {"cell": cell, "hidden_size": 8, "layers": 2, "attention": attention}
-            | {"feed_context": True},
+            | {"feed_context": True, "layer_sum": summed},
             "cell": settings,
             "head": head,
         }
@@ -128,6 +130,19 @@ def test_equal_utterances_are_encoded_once() -> None:
     model.nll(batch_of(EXAMPLES * 3))
     assert len(seen) == 1
     assert int(seen[0].batch_sizes[0]) == len(TURNS) - 1  # <d> and all turns but the last two
+
+
+def test_the_head_may_read_the_sum_of_all_layers() -> None:
+    plain, summed = make_model("flat", "lstm", "none"), make_model("flat", "summed", "none")
+    summed.load_state_dict(plain.state_dict())
+    batch = batch_of(EXAMPLES)
+    words = torch.randn(len(EXAMPLES), 6, dtype=torch.float64)
+    with torch.no_grad():
+        of_plain, after = plain.decoder.step(words, plain.start(batch))
+        of_summed, _ = summed.decoder.step(words, summed.start(batch))
+    below, above = (layer[0][0] for layer in after.layers)
+    torch.testing.assert_close(of_plain, above)
+    torch.testing.assert_close(of_summed, below + above)
 
 
 def test_the_flat_encoder_reads_the_context_as_one_sequence() -> None:
