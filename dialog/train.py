@@ -10,6 +10,7 @@ from dialog.task import DialogTask, build_model
 from lm.config import Resolved
 from lm.device import configure_device
 from lm.errors import DataError
+from lm.guard import require_learnt
 from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs
 from lm.memory import require_memory
 from lm.progress import Reporter
@@ -53,7 +54,9 @@ def train(
                 f"{source}: the conversations changed since this run began ({folder / DATA}); "
                 "restore them, or train into another folder with --run"
             )
-        return fit(task, config.train, config.optim, run, report, verdict)
+        result = fit(task, config.train, config.optim, run, report, verdict)
+    require_learnt(result.best_nll, len(codec.vocabulary), folder)
+    return result
 
 
 def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog], Codec]:

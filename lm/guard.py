@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lm.errors import DivergenceError
+from lm.lines import visible
+from lm.meter import perplexity
 
 IN_A_ROW = 10
 WINDOW = 1_000
@@ -15,6 +18,18 @@ def require_finite(value: float, what: str) -> float:
     if not math.isfinite(value):
         raise DivergenceError(f"{what}: the model's probabilities are not finite; choose another checkpoint")
     return value
+
+
+def require_learnt(best_nll: float, words: int, run: Path) -> None:
+    """DivergenceError where a training's best validation has twice the perplexity of guessing, or more.
+
+    So ends what diverges in numbers that stay finite, as those of a ReLU head do (Kanai et al. 2018, §5).
+    """
+    if best_nll >= math.log(2 * words):
+        raise DivergenceError(
+            f"{visible(run)}: diverged: the best validation perplexity is {perplexity(best_nll):,.0f}, where"
+            f" guessing among {words:,} words has {words:,}; lower optim.lr and train into another folder"
+        )
 
 
 @dataclass

@@ -407,7 +407,7 @@ def outcome(run: Path) -> tuple[str, bytes]:
     return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("lr", [0.02, 3.0])  # averages by the clock; because validation stalls
+@pytest.mark.parametrize("lr", [0.02, 0.3])  # averages by the clock; because validation stalls
 def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, lr: float) -> None:
     train(resolved(f"optim.lr={lr}"), Path("once"), NullReporter())
     for steps in (3, 12, 21, 24):

@@ -125,6 +125,19 @@ class Stopping(NullReporter):
             signal.raise_signal(signal.SIGTERM)
 
 
+def test_relu_diverges_with_code_5_and_keeps_its_checkpoints(
+    lm: Lm, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all numbers stay finite, which is how it diverges; Kanai et al. (2018) publish that."""
+    monkeypatch.chdir(workspace)
+    wild = ("--set", "head.kind=relu", "--set", "head.components=1", "--set", "optim.lr=1e4")
+    code, _, err = lm("train", "tiny.toml", "--run", "runs/relu", *wild, "--set", "optim.clip_norm=0")
+    assert code == 5
+    assert "runs/relu: diverged: the best validation perplexity is" in err.splitlines()[-1]
+    assert lm("check", "runs/relu")[0] == 0
+    assert lm("evaluate", "runs/relu")[0] == 0
+
+
 def test_a_text_is_prepared_once(lm: Lm, inside: Path) -> None:
     options = ("--out", "p", "--valid-fraction", "0.2", "--test-fraction", "0.2")
     code, out, _ = lm("prepare", "text.txt", *options)

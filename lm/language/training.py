@@ -6,6 +6,7 @@ from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, override, read_config
 from lm.device import configure_device
 from lm.errors import ConfigError, DataError
+from lm.guard import require_learnt
 from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
@@ -71,7 +72,9 @@ def train(
             raise DataError(
                 f"{what} changed since this run began; restore it, or train into another folder with --run"
             )
-        return fit(task, config.train, config.optim, run, report, verdict)
+        result = fit(task, config.train, config.optim, run, report, verdict)
+    require_learnt(result.best_nll, len(codec.vocabulary), folder)
+    return result
 
 
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
