@@ -21,7 +21,7 @@ from lm.regularize import dropout
 from lm.unrolled import Cell, Weights, activations, unrolled
 
 _CELL = Cell(Mogrify, LstmEquations)  # of no rounds
-FEW = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
+FEW_TOKENS = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
 
 
 class LSTM(nn.LSTM):
@@ -122,7 +122,7 @@ def lstm_window(
     if on_cpu and len(inputs) == 1 and not torch.is_grad_enabled():
         h, c = torch.lstm_cell(inputs[0], state, *weights)
         return h[None], (h, c)
-    few = inputs.shape[0] * inputs.shape[1] <= FEW
+    few = inputs.shape[0] * inputs.shape[1] <= FEW_TOKENS
     if not (on_cpu and few and torch.is_grad_enabled()):
         start = (state[0][None], state[1][None])
         outputs, h, c = torch.lstm(inputs, start, weights, True, 1, 0.0, training, False, False)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
-from dialog.beam import Hypothesis, Marks, beam_search, ranked
+from dialog.beam import Hypothesis, Marks, beam_search
 from dialog.schema import DecodeConfig
 from lm.errors import DivergenceError, Interrupted
+from lm.sampling import ranked
 
 
 def brute_force(model: Recurrent, source: int, vocab: int, config: DecodeConfig) -> list[Hypothesis]:

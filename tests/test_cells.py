@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from lm.cells import MLSTM, MogrifierGRU, MogrifierLSTM, recurrent_layer, uniform_parameters
 from lm.equations import CappedLstmEquations
-from lm.recurrent import FEW, WeightDropLSTM
+from lm.kernels.products import FEW_PRODUCTS
+from lm.recurrent import FEW_TOKENS, WeightDropLSTM
 from lm.schema import CellConfig
 from lm.shapes import shapes_only
 
@@ -99,7 +100,7 @@ def lstm_twin(cell: MogrifierLSTM) -> WeightDropLSTM:
     return twin
 
 
-@pytest.mark.parametrize("steps", [1, FEW // B, T * FEW])
+@pytest.mark.parametrize("steps", [1, FEW_TOKENS // B, T * FEW_TOKENS])
 @pytest.mark.parametrize("grad", [True, False])
 def test_without_rounds_it_is_the_lstm_to_the_bit(steps: int, grad: bool) -> None:
     cell = MogrifierLSTM(I, H, rounds=0, weight_dropout=0.5)
@@ -258,7 +259,7 @@ def test_recurrent_weights_drop_in_training_alone(cell: Cell) -> None:
 )  # fmt: skip
 def test_long_windows_in_float32_equal_the_equations_in_float64(cell: Cell) -> None:
     """Where products are compiled."""
-    inputs, state = torch.randn(FEW + 4, 13, 40), (torch.randn(13, 50), torch.randn(13, 50))
+    inputs, state = torch.randn(FEW_PRODUCTS + 4, 13, 40), (torch.randn(13, 50), torch.randn(13, 50))
     outputs, _ = cell(inputs, state)
     grads = torch.autograd.grad(outputs.square().sum(), list(cell.parameters()))
     wanted, _ = slow(cell.double(), inputs.double(), (state[0].double(), state[1].double()), None)

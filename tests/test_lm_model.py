@@ -128,7 +128,7 @@ def test_few_tokens_take_another_path_to_the_same_numbers(
     inputs = torch.randn(2, streams, 4).double()
     found = []
     for few in (0, 100):
-        monkeypatch.setattr("lm.recurrent.FEW", few)
+        monkeypatch.setattr("lm.recurrent.FEW_TOKENS", few)
         layer.zero_grad()
         outputs, (h, c) = layer(inputs, state)
         (outputs.square().sum() + h.sum() + (2 * c).sum()).backward()

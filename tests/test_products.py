@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.kernels.products import FEW, CompiledProducts, EagerProducts, products_with
+from lm.kernels.products import FEW_PRODUCTS, CompiledProducts, EagerProducts, products_with
 
-compiled = isinstance(products_with(torch.zeros(2, 2), FEW + 1), CompiledProducts)
+compiled = isinstance(products_with(torch.zeros(2, 2), FEW_PRODUCTS + 1), CompiledProducts)
 needs_compiler = pytest.mark.skipif(not compiled, reason="no C++ compiler")
 
 
 def both(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """What the compiled path writes, and then adds to."""
-    products = products_with(matrix, FEW + 1)
+    products = products_with(matrix, FEW_PRODUCTS + 1)
     written = products.write(rows, torch.full((len(rows), len(matrix)), torch.nan))
     added = written.clone()
     products.add(rows, added)
@@ -52,7 +52,7 @@ def test_a_nan_reaches_its_row_and_no_other() -> None:
 
 @needs_compiler
 def test_memory_that_does_not_fit_is_refused() -> None:
-    products = products_with(torch.randn(8, 6), FEW + 1)
+    products = products_with(torch.randn(8, 6), FEW_PRODUCTS + 1)
     with pytest.raises(ValueError, match="into"):
         products.write(torch.randn(2, 6), torch.empty(2, 7))
     with pytest.raises(ValueError, match="float32"):
@@ -62,5 +62,5 @@ def test_memory_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_few_products_and_other_precisions_go_in_tensor_operations() -> None:
-    assert isinstance(products_with(torch.zeros(2, 2), FEW), EagerProducts)
-    assert isinstance(products_with(torch.zeros(2, 2).double(), FEW + 1), EagerProducts)
+    assert isinstance(products_with(torch.zeros(2, 2), FEW_PRODUCTS), EagerProducts)
+    assert isinstance(products_with(torch.zeros(2, 2).double(), FEW_PRODUCTS + 1), EagerProducts)

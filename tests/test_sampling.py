@@ -10,9 +10,10 @@ from torch import Tensor
 from toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
 from dialog.beam import Marks, beam_search
-from dialog.sampling import draw, sample, uniforms
+from dialog.sampling import sample, uniforms
 from dialog.schema import DecodeConfig
 from lm.errors import Interrupted
+from lm.sampling import draw
 
 
 def run(model: Recurrent, config: DecodeConfig, sources: list[int], base: int = 0) -> list:

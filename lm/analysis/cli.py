@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
 
 analyze = typer.Typer(
-    help="Look inside trained language models: rank, divergence, components, temperature, examples, gates.",
+    help="Look inside trained language models: ranks, divergence, temperatures, gates and more.",
     no_args_is_help=True,
 )
 

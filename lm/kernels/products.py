@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lm.kernels import native
 
-FEW = 16  # products up to which packing a matrix costs more than it saves
+FEW_PRODUCTS = 16  # products up to which packing a matrix costs more than it saves
 WIDTH = 32  # columns of a panel, as products.cpp has them
 
 
@@ -29,7 +29,7 @@ class Products(ABC):
 
 def products_with(matrix: Tensor, count: int) -> Products:
     """The fastest for so many products; columns of rows and results lie side by side in memory."""
-    compiled = matrix.device.type == "cpu" and matrix.dtype == torch.float32 and count > FEW
+    compiled = matrix.device.type == "cpu" and matrix.dtype == torch.float32 and count > FEW_PRODUCTS
     library = native.library() if compiled else None
     return EagerProducts(matrix) if library is None else CompiledProducts(library, matrix)
 
