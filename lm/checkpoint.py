@@ -123,7 +123,8 @@ class CheckpointStore:
         steps = [step for step, _ in folders]
         wanted = self._step_of(which, steps)
         if wanted not in steps:
-            raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{self._choices(steps)}")
+            others = self._choices(steps) or "; train the run first"
+            raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{others}")
         try:
             return Commit.read(folders[steps.index(wanted)][1])
         except StorageError as error:

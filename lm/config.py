@@ -114,6 +114,8 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     Raises StorageError for a file that is missing or not one of ours, ConfigError for keys or values that
     this version does not know.
     """
+    if not path.parent.is_dir():
+        raise StorageError(f"{path.parent}: no such run; check the path")
     if not path.is_file():
         raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
     saved = read_json(path)
