@@ -261,7 +261,7 @@ def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signa
         os._exit(70)
     runs = [folder / "search" / "trials" / str(trial) for trial in range(2)]
     try:
-        while not all((run / "checkpoints" / "last").exists() for run in runs):
+        while not all((run / "checkpoints" / "last.json").exists() for run in runs):
             time.sleep(0.05)
     finally:
         os.kill(pid, number)  # also where the test is cut off: nothing stays behind
