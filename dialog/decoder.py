@@ -140,5 +140,5 @@ def _summed(layers: Sequence[SequenceT]) -> SequenceT:
     """The sum of the outputs of all layers, as in the code of Melis et al. (2020)."""
     first = layers[0]
     if isinstance(first, PackedSequence):
-        return first._replace(data=torch.stack([one.data for one in layers]).sum(0))
+        return first._replace(data=sum((one.data for one in layers[1:]), first.data))
     return sum(layers[1:], first)

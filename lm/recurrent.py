@@ -36,11 +36,11 @@ class LSTM(nn.LSTM):
             return super().forward(inputs, state)
         if isinstance(inputs, PackedSequence) and torch.is_grad_enabled():
             return over_packed(self._layers, inputs, state)
-        if isinstance(inputs, Tensor) and not torch.is_grad_enabled():
-            is_step = self.batch_first and inputs.shape[1:-1] == (1,)
-            if is_step and state is not None and len(state[0]) == 1:
-                h, c = torch.lstm_cell(inputs[:, 0], (state[0][0], state[1][0]), *self.all_weights[0])
-                return h[:, None], (h[None], c[None])
+        is_step = self.batch_first and data.shape[1:-1] == (1,)  # which packed data never are
+        if is_step and state is not None and len(state[0]) == 1 and not torch.is_grad_enabled():
+            start, weights = (state[0][0], state[1][0]), tuple(self.all_weights[0])
+            outputs, (h, c) = lstm_window(data.transpose(0, 1), start, weights, self.training)
+            return outputs.transpose(0, 1), (h[None], c[None])
         return super().forward(inputs, state)
 
     def _layers(self, data: Tensor, sizes: Sequence[int], state: State | None) -> tuple[Tensor, State]:

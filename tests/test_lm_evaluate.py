@@ -115,6 +115,7 @@ def test_buckets_split_the_loss_by_training_count() -> None:
         assert row["nll"] == pytest.approx(np.mean(inside))
     assert sum(row["nll"] * row["share"] for row in rows) == pytest.approx(nll.mean())
     late = frequency_buckets(nll[1:], trained, Text("t", "t", ids, "x", None))
+    assert sum(row["tokens"] for row in late) == 399
     without = frequency_buckets(nll[1:], trained, Text("t", "t", ids[1:], "x", None))
     assert late == without, "what is not scored is at the beginning"
 
