@@ -8,8 +8,9 @@ products a chunk, the arithmetic minimum, and nothing is recomputed in the backw
 
 With r_k = π_k p_k(y) / P(y), the posterior of component k, and slope = g'(z)/g(z), 1 for the exponential, the
 gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds
-exp(log g − max) · slope as it is; the factor r_k / Σ_v exp(log g − max) scales the small operands of the
-products instead, and the [v = y] part is a gather and a scatter of rows.
+exp(log g − max) · slope as it is, and 0 at v = y; the factor r_k / Σ_v exp(log g − max) scales the small
+operands of the products instead. At v = y the gradient is −r_k · slope(y) · (1 − p_k(y)): one number a row,
+exact where products are rounded, with a gather and a scatter of rows in place of a product.
 
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
@@ -121,8 +122,7 @@ def mixture_nll(
     nll = torch.empty_like(log_prior[:, 0])
     for part in products.parts():
         logits = products.logits(contexts[part])
-        at_word = products.at_words(logits, contexts[part], targets[part])
-        picked = products.link.log(at_word, output.shift)
+        picked = products.at_words(logits, targets[part].repeat_interleave(contexts.shape[1]))
         joint = log_prior[part] + (picked - products.log_totals(logits)).view_as(log_prior[part])
         nll[part] = -joint.logsumexp(1)
     return nll
@@ -155,6 +155,12 @@ def rounded(matrix: Tensor) -> Tensor:
     return matrix.to(torch.bfloat16).t().contiguous()
 
 
+def logits_of(words: Tensor, contexts: Tensor, output: Output) -> Tensor:
+    """W_v c + b_v of a word v (n,) for every component of contexts (n, K, E), (n, K), in their precision."""
+    logits = (contexts * output.weight[words][:, None]).sum(2)
+    return logits if output.bias is None else logits + output.bias[words, None]
+
+
 class _Products:
     """The forward half: the logits of a chunk, in a buffer that every chunk uses again.
 
@@ -185,17 +191,12 @@ class _Products:
         rows = contexts.flatten(0, 1)  # (R, E)
         return torch.mm(rows.to(self.dtype), self.operand, out=self.buffer[: rows.shape[0]])
 
-    def at_words(self, logits: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
-        """The logits of the targets (n,), bias included, (R, 1); exact where those of all words are rounded.
-
-        The error of one logit goes into the gradients whole; those of all words nearly cancel out.
-        """
-        words, weight = targets.repeat_interleave(contexts.shape[1]), self.output.weight  # (R,)
-        if logits.dtype == weight.dtype:
-            at_word = logits.gather(1, words[:, None])
-        else:
-            at_word = (contexts.flatten(0, 1) * weight[words]).sum(1, keepdim=True)
-        return at_word if self.output.bias is None else at_word + self.output.bias[words, None]
+    def at_words(self, logits: Tensor, words: Tensor) -> Tensor:
+        """log g of a word (R,) of every row, (R, 1)."""
+        at_word = logits.gather(1, words[:, None]).to(self.output.weight.dtype)
+        if self.output.bias is not None:
+            at_word = at_word + self.output.bias[words, None]
+        return self.link.log(at_word, self.output.shift)
 
     def log_totals(self, logits: Tensor) -> Tensor:
         """log Σ_v g, (R, 1)."""
@@ -222,20 +223,22 @@ class _Gradients(_Products):
         """One chunk of n tokens: its loss, and its share of every gradient."""
         n, components, size = contexts.shape
         shift = self.output.shift
+        words = targets.repeat_interleave(components)  # (R,)
+        at_target = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
         logits = self.logits(contexts)
-        at_word = self.at_words(logits, contexts, targets)
+        rounded_picked = self.at_words(logits, words)
         peak, total = self.rows.shares_(logits, self.output.bias, shift)
-        shares = logits  # what they are from here on
-        picked = self.link.log(at_word, shift) - peak - total.log()  # log p_k(y), (R, 1)
-        joint = log_prior + picked.view(n, components)  # log π_k p_k(y), (n, K)
+        shares = logits.scatter_(1, words[:, None], 0)  # what they are from here on
+        picked = self.link.log(at_target, shift) - peak
+        others = (total - (rounded_picked - peak).exp()).clamp_(min=0)
+        total = others + picked.exp()
+        joint = log_prior + (picked - total.log()).view(n, components)  # log π_k p_k(y), (n, K)
         self.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
         posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
         self.of_prior[part] = -posterior
 
-        at_target = posterior.reshape(-1, 1)  # (R, 1)
-        factor = at_target / total
-        at_target = at_target * self.link.slope(at_word, shift)
-        words = targets.repeat_interleave(components)
+        factor = posterior.reshape(-1, 1) / total
+        at_target = factor * others * self.link.slope(at_target, shift)
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
@@ -330,7 +333,7 @@ def _gradients(
 
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
-    """The Triton kernels, where they are asked for, on a GPU that they suit."""
+    """The Triton kernels, on a GPU where they work, for a loss that they suit."""
     if contexts.device.type != "cuda" or native.kind("cuda") != "fused":
         return None
     from lm.kernels import fused

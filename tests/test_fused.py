@@ -232,6 +232,51 @@ def test_bfloat16_products_round_operands_and_nothing_else(
 
 
 @on_devices
+def test_the_example_tells_whether_kernels_agree(
+    fused: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < fused.error_on(device) < fused.TOLERANCE / 2
+    right = fused._Kernels.towards_contexts
+    monkeypatch.setattr(fused._Kernels, "towards_contexts", lambda self, factors: 1.1 * right(self, factors))
+    assert fused.error_on(device) > 2 * fused.TOLERANCE
+
+
+@outside
+@pytest.mark.parametrize("wrong", [lambda device: 0.5, lambda device: 1 / 0], ids=["off", "raises"])
+def test_kernels_that_do_not_work_are_told_of_once_and_left(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lm.kernels import fused
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(fused, "error_on", wrong)
+    fused.works.cache_clear()
+    assert [native.kind("cuda") for _ in range(3)] == ["in tensor operations"] * 3
+    assert caplog.text.count("HIGHRANK_FUSED=0") == 1
+    monkeypatch.setattr(fused, "error_on", lambda device: 0.001)
+    fused.works.cache_clear()
+    assert native.kind("cuda") == "fused"
+    monkeypatch.setenv(native.FUSED, "0")
+    assert native.kind("cuda") == "in tensor operations"
+    fused.works.cache_clear()
+
+
+@on_devices
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+def test_gradients_with_bfloat16_products_are_within_a_two_thousandth(
+    fused: Any, device: str, link: Link
+) -> None:
+    given = case(link, (20, 3, 500, 33))
+    scaled = given._replace(contexts=given.contexts.tanh(), weight=given.weight / 3).to(device)
+    got = run(fused, link, scaled, bf16=True)
+    nll, gradients = exact(link, scaled)
+    assert error(got.token_nll, nll) < 5e-4
+    for name, wanted in gradients.items():
+        assert error(getattr(got, name), wanted) < 5e-4, name
+
+
+@on_devices
 def test_the_gradient_of_a_token_that_is_all_but_certain_survives_bfloat16(fused: Any, device: str) -> None:
     """p − 1 ≈ −10⁻⁴ at the target, where p itself in bfloat16 is 1."""
     given = case(EXP, (1, 1, 40, 16))
@@ -293,7 +338,7 @@ def test_tensor_cores_at_the_sizes_of_the_papers(
 @outside
 @pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "mos", "moss"])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_head_uses_them_where_they_are_asked_for(
+def test_a_head_uses_them_unless_they_are_switched_off(
     kind: str, biased: bool, fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = make_head(kind, size=16, output_bias=biased).float().cuda()
@@ -305,8 +350,9 @@ def test_a_head_uses_them_where_they_are_asked_for(
         loss = head.loss(hidden.float(), targets, weights.float())
         return [loss, *torch.autograd.grad(loss, list(head.parameters()))]
 
+    monkeypatch.setenv(native.FUSED, "0")
     plain = gradients()
-    monkeypatch.setenv(native.FUSED, "1")
+    monkeypatch.delenv(native.FUSED)
     for wanted, got in zip(plain, gradients(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3)
     assert len(calls) == 1

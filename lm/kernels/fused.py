@@ -1,15 +1,16 @@
 """The mixture loss and its gradients on CUDA, by Triton kernels that keep no logit in memory.
 
 A tile of logits, some rows by some words, lives on the chip only. The first kernel reduces the tiles of
-every row r to L_r = log Σ_v g(z_rv), and picks the logit of the row's target y. What is left of the loss has
-N·K numbers and goes in tensor operations: posteriors times the weights of tokens, f_r. The second kernel
-computes the tiles again, as shares s_rv = f_r · p_r(v) · slope and 0 at v = y, and is launched twice:
+every row r to log Σ_v g(z_rv) over the words but for the row's target y. What is left of the loss has N·K
+numbers and goes in tensor operations: the logits of targets, L_r = log Σ_v g(z_rv) over all words, and
+posteriors times the weights of tokens, f_r. The second kernel computes the tiles again, as shares
+s_rv = f_r · p_r(v) · slope and 0 at v = y, and is launched twice:
 
     Σ_v s_rv W_v    a block of rows to each program, which goes through the words
     Σ_r s_rv c_r    a block of words to each program, which goes through the rows
 
 Five products of the size of the logits, where the eager path, which keeps a chunk of them, has three. At
-v = y the gradient is f_r · slope · (p_r(y) − 1): one number a row, which needs no tile and so is exact in
+v = y the gradient is −f_r · slope · (1 − p_r(y)): one number a row, which needs no tile and so is exact in
 float32. As a share rounded to bfloat16, little would be left of it where p_r(y) is near 1.
 
 All sums are float32 and in a fixed order, for no two programs write to one place: results repeat to the bit.
@@ -18,7 +19,8 @@ The scheme is that of FlashAttention (Dao et al. 2022) and Cut Your Losses (Wijm
 N tokens · K components · E context size · V words · R = N·K rows.
 """
 
-import os
+import logging
+from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -26,15 +28,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.kernels import fused_tiles, native
+from lm.kernels import fused_tiles
 from lm.links import EXP, SIGSOFTMAX
-from lm.mixture_loss import LossOptions, Output
+from lm.mixture_loss import LossOptions, Output, logits_of
 
+_LOGGER = logging.getLogger(__name__)
 # typed as Triton has them, a launch would have to pass numbers of its own kind
 _totals: Any = fused_tiles.totals
 _shares: Any = fused_tiles.shares
 REGISTERS = 13 * 2**12  # numbers in accumulators and tiles that a program of 8 warps holds without spilling
 PROGRAMS = 3  # a multiprocessor at most, where a launch is split to keep all of them busy
+TOLERANCE = 0.02  # of what bfloat16 products give on an example
 START_AND_END = 4  # of a program, in streamed blocks
 OVERHEAD = 2**11  # bytes of shared memory for what is not a block
 
@@ -64,6 +68,42 @@ NO_TENSOR_CORES = Tiles(32, 32, 8, 1)  # more would spill
 INTERPRETED = Tiles(16, 16, 1, 1)
 
 
+@cache
+def works() -> bool:
+    """Whether the kernels compile for this machine's GPU and agree there; what is wrong is logged, once."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
+        return False
+    try:
+        disagreement = error_on("cuda")
+    except Exception as error:  # whatever Triton, its compiler or the driver may raise
+        wrong = f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        if disagreement <= TOLERANCE:
+            return True
+        wrong = f"they are off by {disagreement:.1e} on an example"
+    _LOGGER.warning(
+        "no Triton kernels (%s): losses go in tensor operations; set HIGHRANK_FUSED=0 to be told no more",
+        wrong,
+    )
+    return False
+
+
+@torch.enable_grad()
+def error_on(device: str) -> float:
+    """The largest relative error of losses and gradients on an example, against automatic differentiation."""
+    generator = torch.Generator().manual_seed(1)
+    contexts, weight = (torch.randn(size, generator=generator) for size in ((70, 2, 72), (150, 72)))
+    scores, targets = torch.randn(70, 2, generator=generator), torch.arange(70)
+    leaves = [leaf.to(device).requires_grad_() for leaf in (contexts, scores.log_softmax(1), weight)]
+    contexts, log_prior, weight, targets = *leaves, targets.to(device)
+    log_p = (contexts @ weight.t()).log_softmax(2)
+    nll = -(log_prior + log_p[torch.arange(70), :, targets]).logsumexp(1)
+    wanted = (nll, *torch.autograd.grad(nll.sum(), leaves))
+    options, ones = LossOptions(EXP, bf16_products=True), torch.ones_like(nll)
+    found = fused_loss(contexts, log_prior, Output(weight, None, None), targets, ones, options)
+    return float(max((a - b).norm() / b.norm() for a, b in zip(found, wanted, strict=False)).detach())
+
+
 def suits(contexts: Tensor, options: LossOptions) -> bool:
     """Whether the kernels can and should serve a loss at ``contexts`` (N, K, E) on CUDA.
 
@@ -71,8 +111,6 @@ def suits(contexts: Tensor, options: LossOptions) -> bool:
     products of the eager path cost less than five. Nor where E is too large for tiles to stay on the chip.
     """
     if contexts.dtype != torch.float32 or options.link not in (EXP, SIGSOFTMAX):
-        return False
-    if os.environ.get(native.SWITCH) == "0" or torch.version.cuda is None:
         return False
     if not options.bf16_products and _precision() == "ieee":
         return False
@@ -97,15 +135,18 @@ def fused_loss(
         ValueError: if E is too large for the device.
     """
     torch._assert_async((targets >= 0).all())  # of them the products below would take words from the end
+    at_words = logits_of(targets, contexts, output)
+    scores = options.link.log(at_words, output.shift)
     kernels = _Kernels(contexts, output, targets, options)
-    at_words, picked = kernels.picked()
-    joint = log_prior + picked  # log π_k p_k(y), (N, K)
+    others = kernels.log_totals_of_others()
+    kernels.log_totals = log_totals = torch.logaddexp(others, scores)
+    joint = log_prior + scores - log_totals  # log π_k p_k(y), (N, K)
     nll = -joint.logsumexp(1)  # (N,)
     posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (N, K)
     of_contexts = kernels.towards_contexts(posterior)
     of_weight, of_bias = kernels.towards_weight(posterior)
 
-    at_target = torch.expm1(picked) * posterior * options.link.slope(at_words, output.shift)
+    at_target = -(others - log_totals).exp() * posterior * options.link.slope(at_words, output.shift)
     of_contexts.addcmul_(output.weight[targets][:, None], at_target[..., None])
     towards = torch.einsum("nk,nke->ne", at_target, contexts)
     # unlike index_add_, this adds in a fixed order on CUDA
@@ -162,7 +203,7 @@ class _Kernels:
         nothing = output.weight.new_zeros(len(output.weight))
         self.addends = tuple(nothing if p is None else p.contiguous() for p in (output.bias, output.shift))
         self.targets = targets.to(torch.int32).repeat_interleave(contexts.shape[1])  # (R,)
-        self.log_totals = nothing.new_empty(0)  # (R,), once picked() has been called
+        self.log_totals = nothing  # log Σ_v g, (N, K), which its user sets
         wide, rest = _widths(contexts.shape[-1])
         self.constants = {
             "SIGMOID": options.link is SIGSOFTMAX,
@@ -177,19 +218,17 @@ class _Kernels:
             "enable_fp_fusion": True,
         }
 
-    def picked(self) -> tuple[Tensor, Tensor]:
-        """The logits of the targets, and log p_k(y), (N, K) each."""
+    def log_totals_of_others(self) -> Tensor:
+        """log Σ_v g over the words but for the target, (N, K)."""
         rows, words = len(self.contexts), len(self.weight)
         grid, per_part = self._grid(rows, words)
-        log_totals, at_words = (self.log_totals.new_empty(grid[1], rows) for _ in range(2))
+        log_totals = self.log_totals.new_empty(grid[1], rows)
         with torch.cuda.device_of(self.contexts):
             _totals[grid](
-                self.contexts, self.weight, *self.addends, self.targets, log_totals, at_words,
+                self.contexts, self.weight, *self.addends, self.targets, log_totals,
                 rows, words, per_part, **self.constants,
             )  # fmt: skip
-        self.log_totals, at_word = log_totals.logsumexp(0), at_words.sum(0)
-        picked = self.link.log(at_word, self.shift) - self.log_totals
-        return at_word.view(self.shape[:2]), picked.view(self.shape[:2])
+        return log_totals.logsumexp(0).view(self.shape[:2])
 
     def towards_contexts(self, factors: Tensor) -> Tensor:
         """Σ_v s_rv W_v, (N, K, E), for f (N, K)."""

@@ -9,6 +9,8 @@ of them. E is cut into WIDE and REST columns, two powers of two, as Triton's til
 import triton
 import triton.language as tl
 
+LOWEST = tl.constexpr(-1e38)  # where maxima start; finite, for of −∞ nothing can be taken off
+
 
 @triton.jit
 def link(logits, shift, SIGMOID: tl.constexpr):
@@ -51,11 +53,11 @@ def of_rows(numbers, rows, targets, log_totals, factors):
 
 @triton.jit(do_not_specialize=["rows"])  # it varies from batch to batch
 def totals(
-    contexts, weight, bias, shift, targets, log_totals, at_words, rows, words, per_part,
+    contexts, weight, bias, shift, targets, log_totals, rows, words, per_part,
     SIGMOID: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     OWNED: tl.constexpr, STREAMED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """log Σ_v g over the words of a part, and the target's logit if it is one of them, (parts, R) each."""
+    """log Σ_v g over the words of a part but for the target, (parts, R)."""
     first, begin = tl.program_id(0) * OWNED, tl.program_id(1) * per_part
     numbers = first + tl.arange(0, OWNED)
     target = tl.load(targets + numbers, mask=numbers < rows, other=-1)
@@ -63,9 +65,8 @@ def totals(
     own_wide = block(contexts, first, rows, 0, WIDE, SIZE, OWNED)
     if REST:
         own_rest = block(contexts, first, rows, WIDE, REST, SIZE, OWNED)
-    peak = tl.full((OWNED,), float("-inf"), tl.float32)
+    peak = tl.full((OWNED,), LOWEST, tl.float32)
     total = tl.zeros((OWNED,), tl.float32)
-    at_word = tl.zeros((OWNED,), tl.float32)
     for start in range(begin, tl.minimum(begin + per_part, words), STREAMED):
         passing = start + tl.arange(0, STREAMED)
         wide = block(weight, start, words, 0, WIDE, SIZE, STREAMED)
@@ -74,14 +75,13 @@ def totals(
             rest = block(weight, start, words, WIDE, REST, SIZE, STREAMED)
             logits = tl.dot(own_rest, tl.trans(rest), logits, input_precision=PRECISION)
         logits += bias_of(bias, passing, words)[None, :]
-        at_word += tl.sum(tl.where(passing[None, :] == target[:, None], logits, 0.0), 1)
         scores, _ = link(logits, moved, SIGMOID)
+        scores = tl.where(passing[None, :] == target[:, None], float("-inf"), scores)
         higher = tl.maximum(peak, tl.max(scores, 1))
         total = total * tl.exp(peak - higher) + tl.sum(tl.exp(scores - higher[:, None]), 1)
         peak = higher
     place = tl.cast(tl.program_id(1), tl.int64) * rows + numbers
     tl.store(log_totals + place, peak + tl.log(total), mask=numbers < rows)
-    tl.store(at_words + place, at_word, mask=numbers < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

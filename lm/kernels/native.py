@@ -27,7 +27,7 @@ SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fopenmp")
 # Names of environment variables
 SWITCH = "HIGHRANK_NATIVE"  # 0: without any compiled kernel
-FUSED = "HIGHRANK_FUSED"  # 1: the Triton kernels of fused.py, on a GPU
+FUSED = "HIGHRANK_FUSED"  # 0: without the Triton kernels of fused.py, which serve a GPU otherwise
 
 
 @cache
@@ -50,8 +50,10 @@ def library() -> ctypes.CDLL | None:
 
 def kind(device_type: str) -> str:
     """Which kernels losses and cells use on a type of device; bit-identical results depend on it."""
-    if device_type == "cuda" and os.environ.get(FUSED) == "1" and find_spec("triton") is not None:
-        return "fused"
+    if device_type == "cuda" and "0" not in map(os.environ.get, (SWITCH, FUSED)) and find_spec("triton"):
+        from lm.kernels import fused
+
+        return "fused" if fused.works() else "in tensor operations"
     return "compiled" if device_type == "cpu" and library() is not None else "in tensor operations"
 
 

@@ -27,7 +27,7 @@ class Rows(ABC):
 
     @abstractmethod
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
-        """Σ_r factors_r · shares_rv, (V,), for the shares of the last :meth:`shares_` and factors (r, 1)."""
+        """Σ_r factors_r · shares_rv, (V,), for shares (r, V) and factors (r, 1)."""
 
     @abstractmethod
     def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -75,7 +75,7 @@ class EagerRows(Rows):
         return top, total
 
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
-        exact = shares if self.exact else self.buffers[0, : shares.shape[0]]
+        exact = shares if self.exact else self.buffers[0, : shares.shape[0]].copy_(shares)
         return torch.mv(exact.t(), factors[:, 0])
 
     def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
