@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from lm.analysis.copying import BATCH, HELD_OUT, POINTS, RESULT, Copier, CopyOptions, copying, train_point
+from lm.analysis.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
+from lm.analysis.copying_data import BATCH, HELD_OUT, read_corpora
 from lm.analysis.copying_figure import copying_tables, draw
-from lm.errors import ConfigError, DivergenceError, Interrupted
+from lm.analysis.study_cli import reverse_copy
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
 from lm.language import sources
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions, locate
@@ -113,9 +115,9 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) ->
         (1, "lstm"), (1, "mogrifier"), (3, "lstm"), (3, "mogrifier"),
     ]  # fmt: skip
     with pytest.raises(Interrupted):
-        copying(TINY, tmp_path / "again", stop_after(20))
+        copying(TINY, tmp_path / "again", (), stop_after(20))
     assert len((tmp_path / "again" / POINTS).read_text().splitlines()) == 3
-    assert copying(TINY, tmp_path / "again", stop_after(30)) == whole
+    assert copying(TINY, tmp_path / "again", (), stop_after(30)) == whole
     for name in (POINTS, RESULT):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     points = [json.loads(line) for line in (tmp_path / "whole" / POINTS).read_text().splitlines()]
@@ -184,6 +186,64 @@ def test_prepared_sequences_are_random_and_followed_by_their_reverse(
     assert prepare("reverse-copy", tmp_path / "one", PrepareOptions(read)).unchanged
     other = locate("reverse-copy", replace(read, seed=2))
     assert next(other.splits["train"][0].lines(InputLog())).text not in lines["train"]
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders of sequences of 3 and of 2 symbols out of 4."""
+    monkeypatch.setattr(sources, "_COPIES", (150, 20, 10))
+    folders = [str(tmp_path / f"copies-{length}") for length in (3, 2)]
+    for folder, length in zip(folders, (3, 2), strict=True):
+        prepare("reverse-copy", Path(folder), PrepareOptions(ReadOptions(length=length, vocab=4)))
+    return folders
+
+
+def test_a_prepared_corpus_has_the_sequences_that_were_written(corpora: list[str]) -> None:
+    short, long = read_corpora(corpora)
+    assert (short.length, long.length, short.vocab) == (2, 3, 4)
+    assert long.train.shape == (3, 150)
+    located = locate("reverse-copy", ReadOptions(length=3, vocab=4))
+    for split, tokens in (("train", long.train), ("valid", long.valid), ("test", long.test)):
+        written = [line.text.split(" | ")[0].split() for line in located.splits[split][0].lines(InputLog())]
+        symbols: dict[str, int] = {}  # the vocabulary numbers them otherwise
+        for sequence, column in zip(written, tokens.T.tolist(), strict=True):
+            for word, number in zip(sequence, column, strict=True):
+                assert symbols.setdefault(word, number) == number
+        assert sorted(symbols.values()) == list(range(4))
+    batches = long.batches(torch.Generator().manual_seed(1))
+    seen = torch.cat([next(batches) for _ in range(3)], 1)  # 64 + 64 + 22: a pass
+    assert not torch.equal(seen, long.train)
+    assert sorted(seen.T.tolist()) == sorted(long.train.T.tolist())
+
+
+def test_the_sweep_trains_on_prepared_corpora_and_knows_them_again(
+    corpora: list[str], tmp_path: Path
+) -> None:
+    options = replace(TINY, lengths=(2, 3), cells=("lstm",), lrs=(0.02,))
+    given = read_corpora(corpora)
+    result = copying(options, tmp_path, given)
+    assert [row["length"] for row in result["rows"]] == [2, 3]
+    assert copying(options, tmp_path, given, stop_after(0)) == result
+    with pytest.raises(Interrupted):  # random sequences are not those
+        copying(options, tmp_path, (), stop_after(0))
+    assert (10 * result["rows"][0]["exact"]).is_integer()  # of ten test sequences
+
+
+def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -> None:
+    text, mixed = tmp_path / "text", tmp_path / "mixed"
+    for split in ("train", "valid", "test"):
+        text.mkdir(exist_ok=True)
+        (text / f"{split}.txt").write_text("1 2 | 2 1\n3 1 | 1 3\n" if split != "test" else "1 2 | 1 2\n")
+    prepare(str(text), mixed, PrepareOptions())
+    for folders, words in (
+        ([str(tmp_path / "none")], "none: no folder of `lm prepare reverse-copy`"),
+        ([str(mixed)], "mixed/test: its lines are not sequences of one length"),
+        ([corpora[0], corpora[0]], "--data: sequences of \\[3, 3\\] tokens"),
+    ):
+        with pytest.raises(DataError, match=words):
+            read_corpora(folders)
+    with pytest.raises(ConfigError, match="leave out --lengths and --vocab"):
+        reverse_copy(data=[corpora[0]], lengths="3")
 
 
 def test_impossible_sequences_are_refused() -> None:

@@ -138,7 +138,8 @@ def test_a_published_recipe_is_what_was_published(name: str) -> None:
 
 def test_every_preset_is_published_or_known_to_be_our_own() -> None:
     ours = {name for name in PRESETS if name.startswith(("ptb_small_", "lm1b_"))} | {
-        "ptb_mos_fast", "ptb_mos_tau2", "ptb_mos_constant_temperature", "ptb_ct_mos_sigmoid",
+        "ptb_mos_fast", "ptb_mos_tau2", "ptb_mos_constant_temperature", "ptb_ct_mos_sigmoid", "ptb_mixtape",
+        "ptb_plif",
     }  # fmt: skip
     assert set(PRESETS) == set(RECIPES) | ours
 
@@ -175,7 +176,7 @@ def test_the_parameters_of_a_preset(name: str) -> None:
         expected += (hidden + 1) * (components - sum(lower)) * size
         expected += sum((of + 1) * count * size for of, count in zip(inputs[-2::-1], lower, strict=False))
         if kind == "mixtape":
-            gates, own = config.head.gate_size, config.head.gated_words
+            gates, own = config.head.gate_size, config.head.gated_words or words
             expected += (components - 1) * (hidden * gates + hidden + own) + own * gates
         else:
             expected += hidden * components
@@ -265,7 +266,8 @@ def test_the_page_of_results_names_presets_that_there_are_and_leaves_out_none_of
     named = set(re.findall(r"`((?:ptb|wt2|lm1b|enwik8|mwc|switchboard)_\w+)", page))
     known = {path.stem for family in ("lm", "dialog") for path in preset_paths(family)}
     assert named <= known
-    ours = ("small", "hred", "finetune", "fast", "sigmoid", "doc", "constant_temperature", "switchboard_moss")
+    ours = ("small", "hred", "finetune", "fast", "sigmoid", "constant_temperature", "switchboard_moss")
+    ours += ("doc", "mixtape", "plif")
     papers = {name for name in known - named if not any(part in name for part in ours)}
     assert {name for name in papers if not name.startswith("smalltalk")} == set()
 

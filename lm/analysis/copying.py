@@ -5,14 +5,15 @@ have cells and embeddings of their own. Longer sequences are harder, and nothing
 to keep them. Every cell gets the same parameters, to the nearest H below, and the same updates, at each of
 several learning rates; of these the best on validation sequences is reported, on test sequences.
 
-In small: sequences are drawn anew for every update, where the paper has 500,000, and the learning rate falls
-along a cosine, where the paper averages weights.
+In small: sequences are drawn anew for every update, where the paper has 500,000, as a corpus of ``lm prepare
+reverse-copy`` has; and the learning rate falls along a cosine, where the paper averages weights.
 
 L length · B sequences · V symbols · E embedding size · H hidden size.
 """
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -22,6 +23,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from lm.analysis.copying_data import HELD_OUT, Corpus, Drawn
 from lm.analysis.points import Points
 from lm.cells import recurrent_layer
 from lm.errors import DivergenceError, require
@@ -32,7 +34,6 @@ from lm.shapes import shapes_only
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
-BATCH, HELD_OUT = 64, 512  # sequences of an update; of a validation or test set
 CLIP = 10.0  # of the gradient of a loss that is summed over time, as in the authors' code
 POINTS, RESULT = "points.jsonl", "reverse-copy.json"
 MEASURES: dict[str, type] = {"parameters": int, "valid_nll": float, "test_nll": float, "exact": float}
@@ -123,7 +124,11 @@ class Copier(nn.Module):
 
 
 def copying(
-    options: CopyOptions, out: Path, poll: Poll = no_poll, progress: Progress = no_progress
+    options: CopyOptions,
+    out: Path,
+    corpora: Sequence[Corpus] = (),
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Train every cell at every length and rate; keep each in ``out`` as soon as it is there.
 
@@ -131,6 +136,7 @@ def copying(
     stopped. ``out/reverse-copy.json`` is the returned result: a row for every seed, length and cell.
 
     Args:
+        corpora: sequences of every length; drawn at random if there are none.
         poll: called before every training step; may raise.
         progress: told (trainings done, all trainings).
 
@@ -141,13 +147,16 @@ def copying(
     make_folder(out)
     measured = Points(out / POINTS, MEASURES)
     places = list(product(options.seeds, options.lengths, options.cells))
+    of_length = {corpus.length: corpus for corpus in corpora}
     rows: list[dict[str, Any]] = []
     for number, (seed, length, cell) in enumerate(places):
         found: list[dict[str, Any]] = []
         for lr in options.lrs:
             progress(number * len(options.lrs) + len(found), len(places) * len(options.lrs))
-            settings = options.settings(seed, length, cell, lr)
-            train = partial(train_point, options, seed, length, cell, lr, poll)
+            settings, corpus = options.settings(seed, length, cell, lr), of_length.get(length)
+            if corpus:
+                settings["corpus"] = list(corpus.fingerprints)
+            train = partial(train_point, options, seed, length, cell, lr, corpus, poll)
             found.append({"lr": lr} | measured.measured(settings, train))
         best = min(found, key=lambda point: float(point["valid_nll"]))
         where = {"seed": seed, "length": length, "cell": cell}
@@ -159,7 +168,13 @@ def copying(
 
 
 def train_point(
-    options: CopyOptions, seed: int, length: int, kind: str, lr: float, poll: Poll = no_poll
+    options: CopyOptions,
+    seed: int,
+    length: int,
+    kind: str,
+    lr: float,
+    corpus: Corpus | None = None,
+    poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """Train one model, and measure it.
 
@@ -168,7 +183,8 @@ def train_point(
         sequences whose every token is the likeliest, the true ones before it given.
     """
     random = torch.Generator().manual_seed(seed)
-    valid, test = (_sequences(options.vocab, length, HELD_OUT, random) for _ in range(2))
+    data = corpus or Drawn(options.vocab, length, random)
+    batches = data.batches(random)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Copier(options.cell(kind), options.vocab, options.embedding_size, options.hidden_size(kind))
@@ -178,7 +194,7 @@ def train_point(
     optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
     for step in range(options.steps):
         poll()
-        states, targets = model(_sequences(options.vocab, length, BATCH, random))
+        states, targets = model(next(batches))
         loss = model.head.loss(states, targets) / targets.numel()
         optimizer.zero_grad()
         loss.backward()
@@ -186,22 +202,21 @@ def train_point(
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr(step)
         optimizer.step()
-    (valid_nll, _), (test_nll, exact) = _measured(model, valid), _measured(model, test)
+    (valid_nll, _), (test_nll, exact) = _measured(model, data.valid), _measured(model, data.test)
     if not math.isfinite(valid_nll + test_nll):
         raise DivergenceError(f"{kind} at length {length} diverged at rate {lr}; lower --lrs")
     count = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": count, "valid_nll": valid_nll, "test_nll": test_nll, "exact": exact}
 
 
-def _sequences(vocab: int, length: int, count: int, random: torch.Generator) -> Tensor:
-    return torch.randint(vocab, (length, count), generator=random)
-
-
 @torch.no_grad()
 def _measured(model: Copier, tokens: Tensor) -> tuple[float, float]:
     """Nats a token, and the share of sequences that are right from beginning to end."""
-    states, targets = model(tokens)
-    log_probs = model.head.log_probs(states)  # (L + 1, B, V + 1)
-    nll = -log_probs.gather(2, targets[..., None]).mean().item()
-    exact = (log_probs.argmax(2) == targets).all(0).float().mean().item()
-    return nll, exact
+    nll, exact = 0.0, 0
+    for part in tokens.split(HELD_OUT, 1):
+        states, targets = model(part)
+        log_probs = model.head.log_probs(states)  # (L + 1, B, V + 1)
+        nll -= log_probs.gather(2, targets[..., None]).sum().item()
+        exact += int((log_probs.argmax(2) == targets).all(0).sum())
+    length, count = tokens.shape
+    return nll / (count * (length + 1)), exact / count

@@ -81,8 +81,15 @@ def reverse_copy(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
         "runs/reverse-copy"
     ),
-    lengths: Annotated[str, typer.Option(metavar="L,L,…", help="Lengths of the sequences.")] = "10,20,30,40",
-    vocab: Annotated[int, typer.Option(help="Symbols.")] = 32,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Sequences of `lm prepare reverse-copy`; again for more lengths."),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="L,L,…", help="Lengths of random sequences; 10,20,30,40 if left out."),
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(help="Symbols of random sequences; 32 if left out.")] = None,
     cells: Annotated[str, typer.Option(help="Cells that are trained, with commas.")] = "lstm,mogrifier",
     rounds: Annotated[int, typer.Option(help="Rounds of the Mogrifier.")] = 5,
     rank: Annotated[int, typer.Option(help="Rank of its gates; 0 is full.")] = 16,
@@ -103,15 +110,23 @@ def reverse_copy(
     Example: lm reverse-copy --lengths 10,20 --cells lstm,mogrifier,mlstm
     """
     from lm.analysis.copying import CopyOptions, copying
+    from lm.analysis.copying_data import read_corpora
     from lm.analysis.copying_figure import copying_tables, draw
 
+    if data and (lengths is not None or vocab is not None):
+        raise ConfigError("--data has its own lengths and symbols; leave out --lengths and --vocab")
+    if corpora := read_corpora(data or ()):
+        sizes, symbols = tuple(corpus.length for corpus in corpora), corpora[0].vocab
+    else:
+        sizes = _integers("--lengths", lengths or "10,20,30,40")
+        symbols = 32 if vocab is None else vocab
     options = CopyOptions(
-        lengths=_integers("--lengths", lengths), vocab=vocab, cells=tuple(cells.split(",")), rounds=rounds,
-        rank=rank, embedding_size=embedding_size, parameters=parameters, steps=steps,
-        lrs=_numbers("--lrs", lrs), seeds=_integers("--seeds", seeds),
+        lengths=sizes, vocab=symbols, cells=tuple(cells.split(",")), rounds=rounds, rank=rank,
+        embedding_size=embedding_size, parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs),
+        seeds=_integers("--seeds", seeds),
     )  # fmt: skip
     with interruptible(RESUME) as poll, counting("training") as progress:
-        result = copying(options, out, poll, progress)
+        result = copying(options, out, corpora, poll, progress)
     figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
     draw(result, figures)
     write_result(json_file, result)
