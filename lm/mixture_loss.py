@@ -34,6 +34,7 @@ SCRATCH = {"cpu": 12 * 2**20, "cuda": 2**26}
 MIN_ROWS, MAX_ROWS = 160, 4096
 EVEN = 32  # rows whose multiples matrix units take at twice the speed of others
 GATHERED = 32  # rows that move at once
+PACKED = 640  # words at once in products of float32 on a CPU, where MKL copies what it is given of the matrix
 ADDED = 2048  # words of the output matrix whose bfloat16 gradient stays in the cache until it is added
 
 
@@ -62,7 +63,8 @@ class LossOptions:
         room = SCRATCH.get(device, SCRATCH["cpu"]) // (self.entry_bytes * vocab)
         rows = self.rows or min(MAX_ROWS, max(MIN_ROWS, room))
         tokens, even = max(1, rows // components), EVEN // math.gcd(EVEN, components)
-        return tokens if self.rows or tokens < even else tokens - tokens % even
+        as_it_is = self.rows or not self.bf16_products or tokens < even
+        return tokens if as_it_is else tokens - tokens % even
 
 
 class Output(NamedTuple):
@@ -188,8 +190,13 @@ class _Products:
 
     def logits(self, contexts: Tensor) -> Tensor:
         """W c for contexts (n, K, E), without the bias, (R, V)."""
-        rows = contexts.flatten(0, 1)  # (R, E)
-        return torch.mm(rows.to(self.dtype), self.operand, out=self.buffer[: rows.shape[0]])
+        rows = contexts.flatten(0, 1).to(self.dtype)  # (R, E)
+        logits = self.buffer[: rows.shape[0]]
+        if self.dtype == torch.bfloat16 or logits.is_cuda:
+            return torch.mm(rows, self.operand, out=logits)
+        for found, words in zip(logits.split(PACKED, 1), self.operand.split(PACKED, 1), strict=True):
+            torch.mm(rows, words, out=found)
+        return logits
 
     def at_words(self, logits: Tensor, words: Tensor) -> Tensor:
         """log g of a word (R,) of every row, (R, 1)."""
@@ -224,13 +231,14 @@ class _Gradients(_Products):
         n, components, size = contexts.shape
         shift = self.output.shift
         words = targets.repeat_interleave(components)  # (R,)
-        at_target = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
+        at_word = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
         logits = self.logits(contexts)
-        rounded_picked = self.at_words(logits, words)
+        rounded = self.at_words(logits, words)
         peak, total = self.rows.shares_(logits, self.output.bias, shift)
-        shares = logits.scatter_(1, words[:, None], 0)  # what they are from here on
-        picked = self.link.log(at_target, shift) - peak
-        others = (total - (rounded_picked - peak).exp()).clamp_(min=0)
+        shares = logits  # what they are from here on
+        shares[torch.arange(len(words), device=words.device), words] = 0  # scatter_ would copy them all
+        others = (total - (rounded - peak).exp()).clamp_(min=0)  # (R, 1), all but the target's
+        picked = self.link.log(at_word, shift) - peak
         total = others + picked.exp()
         joint = log_prior + (picked - total.log()).view(n, components)  # log π_k p_k(y), (n, K)
         self.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
@@ -238,7 +246,7 @@ class _Gradients(_Products):
         self.of_prior[part] = -posterior
 
         factor = posterior.reshape(-1, 1) / total
-        at_target = factor * others * self.link.slope(at_target, shift)
+        at_target = factor * others * self.link.slope(at_word, shift)
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
@@ -253,16 +261,21 @@ class _Gradients(_Products):
             )
             shares = gather_rows_(shares, kept)
             rows, factor, at_target, words = rows[kept], factor[kept], at_target[kept], words[kept]
-            towards.zero_()[kept] = self.towards(shares, factor, at_target, words)
+            towards.zero_()[kept] = self.towards(shares, factor, at_target, words, torch.empty_like(rows))
         else:
-            towards.copy_(self.towards(shares, factor, at_target, words))
+            self.towards(shares, factor, at_target, words, out=towards)
         self.add_outer(shares, rows * factor)
         self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
 
-    def towards(self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor) -> Tensor:
-        """The gradient of the contexts, (R, E)."""
-        towards = torch.mm(shares, self.operand.t()).to(factor.dtype).mul_(factor)
-        return towards.addcmul_(self.output.weight[words], at_target, value=-1)
+    def towards(
+        self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor, out: Tensor
+    ) -> Tensor:
+        """The gradient of the contexts, (R, E), which it writes to ``out``."""
+        if shares.dtype == out.dtype:
+            torch.mm(shares, self.operand.t(), out=out)
+        else:
+            out.copy_(torch.mm(shares, self.operand.t()))
+        return out.mul_(factor).addcmul_(self.output.weight[words], at_target, value=-1)
 
     def add_outer(self, shares: Tensor, rows: Tensor) -> None:
         """Adds sharesᵀ · rows to the gradient of the output matrix."""

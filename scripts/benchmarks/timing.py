@@ -98,19 +98,19 @@ def ceilings(rounds: int = 9) -> Ceiling:
 
 
 def peak_megabytes(work: Work) -> float:
-    """Memory that one run needs above what the process holds before it; for a fresh process only."""
-    before = _resident()
+    """Memory that one run needs above what the process holds before it; for a fresh process only.
+
+    The code of libraries that it is the first to use does not count.
+    """
+    before, code = _status("VmRSS"), _status("RssFile")
     try:
         Path("/proc/self/clear_refs").write_text("5")  # forgets the high-water mark
         work()
-        return _status("VmHWM") - before
+        peak = _status("VmHWM")
     except OSError:
         work()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
-
-
-def _resident() -> float:
-    return _status("VmRSS")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak - before - (_status("RssFile") - code)
 
 
 def _status(key: str) -> float:
