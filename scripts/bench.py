@@ -7,7 +7,8 @@ python scripts/bench.py scaling --memory --picture docs/scaling.svg
 
 Times are medians over rounds in which the variants take turns; the spread is half the distance between the
 quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
-shows for them. Memory is the peak above inputs and parameters, of one run in a process of its own.
+shows for them; starting, reading and BLEU have none. Memory is the peak above inputs and parameters, without
+the code of libraries, of one run in a process of its own.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "malloc": options.malloc,
-        "gflops": {"float32": ceiling.float32 / 1e9, "bfloat16": ceiling.bfloat16 / 1e9},
+        "gflops": {precision: speed / 1e9 for precision, speed in ceiling._asdict().items()},
         "records": records,
     }
     if options.json:
@@ -152,7 +153,7 @@ def _memory_apart(subject: str, case: str, variant: str, options: argparse.Names
 
 
 def _memory_here(subject: str, case: str, variant: str) -> float:
-    unknown = Ceiling(1.0, 1.0)
+    unknown = Ceiling(1.0, 1.0, 1.0)
     (wanted,) = (found for found in SUBJECTS[subject].cases(unknown) if found.name == case)
     (chosen,) = (found for found in wanted.variants if found.name == variant)
     small = torch.randn(64, 64, requires_grad=True)

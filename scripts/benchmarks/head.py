@@ -11,6 +11,7 @@ from benchmarks.timing import Case, Ceiling, Variant, Work
 from lm.heads import Head, HeadConfig
 from lm.links import EXP, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
+from lm.shapes import shapes_only
 
 TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
 PRECISIONS = ("float32", "bfloat16")
@@ -49,19 +50,20 @@ def cases(ceiling: Ceiling) -> list[Case]:
     shapes = [("mos", 15, 10_000), ("mos", 5, 10_000), ("softmax", 1, 10_000), ("mos", 15, 33_278)]
     found = [_against_naive(kind, components, vocab, ceiling) for kind, components, vocab in shapes]
     found += [_links(1, ceiling), _links(15, ceiling), _skipping(ceiling), _evaluation(ceiling)]
-    return [*found, _formulas("one", ONE), _formulas("four", FOUR)]
+    return [*found, _formulas("one", ONE, ceiling), _formulas("four", FOUR, ceiling)]
 
 
 def _against_naive(kind: str, components: int, vocab: int, ceiling: Ceiling) -> Case:
+    floor = _floor(components, vocab, "float32", ceiling)
     variants = [
-        Variant("naive", lambda: work_on(naive, components, vocab)),
+        Variant("naive", lambda: work_on(naive, components, vocab), floor),
         *(
             _ours(f"{kind} {precision}", EXP, components, vocab, precision, ceiling)
             for precision in PRECISIONS
         ),
     ]
     if components == 1 and hasattr(torch.nn.functional, "linear_cross_entropy"):
-        variants.append(Variant("F.linear_cross_entropy", lambda: work_on(fused_by_torch, 1, vocab)))
+        variants.append(Variant("F.linear_cross_entropy", lambda: work_on(fused_by_torch, 1, vocab), floor))
     return Case(f"{kind}, K = {components}, V = {vocab:,}", variants, ("tokens", TOKENS))
 
 
@@ -85,12 +87,12 @@ def _skipping(ceiling: Ceiling) -> Case:
         options = LossOptions(EXP, skip_below=skip_below)
         return lambda: inputs.gradients(ours(options, inputs))
 
-    floor = ceiling.seconds(3 * 2 * TOKENS * 15 * SIZE * 10_000)
+    floor = _floor(15, 10_000, "float32", ceiling)
     variants = [Variant(f"skip_below = {bound:g}", partial(work, bound), floor) for bound in (0, 0.001, 0.01)]
     return Case("mos without small posteriors, K = 15, V = 10,000", variants, memory=False)
 
 
-def _formulas(count: str, settings: dict[str, dict[str, Any]]) -> Case:
+def _formulas(count: str, settings: dict[str, dict[str, Any]], ceiling: Ceiling) -> Case:
     """Whole heads whose logits take more than one product, beside the first, which does not."""
 
     def work(config: HeadConfig) -> Work:
@@ -100,11 +102,20 @@ def _formulas(count: str, settings: dict[str, dict[str, Any]]) -> Case:
         targets = torch.randint(0, 10_000, (TOKENS,))
         return lambda: torch.autograd.grad(head.loss(hidden, targets), [hidden, *head.parameters()])
 
+    configs = {name: HeadConfig(embedding_size=SIZE, **given) for name, given in settings.items()}
     variants = [
-        Variant(name, partial(work, HeadConfig(embedding_size=SIZE, **given)))
-        for name, given in settings.items()
+        Variant(name, partial(work, config), _floor_of(config, ceiling)) for name, config in configs.items()
     ]
     return Case(f"whole heads of {count}, V = 10,000", variants, ("tokens", TOKENS))
+
+
+def _floor_of(config: HeadConfig, ceiling: Ceiling) -> float:
+    """Three products of every matrix, of the output matrix and words' gates for every context or gate."""
+    with shapes_only():
+        head = Head(config, SIZE, 10_000)
+    sizes = {name: parameter.numel() for name, parameter in head.named_parameters() if parameter.dim() == 2}
+    times = {"weight": config.components, "gates.words": config.components - 1}
+    return ceiling.seconds(6 * TOKENS * sum(times.get(name, 1) * size for name, size in sizes.items()))
 
 
 def _evaluation(ceiling: Ceiling) -> Case:
@@ -124,10 +135,13 @@ def _evaluation(ceiling: Ceiling) -> Case:
 
 def _ours(name: str, link: Link, components: int, vocab: int, precision: str, ceiling: Ceiling) -> Variant:
     options = LossOptions(link, bf16_products=precision == "bfloat16")
-    flops = 3 * 2 * TOKENS * components * SIZE * vocab
-    return Variant(
-        name, lambda: work_on(partial(ours, options), components, vocab), ceiling.seconds(flops, precision)
-    )
+    floor = _floor(components, vocab, precision, ceiling)
+    return Variant(name, lambda: work_on(partial(ours, options), components, vocab), floor)
+
+
+def _floor(components: int, vocab: int, precision: str, ceiling: Ceiling) -> float:
+    """Three products of contexts and output matrix."""
+    return ceiling.seconds(3 * 2 * TOKENS * components * SIZE * vocab, precision)
 
 
 def work_on(loss: Callable[[Inputs], Tensor], components: int, vocab: int, tokens: int = TOKENS) -> Work:

@@ -1,21 +1,30 @@
-"""What a user waits for: starting up, and scoring responses."""
+"""What a user waits for: starting up, preparing and opening corpora, and scoring responses."""
 
+import atexit
 import random
+import shutil
 import subprocess
 import sys
-from functools import partial
+import tempfile
+from functools import cache, partial
+from pathlib import Path
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
 
 CONTEXTS, RESPONSES, REFERENCES, WORDS = 200, 5, 11, 12
+TOKENS, DIALOG = 300_000, 15  # of a text that is made up; lines of a dialog in it
 
 
 def cases(ceiling: Ceiling) -> list[Case]:
-    """Imports in fresh interpreters, beside torch's own; BLEU over a share of Switchboard's test set."""
+    """Imports in fresh interpreters, beside torch's own; a text; BLEU of as many responses as papers have."""
     imports = ("import torch", "import dialog.chat, dialog.trained", "import dialog.cli", "import lm.cli")
     starts = [Variant(line, partial(_interpreter, line)) for line in imports]
+    prepared = [Variant("dialog prepare", _prepare_dialogs), Variant("lm prepare", _prepare_text)]
+    opened = [Variant("a prepared text, memory-mapped", _open)]
     return [
         Case("start of a process", starts, memory=False),
+        Case(f"a text of {TOKENS:,} tokens, read", prepared, ("tokens", TOKENS), memory=False),
+        Case(f"a text of {TOKENS:,} tokens, opened", opened, ("tokens", TOKENS), memory=False),
         Case("BLEU", [Variant("precision and recall", _bleu)], ("contexts", CONTEXTS), memory=False),
     ]
 
@@ -24,15 +33,57 @@ def _interpreter(line: str) -> Work:
     return lambda: subprocess.run([sys.executable, "-c", line], check=True)
 
 
+@cache
+def _text() -> Path:
+    """A file of TOKENS tokens: an utterance a line, a blank line after every dialog."""
+    folder = Path(tempfile.mkdtemp(prefix="highrank-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    rng, left = random.Random(1), TOKENS
+    with (folder / "text.txt").open("w") as file:
+        for number in range(1, TOKENS):
+            words = _sentence(rng)[:left]
+            file.write(" ".join(words) + ("\n\n" if number % DIALOG == 0 else "\n"))
+            if not (left := left - len(words)):
+                return folder / "text.txt"
+    raise AssertionError("a sentence has at least one token")
+
+
+def _prepare_dialogs() -> Work:
+    from dialog.prepare import prepare
+
+    numbers = iter(range(10**6))  # what is prepared already would not be read again
+    text = _text()
+    return lambda: prepare(str(text), text.with_name(f"dialogs-{next(numbers)}"))
+
+
+def _prepare_text() -> Work:
+    from lm.language.prepare import prepare
+
+    numbers = iter(range(10**6))
+    text = _text()
+    return lambda: prepare(str(text), text.with_name(f"text-{next(numbers)}"))
+
+
+def _open() -> Work:
+    from lm.language.corpus import load_split
+    from lm.language.prepare import prepare
+    from lm.text import Codec
+
+    folder = _text().with_name("prepared")
+    prepare(str(_text()), folder)
+    return lambda: load_split(str(folder / "train"), Codec.load(folder))
+
+
 def _bleu() -> Work:
     from dialog.bleu import bleu_by_context, count_overlaps
 
     rng = random.Random(1)
-
-    def sentence() -> list[str]:
-        return [f"w{min(int(rng.paretovariate(1)), 5000)}" for _ in range(rng.randint(2, 2 * WORDS))]
-
     responses, references = (
-        [[sentence() for _ in range(count)] for _ in range(CONTEXTS)] for count in (RESPONSES, REFERENCES)
+        [[_sentence(rng) for _ in range(count)] for _ in range(CONTEXTS)] for count in (RESPONSES, REFERENCES)
     )
     return lambda: bleu_by_context(count_overlaps(responses, references))
+
+
+def _sentence(rng: random.Random) -> list[str]:
+    """Words of which few are frequent."""
+    return [f"w{min(int(rng.paretovariate(1)), 5000)}" for _ in range(rng.randint(2, 2 * WORDS))]

@@ -13,8 +13,12 @@ TOKENS, VOCAB = 6_000, 2_000
 
 
 def cases(ceiling: Ceiling) -> list[Case]:
-    """6,000 contexts of 2,000 words."""
-    variants = [Variant("numpy.linalg.svd", partial(_work, False)), Variant("blocks", partial(_work, True))]
+    """6,000 contexts of 2,000 words. The floor: triangular, then bidiagonal by reflections, in float64."""
+    floor = ceiling.seconds(2 * VOCAB**2 * (TOKENS - VOCAB / 3) + 8 / 3 * VOCAB**3, "float64")
+    variants = [
+        Variant("numpy.linalg.svd", partial(_work, False), floor),
+        Variant("blocks", partial(_work, True), floor),
+    ]
     return [Case(f"rank of {TOKENS:,} × {VOCAB:,}", variants)]
 
 

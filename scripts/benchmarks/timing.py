@@ -18,10 +18,12 @@ class Ceiling(NamedTuple):
 
     float32: float
     bfloat16: float
+    float64: float
 
     def seconds(self, flops: float, precision: str = "float32") -> float:
         """The least time that so many operations take."""
-        return flops / (self.float32 if precision == "float32" else self.bfloat16)
+        speed: float = getattr(self, precision)
+        return flops / speed
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def measure(case: Case, rounds: int) -> list[Timing]:
 def ceilings(rounds: int = 9) -> Ceiling:
     """The fastest of a square product and of the two shapes that a head of PTB's size has."""
     shapes = [(1024, 1024, 1024), (840, 280, 10_000), (10_000, 840, 280)]
-    best = {torch.float32: 0.0, torch.bfloat16: 0.0}
+    best = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float64: 0.0}
     for rows, inner, columns in shapes:
         for dtype in best:
             left, right = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
@@ -94,7 +96,7 @@ def ceilings(rounds: int = 9) -> Ceiling:
                 torch.mm(left, right, out=out)
                 seconds.append(time.perf_counter() - start)
             best[dtype] = max(best[dtype], 2 * rows * inner * columns / statistics.median(seconds))
-    return Ceiling(best[torch.float32], best[torch.bfloat16])
+    return Ceiling(*best.values())
 
 
 def peak_megabytes(work: Work) -> float:
