@@ -1,6 +1,6 @@
 """The loss of a head alone: contexts in, gradients out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,7 +89,13 @@ def _skipping(ceiling: Ceiling) -> Case:
 
     floor = _floor(15, 10_000, "float32", ceiling)
     variants = [Variant(f"skip_below = {bound:g}", partial(work, bound), floor) for bound in (0, 0.001, 0.01)]
-    return Case("mos without small posteriors, K = 15, V = 10,000", variants, memory=False)
+    return Case("mos without small posteriors, K = 15, V = 10,000", variants, None, False, lost)
+
+
+def lost(exact: Sequence[Tensor], gradients: Sequence[Tensor]) -> dict[str, float]:
+    """The error of gradients as a share of the exact ones: the largest of all inputs."""
+    shares = [(found - wanted).norm() / wanted.norm() for wanted, found in zip(exact, gradients, strict=True)]
+    return {"gradient lost": max(shares).item()}
 
 
 def _formulas(count: str, settings: dict[str, dict[str, Any]], ceiling: Ceiling) -> Case:
