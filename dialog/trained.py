@@ -70,8 +70,8 @@ class TrainedModel:
         Args:
             run: the folder that training wrote.
             checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
-            device: where to put the model. If left out, the run's own ``train.device`` and ``train.threads``
-                hold, and the CPU stands in for CUDA where there is none.
+            device: where to put the model. If left out, the run's own ``train.device``, and the CPU in place
+                of CUDA where there is none.
 
         Raises:
             StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.

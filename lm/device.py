@@ -22,7 +22,9 @@ def configure_device(train: TrainConfig) -> torch.device:
 
 
 def device_here(train: TrainConfig) -> torch.device:
-    """The device of a run, or the CPU where it is away: a model trained elsewhere is used here."""
-    if not torch.cuda.is_available():
-        train = train.model_copy(update={"device": "cpu"})
-    return configure_device(train)
+    """The device on which a trained model is used: that of its run, or the CPU where it is away.
+
+    With as many threads as torch takes, for those of the training were for it and what ran beside it.
+    """
+    here = {} if torch.cuda.is_available() else {"device": "cpu"}
+    return configure_device(train.model_copy(update={"threads": 0, **here}))

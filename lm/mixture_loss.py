@@ -10,7 +10,8 @@ With r_k = π_k p_k(y) / P(y), the posterior of component k, and slope = g'(z)/g
 gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds
 exp(log g − max) · slope as it is, and 0 at v = y; the factor r_k / Σ_v exp(log g − max) scales the small
 operands of the products instead. At v = y the gradient is −r_k · slope(y) · (1 − p_k(y)): one number a row,
-exact where products are rounded, with a gather and a scatter of rows in place of a product.
+with a gather and a scatter of rows in place of a product. It is not rounded where products are, nor does it
+cancel where p_k(y) is near 1, for 1 − p_k(y) is the share of the other words.
 
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
@@ -124,8 +125,11 @@ def mixture_nll(
     nll = torch.empty_like(log_prior[:, 0])
     for part in products.parts():
         logits = products.logits(contexts[part])
-        picked = products.at_words(logits, targets[part].repeat_interleave(contexts.shape[1]))
-        joint = log_prior[part] + (picked - products.log_totals(logits)).view_as(log_prior[part])
+        at_word = logits.gather(1, targets[part].repeat_interleave(contexts.shape[1])[:, None])
+        if output.bias is not None:
+            at_word += output.bias[targets[part]].repeat_interleave(contexts.shape[1])[:, None]
+        picked = products.link.log(at_word, output.shift) - products.log_totals(logits)
+        joint = log_prior[part] + picked.view_as(log_prior[part])
         nll[part] = -joint.logsumexp(1)
     return nll
 
@@ -198,13 +202,6 @@ class _Products:
             torch.mm(rows, words, out=found)
         return logits
 
-    def at_words(self, logits: Tensor, words: Tensor) -> Tensor:
-        """log g of a word (R,) of every row, (R, 1)."""
-        at_word = logits.gather(1, words[:, None]).to(self.output.weight.dtype)
-        if self.output.bias is not None:
-            at_word = at_word + self.output.bias[words, None]
-        return self.link.log(at_word, self.output.shift)
-
     def log_totals(self, logits: Tensor) -> Tensor:
         """log Σ_v g, (R, 1)."""
         return self.rows.log_totals(logits, self.output.bias, self.output.shift)
@@ -232,21 +229,19 @@ class _Gradients(_Products):
         shift = self.output.shift
         words = targets.repeat_interleave(components)  # (R,)
         at_word = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
-        logits = self.logits(contexts)
-        rounded = self.at_words(logits, words)
-        peak, total = self.rows.shares_(logits, self.output.bias, shift)
-        shares = logits  # what they are from here on
-        shares[torch.arange(len(words), device=words.device), words] = 0  # scatter_ would copy them all
-        others = (total - (rounded - peak).exp()).clamp_(min=0)  # (R, 1), all but the target's
-        picked = self.link.log(at_word, shift) - peak
-        total = others + picked.exp()
-        joint = log_prior + (picked - total.log()).view(n, components)  # log π_k p_k(y), (n, K)
+        shares = logits = self.logits(contexts)  # what becomes of them
+        peak, total = self.rows.shares_(logits, words, self.output.bias, shift)
+        log_others = peak + total.log()  # log Σ_v g without the target's, (R, 1)
+        picked = self.link.log(at_word, shift)
+        log_total = torch.logaddexp(log_others, picked)
+        joint = log_prior + (picked - log_total).view(n, components)  # log π_k p_k(y), (n, K)
         self.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
         posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
         self.of_prior[part] = -posterior
 
-        factor = posterior.reshape(-1, 1) / total
-        at_target = factor * others * self.link.slope(at_word, shift)
+        at_target = posterior.reshape(-1, 1)
+        factor = at_target * (peak - log_total).exp()
+        at_target = at_target * (log_others - log_total).exp() * self.link.slope(at_word, shift)
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
@@ -346,9 +341,6 @@ def _gradients(
 
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
-    """The Triton kernels, on a GPU where they work, for a loss that they suit."""
-    if contexts.device.type != "cuda" or native.kind("cuda") != "fused":
-        return None
-    from lm.kernels import fused
-
-    return fused if fused.suits(contexts, options) else None
+    """The Triton kernels, on a GPU, for a loss that they suit."""
+    fused = native.fused_kernels() if contexts.is_cuda else None
+    return fused if fused is not None and fused.suits(contexts, options) else None

@@ -133,9 +133,10 @@ def test_gradients_with_bfloat16_products_are_within_a_two_thousandth(
     targets = torch.randint(3000, (60,))
     contexts = torch.tanh(torch.randn(60, components, 100))
     contexts += learnt * torch.rand(60, 1, 1) * weight[targets][:, None]
-    log_prior = torch.randn(60, components).log_softmax(1)
-    leaves = [leaf.requires_grad_() for leaf in (contexts, log_prior, weight)]
-    bias, shift = torch.randn(3000).mul_(0.1), torch.zeros(()) if link is SIGSOFTMAX else None
+    log_prior, bias = torch.randn(60, components).log_softmax(1), torch.randn(3000).mul_(0.1)
+    shift = torch.tensor(-0.5) if link is SIGSOFTMAX else None
+    given = (contexts, log_prior, weight, bias, shift)
+    leaves = [leaf.requires_grad_() for leaf in given if leaf is not None]
 
     def gradients(bf16_products: bool) -> tuple[Tensor, ...]:
         options, output = LossOptions(link, bf16_products), Output(weight, bias, shift)
@@ -331,6 +332,42 @@ def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, 
     slope = 2 if link is SIGSOFTMAX else 1
     terms = (posterior * ~large * weights.abs()[:, None])[..., None] * contexts.detach().abs()
     assert 0 < lost <= 2 * slope * terms.sum((0, 1)).max()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+def test_what_is_left_of_the_gradient_of_a_token_that_is_all_but_certain_is_right(
+    link: Link, bf16: bool
+) -> None:
+    """1 − p = 3e-7 or so, where the difference of 1 and p in float32 has no digit left."""
+    contexts, weight, bias = torch.ones(1, 1, 1), torch.zeros(50, 1), torch.zeros(50)
+    bias[7] = 19.0 if link is EXP else 18.0
+    leaves = [leaf.requires_grad_() for leaf in (contexts, weight, bias)]
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        wide = [leaf.to(dtype) for leaf in leaves]
+        output, options = Output(wide[1], wide[2], None), LossOptions(link, bf16 and dtype != torch.float64)
+        loss = mixture_loss(wide[0], wide[0].new_zeros(1, 1), output, torch.tensor([7]), None, options)
+        return torch.autograd.grad(loss, leaves[2])[0][7]
+
+    exact = gradient(torch.float64)
+    assert -1e-6 < exact < -1e-7
+    torch.testing.assert_close(gradient(torch.float32), exact.float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_huge_logits_and_a_single_word_give_finite_losses_and_gradients(link: Link, bf16: bool) -> None:
+    for words, magnitude in ((40, 3e4), (40, -3e4), (1, 1.0)):
+        contexts, weight = torch.randn(6, 2, 8) * magnitude, torch.randn(words, 8)
+        targets = (contexts[:, 0] @ weight.t()).argmax(1)
+        leaves = [leaf.requires_grad_() for leaf in (contexts, weight)]
+        prior = torch.zeros(6, 2).log_softmax(1)
+        output, options = Output(weight, None, None), LossOptions(link, bf16)
+        loss = mixture_loss(contexts, prior, output, targets, None, options)
+        assert all(found.isfinite().all() for found in (loss, *torch.autograd.grad(loss, leaves)))
+        if words == 1:
+            assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
 def test_gradients_can_be_asked_for_twice() -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 _LOGGER = logging.getLogger(__name__)
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
@@ -49,12 +50,36 @@ def library() -> ctypes.CDLL | None:
 
 
 def kind(device_type: str) -> str:
-    """Which kernels losses and cells use on a type of device; bit-identical results depend on it."""
-    if device_type == "cuda" and "0" not in map(os.environ.get, (SWITCH, FUSED)) and find_spec("triton"):
-        from lm.kernels import fused
-
-        return "fused" if fused.works() else "in tensor operations"
+    """Which kernels losses and cells may use on a type of device; bit-identical results depend on it."""
+    if device_type == "cuda":
+        return "in tensor operations" if fused_kernels() is None else "fused"
     return "compiled" if device_type == "cpu" and library() is not None else "in tensor operations"
+
+
+def fused_kernels() -> ModuleType | None:
+    """:mod:`lm.kernels.fused`; None where it is switched off, or Triton missing or broken, which is logged."""
+    if os.environ.get(SWITCH) == "0" or os.environ.get(FUSED) == "0":
+        return None
+    return _fused_kernels()
+
+
+@cache
+def _fused_kernels() -> ModuleType | None:
+    if find_spec("triton") is None:
+        return None
+    try:
+        from lm.kernels import fused
+    except Exception as error:  # a Triton of another Python, driver or compiler may raise anything
+        tell_without_fused(f"{type(error).__name__}: {error}".splitlines()[0])
+        return None
+    return fused
+
+
+def tell_without_fused(reason: str) -> None:
+    """Logs why losses on a GPU do without the Triton kernels."""
+    _LOGGER.warning(
+        "no Triton kernels (%s): losses go in tensor operations; set %s=0 to be told no more", reason, FUSED
+    )
 
 
 def _built() -> Path:

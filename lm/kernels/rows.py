@@ -13,16 +13,21 @@ from torch import Tensor
 from lm.kernels import native
 from lm.links import EXP, SIGSOFTMAX, Link
 
+LOWEST = -1e38  # a logit that leaves no share; finite, for it may be a row's only one
+
 
 class Rows(ABC):
     """Works on chunks of at most as many rows as ``like`` (R, V) has, in its precision."""
 
     @abstractmethod
-    def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    def shares_(
+        self, logits: Tensor, words: Tensor, bias: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """What the loss and its gradient need, in place of ``logits`` z (r, V), once ``bias`` (V,) is added.
 
-        With m = max_v z_v, left in place are the shares g(z_v) / g(m) · d log g / dz at z_v; returned are
-        log g(m) and the totals Σ_v g(z_v) / g(m), (r, 1).
+        With m the largest z_v but for each row's word out of ``words`` (r,), left in place are the shares
+        g(z_v) / g(m) · d log g / dz at z_v, and 0 or 1e-38 at that word; returned are log g(m) and the totals
+        Σ_v g(z_v) / g(m) over the other words, (r, 1).
         """
 
     @abstractmethod
@@ -61,13 +66,17 @@ class EagerRows(Rows):
         count = self.link.buffers - self.exact
         return self._like.new_empty((count, *self._like.shape), dtype=self.precision)
 
-    def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    def shares_(
+        self, logits: Tensor, words: Tensor, bias: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         buffers = self.buffers[:, : logits.shape[0]]
         scores, spares = (logits, buffers) if self.exact else (buffers[0].copy_(logits), buffers[1:])
         if bias is not None:
             scores.add_(bias)
+        _put(scores, words, LOWEST)
         top = self.link.log(scores.amax(1, keepdim=True), shift)
         share = self.link.log_(scores, shift, spares).sub_(top).exp_()
+        _put(share, words, 0)  # not every g vanishes there
         total = share.sum(1, keepdim=True)
         self.link.times_slope_(share, spares)
         if not self.exact:
@@ -101,7 +110,10 @@ class CompiledRows(Rows):
         self._suffix = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[like.dtype]
         self._no_bias = like.new_zeros(like.shape[1], dtype=torch.float32)
 
-    def shares_(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    def shares_(
+        self, logits: Tensor, words: Tensor, bias: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        _put(logits, words, LOWEST)
         return self._reduced("rows", logits, bias, shift)
 
     def column_sums(self, shares: Tensor, factors: Tensor) -> Tensor:
@@ -141,6 +153,11 @@ class CompiledRows(Rows):
     def _call(self, name: str, *arguments: object) -> None:
         function = self._library[f"{name}_{self._suffix}"]
         function(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
+
+
+def _put(matrix: Tensor, columns: Tensor, value: float) -> None:
+    """``value`` at one of the columns (r,) of every row of a matrix (r, V); scatter_ would copy all of it."""
+    matrix[torch.arange(len(columns), device=columns.device), columns] = value
 
 
 def _floats(tensor: Tensor) -> Tensor:
