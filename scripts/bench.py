@@ -7,7 +7,7 @@ python scripts/bench.py scaling --memory --picture docs/scaling.svg
 
 Times are medians over rounds in which the variants take turns; the spread is half the distance between the
 quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
-shows for them; starting, reading and BLEU have none. Memory is the peak above inputs and parameters, without
+shows for them; load and scaling have none. Memory is the peak above inputs and parameters, without
 the code of libraries, of one run in a process of its own.
 """
 

@@ -5,17 +5,21 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from lm.analysis.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
-from lm.analysis.copying_data import BATCH, HELD_OUT, read_corpora
+from lm.analysis.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
 from lm.analysis.copying_figure import copying_tables, draw
-from lm.analysis.study_cli import reverse_copy
+from lm.cli import main
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
 from lm.language import sources
+from lm.language.config import DataConfig
+from lm.language.corpus import load_codec, load_split
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions, locate
 from lm.lines import InputLog
@@ -115,9 +119,9 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) ->
         (1, "lstm"), (1, "mogrifier"), (3, "lstm"), (3, "mogrifier"),
     ]  # fmt: skip
     with pytest.raises(Interrupted):
-        copying(TINY, tmp_path / "again", (), stop_after(20))
+        copying(TINY, tmp_path / "again", stop_after(20))
     assert len((tmp_path / "again" / POINTS).read_text().splitlines()) == 3
-    assert copying(TINY, tmp_path / "again", (), stop_after(30)) == whole
+    assert copying(TINY, tmp_path / "again", stop_after(30)) == whole
     for name in (POINTS, RESULT):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     points = [json.loads(line) for line in (tmp_path / "whole" / POINTS).read_text().splitlines()]
@@ -188,62 +192,112 @@ def test_prepared_sequences_are_random_and_followed_by_their_reverse(
     assert next(other.splits["train"][0].lines(InputLog())).text not in lines["train"]
 
 
+def copies(folder: Path, length: int, vocab: int = 4, **options: Any) -> str:
+    prepare("reverse-copy", folder, PrepareOptions(ReadOptions(length=length, vocab=vocab), **options))
+    return str(folder)
+
+
 @pytest.fixture
 def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Folders of sequences of 3 and of 2 symbols out of 4."""
     monkeypatch.setattr(sources, "_COPIES", (150, 20, 10))
-    folders = [str(tmp_path / f"copies-{length}") for length in (3, 2)]
-    for folder, length in zip(folders, (3, 2), strict=True):
-        prepare("reverse-copy", Path(folder), PrepareOptions(ReadOptions(length=length, vocab=4)))
-    return folders
+    return [copies(tmp_path / f"copies-{length}", length) for length in (3, 2)]
 
 
 def test_a_prepared_corpus_has_the_sequences_that_were_written(corpora: list[str]) -> None:
     short, long = read_corpora(corpora)
     assert (short.length, long.length, short.vocab) == (2, 3, 4)
-    assert long.train.shape == (3, 150)
     located = locate("reverse-copy", ReadOptions(length=3, vocab=4))
     for split, tokens in (("train", long.train), ("valid", long.valid), ("test", long.test)):
-        written = [line.text.split(" | ")[0].split() for line in located.splits[split][0].lines(InputLog())]
-        symbols: dict[str, int] = {}  # the vocabulary numbers them otherwise
-        for sequence, column in zip(written, tokens.T.tolist(), strict=True):
-            for word, number in zip(sequence, column, strict=True):
-                assert symbols.setdefault(word, number) == number
-        assert sorted(symbols.values()) == list(range(4))
+        lines = located.splits[split][0].lines(InputLog())
+        written = [[int(symbol) for symbol in line.text.split(" | ")[0].split()] for line in lines]
+        assert tokens.T.tolist() == written
     batches = long.batches(torch.Generator().manual_seed(1))
-    seen = torch.cat([next(batches) for _ in range(3)], 1)  # 64 + 64 + 22: a pass
-    assert not torch.equal(seen, long.train)
-    assert sorted(seen.T.tolist()) == sorted(long.train.T.tolist())
+    passes = [torch.cat([next(batches) for _ in range(3)], 1) for _ in range(2)]  # 64 + 64 + 22
+    assert not torch.equal(*passes)
+    for seen in passes:
+        assert sorted(seen.T.tolist()) == sorted(long.train.T.tolist())
 
 
 def test_the_sweep_trains_on_prepared_corpora_and_knows_them_again(
-    corpora: list[str], tmp_path: Path
+    corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = replace(TINY, lengths=(2, 3), cells=("lstm",), lrs=(0.02,))
     given = read_corpora(corpora)
-    result = copying(options, tmp_path, given)
+    result = copying(options, tmp_path, corpora=given)
     assert [row["length"] for row in result["rows"]] == [2, 3]
-    assert copying(options, tmp_path, given, stop_after(0)) == result
-    with pytest.raises(Interrupted):  # random sequences are not those
-        copying(options, tmp_path, (), stop_after(0))
+    assert list(result["corpora"]) == corpora[::-1]
     assert (10 * result["rows"][0]["exact"]).is_integer()  # of ten test sequences
+    assert copying(options, tmp_path, stop_after(0), corpora=given) == result
+    with pytest.raises(Interrupted):  # random sequences are not those
+        copying(options, tmp_path, stop_after(0))
+    monkeypatch.setattr("lm.analysis.copying.AT_ONCE", 3)
+    for row, piece in zip(
+        result["rows"], copying(options, tmp_path / "b", corpora=given)["rows"], strict=True
+    ):
+        assert row["test_nll"] == pytest.approx(piece["test_nll"], rel=1e-6)
+        assert row["exact"] == piece["exact"]
+    with pytest.raises(ConfigError, match="lengths and symbols of the corpora"):
+        copying(replace(options, lengths=(2,)), tmp_path, corpora=given)
+
+
+def test_the_command_takes_lengths_and_symbols_from_the_corpora(corpora: list[str], tmp_path: Path) -> None:
+    small = [
+        "--cells",
+        "lstm",
+        "--steps",
+        "2",
+        "--lrs",
+        "0.01",
+        "--parameters",
+        "900",
+        "--embedding-size",
+        "4",
+    ]
+    data = [argument for folder in corpora for argument in ("--data", folder)]
+    with pytest.raises(SystemExit) as ended:
+        main(["reverse-copy", *data, *small, "--out", str(tmp_path / "out")])
+    assert not ended.value.code
+    result = json.loads((tmp_path / "out" / RESULT).read_text())
+    assert (result["settings"]["lengths"], result["settings"]["vocab"]) == ([2, 3], 4)
+    assert list(result["corpora"]) == corpora[::-1]
+    for wrong in (["--lengths", "3"], ["--vocab", "4"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["reverse-copy", *data, *wrong])
+        assert ended.value.code == 2
 
 
 def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -> None:
-    text, mixed = tmp_path / "text", tmp_path / "mixed"
+    text = tmp_path / "text"
+    text.mkdir()
     for split in ("train", "valid", "test"):
-        text.mkdir(exist_ok=True)
-        (text / f"{split}.txt").write_text("1 2 | 2 1\n3 1 | 1 3\n" if split != "test" else "1 2 | 1 2\n")
-    prepare(str(text), mixed, PrepareOptions())
-    for folders, words in (
-        ([str(tmp_path / "none")], "none: no folder of `lm prepare reverse-copy`"),
-        ([str(mixed)], "mixed/test: its lines are not sequences of one length"),
-        ([corpora[0], corpora[0]], "--data: sequences of \\[3, 3\\] tokens"),
-    ):
-        with pytest.raises(DataError, match=words):
-            read_corpora(folders)
-    with pytest.raises(ConfigError, match="leave out --lengths and --vocab"):
-        reverse_copy(data=[corpora[0]], lengths="3")
+        (text / f"{split}.txt").write_text("1 2 | 2 1\n3 1 | 1 3\n")
+    prepare(str(text), tmp_path / "lines", PrepareOptions())
+    fewer, spelled = tmp_path / "fewer", tmp_path / "spelled"
+    copies(fewer, 3, vocab_size=5)
+    copies(spelled, 3, tokenizer="char")
+    for folder in (tmp_path / "none", text, tmp_path / "lines", fewer, spelled, tmp_path / ("x" * 300)):
+        with pytest.raises(DataError, match="no folder of `lm prepare reverse-copy --length L --vocab V`"):
+            read_corpora([str(folder)])
+    with pytest.raises(DataError, match=r"copies-3 \(--length 3 --vocab 4\), .*copies-3"):
+        read_corpora([corpora[0], corpora[0]])
+    with pytest.raises(DataError, match="the same --vocab"):
+        read_corpora([corpora[0], copies(tmp_path / "more", 2, 5)])
+
+
+@pytest.mark.parametrize("place", [3, 7, 4, 0])  # the bar, the end, the reverse; a symbol where the bar is
+def test_a_damaged_corpus_is_refused(corpora: list[str], place: int) -> None:
+    codec = load_codec(DataConfig(train=f"{corpora[0]}/train"))
+    ids = load_split(f"{corpora[0]}/valid", codec).ids().copy()
+    bar = codec.vocabulary.tokens.index("|")
+    ids[place] = bar if place == 0 else (ids[place] + 1) % len(codec.vocabulary)
+    symbols = np.array([int(word) if word.isdigit() else -1 for word in codec.vocabulary.tokens], np.int32)
+    marks = (bar, codec.vocabulary.eos)
+    with pytest.raises(DataError, match="here: damaged"):
+        _sequences(ids, 3, symbols, marks, "here")
+    for cut in (ids[:-1], ids[:0]):
+        with pytest.raises(DataError, match="here: damaged"):
+            _sequences(cut, 3, symbols, marks, "here")
 
 
 def test_impossible_sequences_are_refused() -> None:

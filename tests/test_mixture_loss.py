@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lm.heads import HEADS, Head
 from lm.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, Output, mixture_loss
+from lm.mixture_loss import PACKED, LossOptions, Output, mixture_loss, mixture_nll
 
 
 def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
@@ -242,7 +242,7 @@ import torch
 sys.path.insert(0, "scripts")
 from benchmarks.timing import peak_megabytes
 from lm.links import EXP
-from lm.mixture_loss import LossOptions, Output, mixture_loss
+from lm.mixture_loss import PACKED, LossOptions, Output, mixture_loss, mixture_nll
 
 def work(tokens, rows=0):
     sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
@@ -368,6 +368,16 @@ def test_huge_logits_and_a_single_word_give_finite_losses_and_gradients(link: Li
         assert all(found.isfinite().all() for found in (loss, *torch.autograd.grad(loss, leaves)))
         if words == 1:
             assert loss.item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("words", [PACKED - 1, PACKED, 2 * PACKED + 1])
+def test_vocabularies_of_several_blocks_of_words_have_the_formulas_loss(words: int) -> None:
+    contexts, weight, bias = torch.randn(7, 2, 5), torch.randn(words, 5), torch.randn(words)
+    log_prior, targets = torch.randn(7, 2).log_softmax(1), torch.randint(words, (7,))
+    nll = mixture_nll(contexts, log_prior, Output(weight, bias, None), targets, LossOptions(EXP))
+    log_p = torch.log_softmax(contexts.double() @ weight.double().t() + bias, 2)
+    joint = log_prior + log_p[torch.arange(7), :, targets]
+    torch.testing.assert_close(nll.double(), -joint.logsumexp(1))
 
 
 def test_gradients_can_be_asked_for_twice() -> None:

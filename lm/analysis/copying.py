@@ -23,7 +23,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from lm.analysis.copying_data import HELD_OUT, Corpus, Drawn
+from lm.analysis.copying_data import Corpus, Drawn
 from lm.analysis.points import Points
 from lm.cells import recurrent_layer
 from lm.errors import DivergenceError, require
@@ -34,6 +34,7 @@ from lm.shapes import shapes_only
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json
 
+AT_ONCE = 512  # sequences that are measured together
 CLIP = 10.0  # of the gradient of a loss that is summed over time, as in the authors' code
 POINTS, RESULT = "points.jsonl", "reverse-copy.json"
 MEASURES: dict[str, type] = {"parameters": int, "valid_nll": float, "test_nll": float, "exact": float}
@@ -126,9 +127,9 @@ class Copier(nn.Module):
 def copying(
     options: CopyOptions,
     out: Path,
-    corpora: Sequence[Corpus] = (),
     poll: Poll = no_poll,
     progress: Progress = no_progress,
+    corpora: Sequence[Corpus] = (),
 ) -> dict[str, Any]:
     """Train every cell at every length and rate; keep each in ``out`` as soon as it is there.
 
@@ -136,18 +137,21 @@ def copying(
     stopped. ``out/reverse-copy.json`` is the returned result: a row for every seed, length and cell.
 
     Args:
-        corpora: sequences of every length; drawn at random if there are none.
         poll: called before every training step; may raise.
         progress: told (trainings done, all trainings).
+        corpora: sequences of every length, V symbols; drawn at random if there are none.
 
     Raises:
         StorageError: ``out`` cannot be written, or its points cannot be read.
         DivergenceError: a training ended in non-finite numbers.
     """
+    of_length = {corpus.length: corpus for corpus in corpora}
+    if corpora:
+        fit = set(of_length) == set(options.lengths) and {c.vocab for c in corpora} == {options.vocab}
+        require(fit, "lengths and symbols of the corpora are not those of the options")
     make_folder(out)
     measured = Points(out / POINTS, MEASURES)
     places = list(product(options.seeds, options.lengths, options.cells))
-    of_length = {corpus.length: corpus for corpus in corpora}
     rows: list[dict[str, Any]] = []
     for number, (seed, length, cell) in enumerate(places):
         found: list[dict[str, Any]] = []
@@ -163,6 +167,8 @@ def copying(
         rows.append(where | {"hidden_size": options.hidden_size(cell)} | best)
     progress(len(places), len(places))
     result: dict[str, Any] = {"settings": asdict(options), "rows": rows}
+    if corpora:
+        result["corpora"] = {corpus.folder: list(corpus.fingerprints) for corpus in corpora}
     write_json(out / RESULT, result)
     return result
 
@@ -213,8 +219,8 @@ def train_point(
 def _measured(model: Copier, tokens: Tensor) -> tuple[float, float]:
     """Nats a token, and the share of sequences that are right from beginning to end."""
     nll, exact = 0.0, 0
-    for part in tokens.split(HELD_OUT, 1):
-        states, targets = model(part)
+    for part in tokens.split(AT_ONCE, 1):
+        states, targets = model(part.long())
         log_probs = model.head.log_probs(states)  # (L + 1, B, V + 1)
         nll -= log_probs.gather(2, targets[..., None]).sum().item()
         exact += int((log_probs.argmax(2) == targets).all(0).sum())

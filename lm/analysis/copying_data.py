@@ -6,29 +6,34 @@ L length · B sequences · V symbols.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lm.errors import DataError
-from lm.language.corpus import load_split
-from lm.language.sources import SPLITS
+from lm.errors import DataError, StorageError
+from lm.language.config import DataConfig
+from lm.language.corpus import load_codec, load_split
+from lm.language.sources import COPIES, SPLITS
 from lm.lines import visible
-from lm.text import EOS_WORD, Codec
+from lm.storage import parse_json, read_file
+from lm.text import EOS_WORD
 
 BATCH, HELD_OUT = 64, 512  # sequences of an update; of a validation or test set that is drawn
 BAR = "|"  # between a sequence and its reverse
+_MANIFEST, _LIMIT = "manifest.json", 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sequences of one length over V symbols: train, valid and test, (L, ·) each."""
+    """Sequences of one length over V symbols: train, valid and test, (L, ·) each, in int32."""
 
+    folder: str
+    vocab: int
     train: Tensor
     valid: Tensor
     test: Tensor
-    vocab: int
     fingerprints: tuple[str, ...]  # of the splits
 
     @property
@@ -40,7 +45,7 @@ class Corpus:
         """(L, B) without end, every pass in another order."""
         while True:
             for chosen in torch.randperm(self.train.shape[1], generator=random).split(BATCH):
-                yield self.train[:, chosen]
+                yield self.train[:, chosen].long()
 
 
 class Drawn:
@@ -51,7 +56,7 @@ class Drawn:
         self.valid, self.test = (self._draw(HELD_OUT, random) for _ in range(2))
 
     def batches(self, random: torch.Generator) -> Iterator[Tensor]:
-        """(L, B) without end, none of them twice."""
+        """(L, B) without end, each drawn anew."""
         while True:
             yield self._draw(BATCH, random)
 
@@ -63,55 +68,61 @@ def read_corpora(folders: Sequence[str]) -> tuple[Corpus, ...]:
     """The corpora of folders that ``lm prepare reverse-copy`` wrote, shortest sequences first.
 
     Raises:
-        DataError: a folder holds something else; two have the same length, or different symbols.
-        StorageError: a folder is damaged.
+        DataError: a folder holds something else or is damaged; two have the same length, or different V.
     """
     found = sorted(map(_read, folders), key=lambda corpus: corpus.length)
-    lengths, symbols = [corpus.length for corpus in found], [corpus.vocab for corpus in found]
-    if len(set(lengths)) < len(lengths) or len(set(symbols)) > 1:
-        raise DataError(
-            f"--data: sequences of {lengths} tokens over {symbols} symbols; each folder needs another"
-            " --length and the same --vocab"
-        )
+    lengths, sizes = [corpus.length for corpus in found], [corpus.vocab for corpus in found]
+    if len(set(lengths)) < len(lengths) or len(set(sizes)) > 1:
+        made = ", ".join(f"{visible(c.folder)} (--length {c.length} --vocab {c.vocab})" for c in found)
+        raise DataError(f"--data: {made}; each folder needs another --length and the same --vocab")
     return tuple(found)
 
 
 def _read(folder: str) -> Corpus:
-    for split in SPLITS:
-        if not Path(folder, split).is_dir():
-            raise DataError(
-                f"{visible(folder)}: no folder of `lm prepare reverse-copy`, which has {', '.join(SPLITS)}"
-            )
-    codec = Codec.load(Path(folder))
-    words = codec.vocabulary.tokens
-    symbols = np.cumsum([word not in (BAR, EOS_WORD) for word in words]) - 1  # numbers of the words that are
+    length, vocab = _made_with(Path(folder))
+    codec = load_codec(DataConfig(train=f"{folder}/train"))
+    numbers = {str(number): number for number in range(vocab)}
+    symbols = np.array([numbers.get(word, -1) for word in codec.vocabulary.tokens], np.int32)
+    bar, end = (codec.vocabulary.tokens.index(mark) for mark in (BAR, EOS_WORD))
     splits, fingerprints = [], []
     for split in SPLITS:
-        stored = load_split(str(Path(folder, split)), codec)
-        lines = _lines(stored.ids(), words)
-        if lines is None:
-            raise DataError(
-                f"{visible(folder)}/{split}: its lines are not sequences of one length, each with a bar and"
-                " its reverse, as `lm prepare reverse-copy` makes them"
-            )
-        splits.append(torch.from_numpy(symbols[lines].T.copy()))
+        stored = load_split(f"{folder}/{split}", codec)
+        ids = np.concatenate([np.empty(0, np.int32), *stored.shards])
+        splits.append(_sequences(ids, length, symbols, (bar, end), f"{visible(folder)}/{split}"))
         fingerprints.append(stored.fingerprint)
-    if len({len(split) for split in splits}) > 1:
-        raise DataError(
-            f"{visible(folder)}: its splits have sequences of different lengths; prepare it again"
-        )
     train, valid, test = splits
-    return Corpus(train, valid, test, int(symbols[-1]) + 1, tuple(fingerprints))
+    return Corpus(folder, vocab, train, valid, test, tuple(fingerprints))
 
 
-def _lines(ids: np.ndarray, words: Sequence[str]) -> np.ndarray | None:
-    """The sequences (lines, L) of running text, if it has the layout of the task."""
-    bar, end = (words.index(mark) if mark in words else -1 for mark in (BAR, EOS_WORD))
-    length = int((ids == bar).argmax()) if len(ids) else 0
-    if length == 0 or len(ids) % (2 * length + 2):
-        return None
-    lines = ids.reshape(-1, 2 * length + 2)
-    sequences, reverses = lines[:, :length], lines[:, length + 1 : -1]
-    marked = (lines[:, length] == bar).all() and (lines[:, -1] == end).all()
-    plain = not np.isin(sequences, (bar, end)).any()
-    return sequences if marked and plain and (reverses == sequences[:, ::-1]).all() else None
+def _made_with(folder: Path) -> tuple[int, int]:
+    """--length and --vocab of ``lm prepare reverse-copy``, from the manifest that it wrote."""
+    try:
+        manifest: Any = parse_json(read_file(folder / _MANIFEST, limit=_LIMIT), folder / _MANIFEST)
+    except (OSError, StorageError):
+        manifest = None
+    match manifest:
+        case {
+            "source": source,
+            "options": {
+                "read": {"length": int(length), "vocab": int(vocab)},
+                "tokenizer": "auto" | "whitespace",
+                "vocab_size": 0,
+            },
+        } if source == COPIES:
+            return length, vocab
+    raise DataError(
+        f"{visible(folder)}: no folder of `lm prepare reverse-copy --length L --vocab V`, without other"
+        " tokenizers and vocabularies; write one with --out"
+    )
+
+
+def _sequences(
+    ids: np.ndarray, length: int, symbols: np.ndarray, marks: tuple[int, int], shown: str
+) -> Tensor:
+    """The sequences (L, ·) of running text, without their reverses."""
+    lines = ids[: len(ids) - len(ids) % (2 * length + 2)].reshape(-1, 2 * length + 2)
+    sequences, reverses = symbols[lines[:, :length]], symbols[lines[:, length + 1 : -1]]
+    whole = lines.size == len(ids) > 0 and (lines[:, [length, -1]] == marks).all()
+    if not whole or (sequences < 0).any() or (reverses != sequences[:, ::-1]).any():
+        raise DataError(f"{shown}: damaged: a line is no sequence, bar and reverse; prepare it again")
+    return torch.from_numpy(np.ascontiguousarray(sequences.T))

@@ -118,7 +118,7 @@ def reverse_copy(
     if corpora := read_corpora(data or ()):
         sizes, symbols = tuple(corpus.length for corpus in corpora), corpora[0].vocab
     else:
-        sizes = _integers("--lengths", lengths or "10,20,30,40")
+        sizes = _integers("--lengths", "10,20,30,40" if lengths is None else lengths)
         symbols = 32 if vocab is None else vocab
     options = CopyOptions(
         lengths=sizes, vocab=symbols, cells=tuple(cells.split(",")), rounds=rounds, rank=rank,
@@ -126,7 +126,7 @@ def reverse_copy(
         seeds=_integers("--seeds", seeds),
     )  # fmt: skip
     with interruptible(RESUME) as poll, counting("training") as progress:
-        result = copying(options, out, corpora, poll, progress)
+        result = copying(options, out, poll, progress, corpora)
     figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
     draw(result, figures)
     write_result(json_file, result)

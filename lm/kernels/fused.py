@@ -145,12 +145,12 @@ def fused_loss(
     scores = options.link.log(at_words, output.shift)
     kernels = _Kernels(contexts, output, targets, options)
     others = kernels.log_totals_of_others()
-    kernels.log_totals = log_totals = torch.logaddexp(others, scores)
+    log_totals = torch.logaddexp(others, scores)
     joint = log_prior + scores - log_totals  # log π_k p_k(y), (N, K)
     nll = -joint.logsumexp(1)  # (N,)
     posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (N, K)
-    of_contexts = kernels.towards_contexts(posterior)
-    of_weight, of_bias = kernels.towards_weight(posterior)
+    of_contexts = kernels.towards_contexts(posterior, log_totals)
+    of_weight, of_bias = kernels.towards_weight(posterior, log_totals)
 
     at_target = -(others - log_totals).exp() * posterior * options.link.slope(at_words, output.shift)
     of_contexts.addcmul_(output.weight[targets][:, None], at_target[..., None])
@@ -209,7 +209,6 @@ class _Kernels:
         nothing = output.weight.new_zeros(len(output.weight))
         self.addends = tuple(nothing if p is None else p.contiguous() for p in (output.bias, output.shift))
         self.targets = targets.to(torch.int32).repeat_interleave(contexts.shape[1])  # (R,)
-        self.log_totals = nothing  # log Σ_v g, (N, K), which its user sets
         wide, rest = _widths(contexts.shape[-1])
         self.constants = {
             "SIGMOID": options.link is SIGSOFTMAX,
@@ -228,7 +227,7 @@ class _Kernels:
         """log Σ_v g over the words but for the target, (N, K)."""
         rows, words = len(self.contexts), len(self.weight)
         grid, per_part = self._grid(rows, words)
-        log_totals = self.log_totals.new_empty(grid[1], rows)
+        log_totals = self.addends[0].new_empty(grid[1], rows)
         with torch.cuda.device_of(self.contexts):
             _totals[grid](
                 self.contexts, self.weight, *self.addends, self.targets, log_totals,
@@ -236,22 +235,24 @@ class _Kernels:
             )  # fmt: skip
         return log_totals.logsumexp(0).view(self.shape[:2])
 
-    def towards_contexts(self, factors: Tensor) -> Tensor:
-        """Σ_v s_rv W_v, (N, K, E), for f (N, K)."""
-        products, _ = self._products(self.contexts, self.weight, factors)
+    def towards_contexts(self, factors: Tensor, log_totals: Tensor) -> Tensor:
+        """Σ_v s_rv W_v, (N, K, E), for f and L (N, K)."""
+        products, _ = self._products(self.contexts, self.weight, factors, log_totals)
         return products.view(self.shape)
 
-    def towards_weight(self, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_r s_rv c_r, (V, E), and Σ_r s_rv, (V,), for f (N, K)."""
-        return self._products(self.weight, self.contexts, factors)
+    def towards_weight(self, factors: Tensor, log_totals: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_r s_rv c_r, (V, E), and Σ_r s_rv, (V,), for f and L (N, K)."""
+        return self._products(self.weight, self.contexts, factors, log_totals)
 
-    def _products(self, owned: Tensor, streamed: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    def _products(
+        self, owned: Tensor, streamed: Tensor, factors: Tensor, log_totals: Tensor
+    ) -> tuple[Tensor, Tensor]:
         grid, per_part = self._grid(len(owned), len(streamed))
-        products = self.log_totals.new_empty(grid[1], *owned.shape)
-        sums = self.log_totals.new_empty(grid[1], len(owned))
+        products = factors.new_empty(grid[1], *owned.shape)
+        sums = factors.new_empty(grid[1], len(owned))
         with torch.cuda.device_of(owned):
             _shares[grid](
-                owned, streamed, *self.addends, self.targets, self.log_totals, factors.contiguous(),
+                owned, streamed, *self.addends, self.targets, log_totals.contiguous(), factors.contiguous(),
                 products, sums, len(self.contexts), len(self.weight), per_part,
                 OF_WORDS=owned is self.weight, **self.constants,
             )  # fmt: skip

@@ -57,7 +57,7 @@ def kind(device_type: str) -> str:
 
 
 def fused_kernels() -> ModuleType | None:
-    """:mod:`lm.kernels.fused`; None where it is switched off, or Triton missing or broken, which is logged."""
+    """:mod:`lm.kernels.fused`; None if switched off, or if Triton is missing or, which is logged, broken."""
     if os.environ.get(SWITCH) == "0" or os.environ.get(FUSED) == "0":
         return None
     return _fused_kernels()

@@ -96,13 +96,13 @@ def ceilings(rounds: int = 9) -> Ceiling:
                 torch.mm(left, right, out=out)
                 seconds.append(time.perf_counter() - start)
             best[dtype] = max(best[dtype], 2 * rows * inner * columns / statistics.median(seconds))
-    return Ceiling(*best.values())
+    return Ceiling(best[torch.float32], best[torch.bfloat16], best[torch.float64])
 
 
 def peak_megabytes(work: Work) -> float:
     """Memory that one run needs above what the process holds before it; for a fresh process only.
 
-    The code of libraries that it is the first to use does not count.
+    The code of libraries that it is the first to use does not count, nor does any other file that it maps.
     """
     before, code = _status("VmRSS"), _status("RssFile")
     try:
