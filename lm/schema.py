@@ -364,7 +364,9 @@ class TrainConfig(Section):
         description="bfloat16 runs the model under autocast; cells that torch does not have stay in float32",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of the training; 0 leaves the choice to torch")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of the training; 0 leaves the choice to torch"
+    )
     compat: Literal["none", "paper"] = Field(
         "none",
         description="paper: with the oddities of the authors' code, as listed in docs/language_models.md",

@@ -194,7 +194,7 @@ def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
     bottleneck(TINY, tmp_path)
     with (tmp_path / POINTS).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(StorageError, match=rf"{POINTS}:\d+: not a point of a sweep; remove the file"):
+    with pytest.raises(StorageError, match=rf"{POINTS}:\d+: not a point of a sweep; remove the line"):
         bottleneck(TINY, tmp_path)
 
 

@@ -15,8 +15,9 @@ from torch import nn
 from lm.analysis.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.analysis.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
 from lm.analysis.copying_figure import copying_tables, draw
+from lm.analysis.points import Points
 from lm.cli import main
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language import sources
 from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
@@ -157,7 +158,8 @@ def test_divergence_is_one_line(tmp_path: Path) -> None:
         ({"vocab": 1}, "--vocab 1: must be at least 2"),
         ({"embedding_size": 0}, "--embedding-size 0: must be at least 1"),
         ({"rank": -1}, "--rank -1: must be at least 0"),
-        ({"lrs": (0.1, 0.0)}, "--lrs 0.0: must be above 0"),
+        ({"lrs": (0.1, 0.0)}, "--lrs 0.0: must be a number above 0"),
+        ({"lrs": (0.1, math.nan)}, "--lrs nan: must be a number above 0"),
         ({"seeds": (-1,)}, "--seeds -1: a seed is between"),
         ({"parameters": 10}, "--parameters 10: too few for any lstm; raise it"),
     ],
@@ -279,10 +281,32 @@ def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -
     for folder in (tmp_path / "none", text, tmp_path / "lines", fewer, spelled, tmp_path / ("x" * 300)):
         with pytest.raises(DataError, match="no folder of `lm prepare reverse-copy --length L --vocab V`"):
             read_corpora([str(folder)])
-    with pytest.raises(DataError, match=r"copies-3 \(--length 3 --vocab 4\), .*copies-3"):
+    with pytest.raises(ConfigError, match=r"copies-3 \(--length 3 --vocab 4\), .*copies-3"):
         read_corpora([corpora[0], corpora[0]])
-    with pytest.raises(DataError, match="the same --vocab"):
+    with pytest.raises(ConfigError, match="the same --vocab"):
         read_corpora([corpora[0], copies(tmp_path / "more", 2, 5)])
+
+
+def test_two_sweeps_in_one_folder_keep_the_points_of_both(tmp_path: Path) -> None:
+    """As two processes do, each of which read the file before the other wrote."""
+    first, second = (Points(tmp_path / POINTS, {"value": int}) for _ in range(2))
+    for number, points in enumerate((first, second, first)):
+        points.measured({"number": number}, lambda number=number: {"value": number})
+    again = Points(tmp_path / POINTS, {"value": int})
+    assert [again.measured({"number": n}, dict)["value"] for n in range(3)] == [0, 1, 2]
+    (tmp_path / POINTS).write_text((tmp_path / POINTS).read_text()[:-9])
+    with pytest.raises(StorageError, match=r"points.jsonl:3: not a point of a sweep; remove the line"):
+        Points(tmp_path / POINTS, {"value": int})
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("length", -1), ("length", 0), ("vocab", 10**11), ("vocab", "4")])
+def test_a_damaged_manifest_is_refused(corpora: list[str], key: str, wrong: object) -> None:
+    path = Path(corpora[0], "manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["options"]["read"][key] = wrong
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="no folder of `lm prepare reverse-copy"):
+        read_corpora(corpora[:1])
 
 
 @pytest.mark.parametrize("place", [3, 7, 4, 0])  # the bar, the end, the reverse; a symbol where the bar is

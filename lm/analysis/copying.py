@@ -68,7 +68,8 @@ class CopyOptions:
             least = {"vocab": 2, "rounds": 0, "rank": 0}.get(option, 1)
             require(value >= least, f"--{option.replace('_', '-')} {value}: must be at least {least}")
         require(min(self.lengths) >= 1, f"--lengths {min(self.lengths)}: must be at least 1")
-        require(all(0 < lr < math.inf for lr in self.lrs), f"--lrs {min(self.lrs)}: must be above 0")
+        for lr in self.lrs:
+            require(0 < lr < math.inf, f"--lrs {lr}: must be a number above 0")
         for seed in self.seeds:
             require(0 <= seed <= MAX_SEED, f"--seeds {seed}: a seed is between 0 and {MAX_SEED}")
         for cell in self.cells:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.errors import DataError, StorageError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.sources import COPIES, SPLITS
@@ -68,22 +68,23 @@ def read_corpora(folders: Sequence[str]) -> tuple[Corpus, ...]:
     """The corpora of folders that ``lm prepare reverse-copy`` wrote, shortest sequences first.
 
     Raises:
-        DataError: a folder holds something else or is damaged; two have the same length, or different V.
+        ConfigError: two have the same length, or different V.
+        DataError: a folder holds something else or is damaged.
     """
     found = sorted(map(_read, folders), key=lambda corpus: corpus.length)
     lengths, sizes = [corpus.length for corpus in found], [corpus.vocab for corpus in found]
     if len(set(lengths)) < len(lengths) or len(set(sizes)) > 1:
         made = ", ".join(f"{visible(c.folder)} (--length {c.length} --vocab {c.vocab})" for c in found)
-        raise DataError(f"--data: {made}; each folder needs another --length and the same --vocab")
+        raise ConfigError(f"--data: {made}; each folder needs another --length and the same --vocab")
     return tuple(found)
 
 
 def _read(folder: str) -> Corpus:
     length, vocab = _made_with(Path(folder))
     codec = load_codec(DataConfig(train=f"{folder}/train"))
-    numbers = {str(number): number for number in range(vocab)}
-    symbols = np.array([numbers.get(word, -1) for word in codec.vocabulary.tokens], np.int32)
-    bar, end = (codec.vocabulary.tokens.index(mark) for mark in (BAR, EOS_WORD))
+    words = codec.vocabulary.tokens
+    symbols = np.array([_number(word, vocab) for word in words], np.int32)
+    bar, end = (words.index(mark) if mark in words else -1 for mark in (BAR, EOS_WORD))
     splits, fingerprints = [], []
     for split in SPLITS:
         stored = load_split(f"{folder}/{split}", codec)
@@ -92,6 +93,11 @@ def _read(folder: str) -> Corpus:
         fingerprints.append(stored.fingerprint)
     train, valid, test = splits
     return Corpus(folder, vocab, train, valid, test, tuple(fingerprints))
+
+
+def _number(word: str, vocab: int) -> int:
+    """The symbol that a word stands for, -1 if it is none of 0 to V − 1."""
+    return int(word) if word.isdecimal() and len(word) <= len(str(vocab)) and int(word) < vocab else -1
 
 
 def _made_with(folder: Path) -> tuple[int, int]:
@@ -108,7 +114,7 @@ def _made_with(folder: Path) -> tuple[int, int]:
                 "tokenizer": "auto" | "whitespace",
                 "vocab_size": 0,
             },
-        } if source == COPIES:
+        } if source == COPIES and length > 0 and 1 < vocab <= 2**31:
             return length, vocab
     raise DataError(
         f"{visible(folder)}: no folder of `lm prepare reverse-copy --length L --vocab V`, without other"
@@ -124,5 +130,8 @@ def _sequences(
     sequences, reverses = symbols[lines[:, :length]], symbols[lines[:, length + 1 : -1]]
     whole = lines.size == len(ids) > 0 and (lines[:, [length, -1]] == marks).all()
     if not whole or (sequences < 0).any() or (reverses != sequences[:, ::-1]).any():
-        raise DataError(f"{shown}: damaged: a line is no sequence, bar and reverse; prepare it again")
+        raise DataError(
+            f"{shown}: damaged, or train lacks a symbol: a line is no sequence, bar and reverse; prepare it"
+            " again, with a smaller --vocab if it is undamaged"
+        )
     return torch.from_numpy(np.ascontiguousarray(sequences.T))

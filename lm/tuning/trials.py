@@ -19,10 +19,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.config import Settings
 from lm.errors import StorageError
+from lm.filelock import FileLock
 from lm.lines import visible
 from lm.run import MetricsLog
 from lm.storage import make_folder, storage_errors
-from lm.tuning.filelock import FileLock
 from lm.tuning.space import Drawn, Parameter, Space, settings_of
 
 JOURNAL, CLAIMS = "journal.log", "claims"

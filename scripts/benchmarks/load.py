@@ -19,12 +19,18 @@ def cases(ceiling: Ceiling) -> list[Case]:
     """Imports in fresh interpreters, beside torch's own; a text; BLEU of as many responses as papers have."""
     imports = ("import torch", "import dialog.chat, dialog.trained", "import dialog.cli", "import lm.cli")
     starts = [Variant(line, partial(_interpreter, line)) for line in imports]
-    prepared = [Variant("dialog prepare", _prepare_dialogs), Variant("lm prepare", _prepare_text)]
-    opened = [Variant("a prepared text, memory-mapped", _open)]
+    texts = {"dialog prepare": _prepare_dialogs, "lm prepare": _prepare_text, "opened, memory-mapped": _open}
     return [
         Case("start of a process", starts, memory=False),
-        Case(f"a text of {TOKENS:,} tokens, read", prepared, ("tokens", TOKENS), memory=False),
-        Case(f"a text of {TOKENS:,} tokens, opened", opened, ("tokens", TOKENS), memory=False),
+        *(
+            Case(
+                f"a text of {TOKENS:,} tokens, {name}",
+                [Variant(name, work)],
+                ("tokens", TOKENS),
+                memory=False,
+            )
+            for name, work in texts.items()
+        ),
         Case("BLEU", [Variant("precision and recall", _bleu)], ("contexts", CONTEXTS), memory=False),
     ]
 
