@@ -148,6 +148,12 @@ def test_divergence_is_one_line(tmp_path: Path) -> None:
         copying(replace(TINY, lrs=(1e30,)), tmp_path)
 
 
+@pytest.mark.parametrize("lrs", [(0.02, 1e30), (1e30, 0.02)])
+def test_a_rate_that_diverges_leaves_the_others(lrs: tuple[float, ...], tmp_path: Path) -> None:
+    (row,) = copying(replace(TINY, lengths=(3,), cells=("lstm",), lrs=lrs), tmp_path)["rows"]
+    assert row["lr"] == 0.02
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

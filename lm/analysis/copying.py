@@ -144,7 +144,7 @@ def copying(
 
     Raises:
         StorageError: ``out`` cannot be written, or its points cannot be read.
-        DivergenceError: a training ended in non-finite numbers.
+        DivergenceError: a cell's trainings ended in non-finite numbers at every rate.
     """
     of_length = {corpus.length: corpus for corpus in corpora}
     if corpora:
@@ -162,7 +162,11 @@ def copying(
             if corpus:
                 settings["corpus"] = list(corpus.fingerprints)
             train = partial(train_point, options, seed, length, cell, lr, corpus, poll)
-            found.append({"lr": lr} | measured.measured(settings, train))
+            try:
+                found.append({"lr": lr} | measured.measured(settings, train))
+            except DivergenceError:
+                if lr == options.lrs[-1] and not found:
+                    raise
         best = min(found, key=lambda point: float(point["valid_nll"]))
         where = {"seed": seed, "length": length, "cell": cell}
         rows.append(where | {"hidden_size": options.hidden_size(cell)} | best)
