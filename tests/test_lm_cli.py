@@ -282,7 +282,7 @@ def test_defaults_of_commands_are_those_of_the_options(
 
 def test_the_bottleneck_is_drawn_once(lm: Lm, inside: Path) -> None:
     result, out = measured(lm, *BOTTLENECK, "--out", "b")
-    files = {"points.jsonl", "bottleneck.json", "bottleneck.png", "bottleneck.svg"}
+    files = {"points.jsonl", ".points.jsonl.lock", "bottleneck.json", "bottleneck.png", "bottleneck.svg"}
     assert names("b") == files
     assert result["settings"]["embedding_sizes"] == [2, 4]
     assert "drawn in b/bottleneck.png and b/bottleneck.svg" in out
