@@ -6,11 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lm.storage import storage_errors
+from lm.errors import StorageError
+from lm.storage import storage_errors, write_all
 
 
 class FileLock:
-    """An exclusive lock on a file, which is made where it is missing; a context manager.
+    """An exclusive lock on a folder, or on a file, which is made where it is missing; a context manager.
 
     Not re-entrant. Works between machines where their common file system passes locks on, as NFS does.
     """
@@ -22,7 +23,8 @@ class FileLock:
     def acquire(self, wait: bool = True) -> bool:
         """Take the lock; without ``wait`` False where another holds it. Raises StorageError."""
         with storage_errors(self._path):
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            flags = os.O_RDONLY if self._path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            fd = os.open(self._path, flags | os.O_NONBLOCK, 0o666)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
@@ -34,6 +36,18 @@ class FileLock:
         self._fd = fd
         return True
 
+    def claim(self, refusal: str) -> Self:
+        """Take the lock at once, or raise StorageError with the ``refusal``."""
+        if not self.acquire(wait=False):
+            raise StorageError(refusal)
+        return self
+
+    def sign(self, holder: bytes) -> None:
+        """Make ``holder`` all that the locked file holds. Raises StorageError."""
+        with storage_errors(self._path):
+            os.ftruncate(self._fd, 0)
+            write_all(self._fd, holder)
+
     def release(self) -> None:
         """Give the lock back; without effect the second time."""
         if self._fd >= 0:
@@ -41,7 +55,8 @@ class FileLock:
             os.close(fd)
 
     def __enter__(self) -> Self:
-        self.acquire()
+        if self._fd < 0:
+            self.acquire()
         return self
 
     def __exit__(

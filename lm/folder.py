@@ -9,8 +9,6 @@
 Beside them lie the splits. The folder appears by rename.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lm.errors import StorageError
+from lm.filelock import FileLock
 from lm.lines import Dropped, open_regular, visible
 from lm.stop import Poll, no_poll
 from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, storage_errors, sync
@@ -141,26 +140,11 @@ class OutputFolder:
         tmp, old = self._beside()
         with storage_errors(self.path):
             tmp.mkdir(parents=True, exist_ok=True)
-            lock = os.open(tmp, os.O_RDONLY)
-        try:
-            self._lock(lock)
+        refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
+        with FileLock(tmp).claim(refusal):
             for rest in (old, *sorted(tmp.iterdir())):  # of a process that was killed
                 remove_tree(rest)
             yield tmp, old
-        finally:
-            os.close(lock)
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise StorageError(
-                    f"{visible(self.path)}: cannot be locked ({error.strerror}); choose another --out"
-                ) from error
-            raise StorageError(
-                f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
-            ) from error
 
     def finish(
         self,

@@ -125,9 +125,10 @@ def mixture_nll(
     nll = torch.empty_like(log_prior[:, 0])
     for part in products.parts():
         logits = products.logits(contexts[part])
-        at_word = logits.gather(1, targets[part].repeat_interleave(contexts.shape[1])[:, None])
+        words = targets[part].repeat_interleave(contexts.shape[1])[:, None]  # (R, 1)
+        at_word = logits.gather(1, words)
         if output.bias is not None:
-            at_word += output.bias[targets[part]].repeat_interleave(contexts.shape[1])[:, None]
+            at_word += output.bias[words]
         picked = products.link.log(at_word, output.shift) - products.log_totals(logits)
         joint = log_prior[part] + picked.view_as(log_prior[part])
         nll[part] = -joint.logsumexp(1)

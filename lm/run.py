@@ -9,7 +9,6 @@
     RUN/lock            held while a process trains here
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -24,13 +23,13 @@ from pydantic import BaseModel
 from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, require_family, save_config
 from lm.errors import ConfigError, StorageError
+from lm.filelock import FileLock
 from lm.lines import visible
 from lm.stop import StopFlag
 from lm.storage import (
     JSON,
     finite,
     make_folder,
-    parse_json,
     read_json,
     remove_tree,
     require_space,
@@ -119,7 +118,7 @@ class MetricsLog:
 class Run:
     """A run folder that this process may write to; a context manager that also holds the signals."""
 
-    def __init__(self, folder: Path, lock: int) -> None:
+    def __init__(self, folder: Path, lock: FileLock) -> None:
         self._lock = lock
         self.folder = folder
         self.stop = StopFlag()
@@ -144,7 +143,7 @@ class Run:
             _settle_config(folder / CONFIG, resolved, resumable_keys)
             return cls(folder, lock)
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
 
     def preflight(self, bytes_needed: int) -> None:
@@ -156,9 +155,7 @@ class Run:
         self.stop.uninstall()
         self.metrics.close()
         self.timing.close()
-        if self._lock >= 0:
-            lock, self._lock = self._lock, -1
-            os.close(lock)
+        self._lock.release()
 
     def __enter__(self) -> Self:
         self.stop.install()
@@ -190,31 +187,27 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _take_lock(folder: Path) -> int:
-    """A descriptor whose exclusive lock ends with it; the file says who holds it."""
+def _take_lock(folder: Path) -> FileLock:
+    """The folder's lock, held; the file says by whom."""
     path = folder / LOCK
-    with storage_errors(path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            write_all(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        except BlockingIOError as error:
-            holder = _describe_holder(os.pread(fd, 1000, 0), path)
-            os.close(fd)
-            raise StorageError(
-                f"{visible(folder)}: {holder} is training here; "
-                "wait for it to end, or choose another folder with --run"
-            ) from error
-        except BaseException:
-            os.close(fd)
-            raise
-    return fd
-
-
-def _describe_holder(data: bytes, path: Path) -> str:
+    lock = FileLock(path)
+    if not lock.acquire(wait=False):
+        raise StorageError(
+            f"{visible(folder)}: {_holder(path)} is training here; "
+            "wait for it to end, or choose another folder with --run"
+        )
     try:
-        value = parse_json(data, path)
+        lock.sign(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _holder(path: Path) -> str:
+    """Who has signed a lock."""
+    try:
+        value = read_json(path, limit=1000, follow=False)
     except StorageError:
         value = None
     match value:

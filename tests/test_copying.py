@@ -250,18 +250,8 @@ def test_the_sweep_trains_on_prepared_corpora_and_knows_them_again(
 
 
 def test_the_command_takes_lengths_and_symbols_from_the_corpora(corpora: list[str], tmp_path: Path) -> None:
-    small = [
-        "--cells",
-        "lstm",
-        "--steps",
-        "2",
-        "--lrs",
-        "0.01",
-        "--parameters",
-        "900",
-        "--embedding-size",
-        "4",
-    ]
+    small = ["--cells", "lstm", "--steps", "2", "--lrs", "0.01", "--parameters", "900"]
+    small += ["--embedding-size", "4"]
     data = [argument for folder in corpora for argument in ("--data", folder)]
     with pytest.raises(SystemExit) as ended:
         main(["reverse-copy", *data, *small, "--out", str(tmp_path / "out")])

@@ -206,7 +206,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from lm.run import _take_lock
-_take_lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)
+lock = _take_lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)
 """
 
 

@@ -156,8 +156,8 @@ def copying(
     rows: list[dict[str, Any]] = []
     for number, (seed, length, cell) in enumerate(places):
         found: list[dict[str, Any]] = []
-        for lr in options.lrs:
-            progress(number * len(options.lrs) + len(found), len(places) * len(options.lrs))
+        for at, lr in enumerate(options.lrs):
+            progress(number * len(options.lrs) + at, len(places) * len(options.lrs))
             settings, corpus = options.settings(seed, length, cell, lr), of_length.get(length)
             if corpus:
                 settings["corpus"] = list(corpus.fingerprints)

@@ -5,8 +5,6 @@ searches (:mod:`lm.language.setting_search`). All belong to weights and texts th
 made anew for others.
 """
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.checkpoint import CheckpointStore
-from lm.errors import Interrupted, StorageError, require
+from lm.errors import Interrupted, require
+from lm.filelock import FileLock
 from lm.language.adaptation import (
     ADAPT_LENGTH,
     SETTINGS,
@@ -35,7 +34,7 @@ from lm.language.trained import TrainedLm, weights_sha256
 from lm.lines import visible
 from lm.records import begin, keep, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.storage import JSON, make_folder, move, remove_tree, storage_errors
+from lm.storage import JSON, make_folder, move, remove_tree
 
 Result = dict[str, Any]
 
@@ -142,22 +141,11 @@ def _setting_facts(setting: Setting, statistics: Statistics, source: str) -> Res
 def _alone_in(folder: Path) -> Iterator[None]:
     """Within, no other process is so in the folder, which is made; StorageError where one is."""
     make_folder(folder)
-    with storage_errors(folder):
-        lock = os.open(folder, os.O_RDONLY)
-    try:
-        with storage_errors(folder):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StorageError(
-                    f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
-                ) from error
-            leftovers = sorted(folder.glob("*.tmp"))  # of a process that was killed
-        for path in leftovers:
+    refusal = f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
+    with FileLock(folder).claim(refusal):
+        for path in sorted(folder.glob("*.tmp")):  # of a process that was killed
             remove_tree(path)
         yield
-    finally:
-        os.close(lock)
 
 
 def run_statistics(

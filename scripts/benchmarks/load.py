@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 from functools import cache, partial
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
@@ -19,7 +21,11 @@ def cases(ceiling: Ceiling) -> list[Case]:
     """Imports in fresh interpreters, beside torch's own; a text; BLEU of as many responses as papers have."""
     imports = ("import torch", "import dialog.chat, dialog.trained", "import dialog.cli", "import lm.cli")
     starts = [Variant(line, partial(_interpreter, line)) for line in imports]
-    texts = {"dialog prepare": _prepare_dialogs, "lm prepare": _prepare_text, "opened, memory-mapped": _open}
+    texts = {
+        "dialog prepare": partial(_prepare, "dialog"),
+        "lm prepare": partial(_prepare, "lm.language"),
+        "opened, memory-mapped": _open,
+    }
     return [
         Case("start of a process", starts, memory=False),
         *(
@@ -54,20 +60,10 @@ def _text() -> Path:
     raise AssertionError("a sentence has at least one token")
 
 
-def _prepare_dialogs() -> Work:
-    from dialog.prepare import prepare
-
-    numbers = iter(range(10**6))  # what is prepared already would not be read again
-    text = _text()
-    return lambda: prepare(str(text), text.with_name(f"dialogs-{next(numbers)}"))
-
-
-def _prepare_text() -> Work:
-    from lm.language.prepare import prepare
-
-    numbers = iter(range(10**6))
-    text = _text()
-    return lambda: prepare(str(text), text.with_name(f"text-{next(numbers)}"))
+def _prepare(package: str) -> Work:
+    prepare = import_module(f"{package}.prepare").prepare
+    numbers, text = count(), _text()  # what is prepared already would not be read again
+    return lambda: prepare(str(text), text.with_name(f"{package}-{next(numbers)}"))
 
 
 def _open() -> Work:
