@@ -283,11 +283,15 @@ def difference(marks: dict[str, str], expected: dict[str, str]) -> str:
 def chains_through_every_place(steps: Sequence[str], chains: int) -> list[list[Blow]]:
     """SIGKILLs at every kind of step that a training takes, as few trainings with many kills in a row.
 
-    What happens only at the start of a run comes first in a chain. What happens in every commit is struck at
-    its second occurrence, so that a process gets one commit further before the next blow falls.
+    What happens in every commit is struck at its second occurrence, so that a process gets one commit further
+    before the next blow falls. What is struck earlier in an undisturbed training comes earlier in a chain.
     """
-    places = Counter(map(place_of, steps))
-    blows = [Blow(place=place, at=2 if count > 5 else 1) for place, count in places.items()]
+    places, seen = [place_of(step) for step in steps], Counter[str]()
+    counts, blows = Counter(places), list[Blow]()
+    for place in places:
+        seen[place] += 1
+        if seen[place] == (at := 2 if counts[place] > 5 else 1):
+            blows.append(Blow(place=place, at=at))
     return [blows[first::chains] for first in range(chains)]
 
 
