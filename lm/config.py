@@ -253,6 +253,8 @@ def _frozen(value: object) -> object:
 def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
     """What to say about a key or table that the schema does not have."""
     keys, tables = known_keys(schema), known_tables(schema)
+    if not name:
+        return "a key is missing before =; write it as in train.seed=2"
     if name in tables:
         first = next(key for key in keys if key.startswith(f"{name}."))
         return f"{name} is a table; set one of its keys, as in {first}"

@@ -35,6 +35,7 @@ SUBJECTS = {
     "scaling": scaling, "cuda": cuda,
 }  # fmt: skip
 STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
+INTERRUPTED = 130  # exit code, as shells have it
 SLOWER = 1.15  # times the stored ratio that count as slower
 TUNED = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -61,14 +62,7 @@ def main() -> None:
         f" {options.malloc}; products reach {ceiling.float32 / 1e9:.0f} GFLOP/s in float32,"
         f" {ceiling.bfloat16 / 1e9:.0f} in bfloat16"
     )
-    records: list[Record] = []
-    for subject in options.subjects:
-        for case in SUBJECTS[subject].cases(ceiling):
-            if options.only and options.only not in case.name:
-                continue
-            found = _records(subject, case, measure(case, options.rounds), options)
-            console.print(_table(case, found))
-            records += found
+    records, complete = _measured(options, ceiling, console)
     report = {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -78,6 +72,8 @@ def main() -> None:
     }
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if not complete:
+        sys.exit(INTERRUPTED)
     if options.picture:
         scaling.draw(records, options.picture)
     found = _ratios(records, options.malloc)
@@ -125,6 +121,25 @@ def _options() -> argparse.Namespace:
     if options.picture and not (options.memory and "scaling" in options.subjects):
         parser.error("--picture draws the records of scaling --memory; add both")
     return options
+
+
+def _measured(options: argparse.Namespace, ceiling: Ceiling, console: Console) -> tuple[list[Record], bool]:
+    """A record of every variant, and whether all were measured: Ctrl-C ends it with those of whole cases."""
+    records: list[Record] = []
+    try:
+        for subject in options.subjects:
+            for case in SUBJECTS[subject].cases(ceiling):
+                if options.only and options.only not in case.name:
+                    continue
+                found = _records(subject, case, measure(case, options.rounds), options)
+                console.print(_table(case, found))
+                records += found
+    except KeyboardInterrupt:
+        console.print(
+            f"interrupted: {options.json or '--json'} has the cases above, and nothing else is kept"
+        )
+        return records, False
+    return records, True
 
 
 def _records(

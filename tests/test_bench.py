@@ -50,6 +50,30 @@ def test_ratios_are_to_the_floor_and_to_the_first_variant(bench: ModuleType) -> 
     assert [column.header for column in table.columns][:3] == ["", "seconds", "spread"]
 
 
+def test_an_interrupted_benchmark_keeps_what_it_has_measured(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.timing import Case, Ceiling, Timing
+
+    def measure(case: Case, rounds: int) -> list[Timing]:
+        if case.name == "second":
+            raise KeyboardInterrupt
+        return [Timing("only", None, [1.0, 2.0, 3.0])]
+
+    kept, cases = tmp_path / "bench.json", [Case(name, ()) for name in ("first", "second", "third")]
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "ceilings", lambda: Ceiling(1.0, 1.0, 1.0))
+    monkeypatch.setitem(bench.SUBJECTS, "load", bench.argparse.Namespace(cases=lambda ceiling: cases))
+    monkeypatch.setattr(bench, "STORED", tmp_path / "ratios.json")
+    monkeypatch.setattr(sys, "argv", ["bench.py", "load", "--json", str(kept), "--store"])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 130
+    assert [record["case"] for record in json.loads(kept.read_text())["records"]] == ["first"]
+    assert "interrupted" in capsys.readouterr().out
+    assert not bench.STORED.exists()
+
+
 def test_the_check_names_what_got_slower(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

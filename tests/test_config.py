@@ -332,6 +332,7 @@ def test_messages(tmp_path: Path, text: str, message: str) -> None:
         ("train.sede=1", "--set: unknown key train.sede; did you mean train.seed?"),
         ("trian.seed=1", "--set: unknown key trian.seed; did you mean train.seed?"),
         ("seed=1", "--set: unknown key seed; did you mean train.seed?"),
+        ("=1", "--set: a key is missing before =; write it as in train.seed=2"),
         ("train=1", "--set: train is a table; set one of its keys, as in train.seed"),
         ("train.seed=one", "--set: train.seed must be an integer, got 'one'"),
         ("train.seed=1\nx = 2", "--set: train.seed must be an integer, got '1\\nx = 2'"),

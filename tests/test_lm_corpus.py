@@ -1,5 +1,6 @@
 """From names in a config to codec and tokens: prepared splits, text files, and which belong together."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,7 @@ def test_a_folder_is_told_from_its_splits(tmp_path: Path) -> None:
         ("split.json", b"[]"),
         ("split.json", b'{"format": 9}'),
         ("split.json", b'{"format": 1, "codec": "x"}'),
+        ("split.json", "empty"),
         ("00000.npy", None),
         ("00000.npy", b""),
         ("00000.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (4,), }  \n"),
@@ -130,7 +132,9 @@ def test_damaged_splits_are_named(name: str, content: bytes | str | None, tmp_pa
     prepare(str(corpus(tmp_path / "in")), tmp_path / "out")
     codec = load_codec(data(tmp_path / "out"))
     path = tmp_path / "out/test" / name
-    if isinstance(content, str):
+    if content == "empty":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"shards": []}))
+    elif isinstance(content, str):
         ids = np.load(path)
         damaged = {"float": ids.astype(float), "short": ids[:-1], "flipped": ids ^ 1}[content]
         np.save(path, damaged)

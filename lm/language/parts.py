@@ -178,6 +178,6 @@ class CopiesPart:
         """The same lines at every reading; nothing is ever bad."""
         random = np.random.default_rng(self.seed)
         for number in range(1, self.count + 1):
-            tokens = random.integers(self.symbols, size=self.length).tolist()
-            text = f"{' '.join(map(str, tokens))} | {' '.join(map(str, reversed(tokens)))}"
+            words = [str(token) for token in random.integers(self.symbols, size=self.length).tolist()]
+            text = f"{' '.join(words)} | {' '.join(reversed(words))}"
             yield Line(number, text, len(text) + 1, True)

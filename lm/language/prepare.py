@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from lm.errors import ConfigError, DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
 from lm.language.shards import write_split
-from lm.language.sources import BYTES, Located, ReadOptions, locate
+from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
 from lm.lines import InputLog, OnBadLine, visible
 from lm.stop import Poll, interruptible
@@ -129,9 +129,11 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
 
 
 def _identity(located: Located, poll: Poll) -> dict[str, Any]:
-    """Size and SHA-256 of every file, or SHA-256 of every split of a dataset."""
+    """Size and SHA-256 of every file, SHA-256 of every split of a dataset, or what makes splits up."""
     if files := located.files:
         return hash_inputs(files, poll)
+    if located.source == COPIES:
+        return {split: list(map(repr, parts)) for split, parts in located.splits.items()}
     found = {}
     for split, parts in located.splits.items():
         digest = hashlib.sha256()

@@ -143,8 +143,8 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
         shards = tuple(
             np.lib.format.open_memmap(folder / f"{index:05d}.npy", mode="r") for index in range(len(sizes))
         )
-        if [shard.shape for shard in shards] != [(size,) for size in sizes]:
-            raise ValueError("a shard of another size")
+        if not sizes or [shard.shape for shard in shards] != [(size,) for size in sizes]:
+            raise ValueError("no shard, or one of another size")
         if any(shard.dtype != id_dtype(codec) for shard in shards):
             raise ValueError("a shard of another type")
         digest = hashlib.sha256()
