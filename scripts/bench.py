@@ -135,9 +135,7 @@ def _measured(options: argparse.Namespace, ceiling: Ceiling, console: Console) -
                 console.print(_table(case, found))
                 records += found
     except KeyboardInterrupt:
-        console.print(
-            f"interrupted: {options.json or '--json'} has the cases above, and nothing else is kept"
-        )
+        console.print("interrupted: --json keeps what stands above, other options nothing")
         return records, False
     return records, True
 
