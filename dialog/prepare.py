@@ -81,13 +81,16 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
         wanted["inputs"] = {source: hashlib.sha256(repr(read).encode()).hexdigest()}
         if current := folder.current(wanted):
             return current
-    folder.require_replaceable(wanted)
-    splits = _split(read, source, options)
-    report = _report(located.format, splits, log, options)
-    with folder.building() as building, storage_errors(building):
-        for split, dialogs in splits.items():
-            write_split(building / split, dialogs)
-        return folder.finish(building, wanted, report, log.dropped)
+    with folder.alone():
+        if current := folder.current(wanted):
+            return current
+        folder.require_replaceable(wanted)
+        splits = _split(read, source, options)
+        report = _report(located.format, splits, log, options)
+        with folder.building() as building, storage_errors(building):
+            for split, dialogs in splits.items():
+                write_split(building / split, dialogs)
+            return folder.finish(building, wanted, report, log.dropped)
 
 
 def _split(

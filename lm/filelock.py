@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,9 +13,10 @@ from lm.storage import storage_errors, write_all
 
 
 class FileLock:
-    """An exclusive lock on a folder, or on a file, which is made where it is missing; a context manager.
+    """An exclusive lock on a file, which is made where it is missing; a context manager, which waits.
 
-    Not re-entrant. Works between machines where their common file system passes locks on, as NFS does.
+    Not re-entrant. Works between machines where their common file system passes locks on, as NFS does, and
+    as it does for files alone. Nobody but the holder may remove the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,24 +26,24 @@ class FileLock:
     def acquire(self, wait: bool = True) -> bool:
         """Take the lock; without ``wait`` False where another holds it. Raises StorageError."""
         with storage_errors(self._path):
-            flags = os.O_RDONLY if self._path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            fd = os.open(self._path, flags | os.O_NONBLOCK, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                os.close(fd)
-                return False
-            except BaseException:
-                os.close(fd)
-                raise
-        self._fd = fd
-        return True
+            while (fd := self._locked(wait)) is not None:
+                if _is_still(self._path, fd):
+                    self._fd = fd
+                    return True
+                os.close(fd)  # its holder has removed it meanwhile
+        return False
 
-    def claim(self, refusal: str) -> Self:
-        """Take the lock at once, or raise StorageError with the ``refusal``."""
-        if not self.acquire(wait=False):
-            raise StorageError(refusal)
-        return self
+    def _locked(self, wait: bool) -> int | None:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def sign(self, holder: bytes) -> None:
         """Make ``holder`` all that the locked file holds. Raises StorageError."""
@@ -55,8 +58,7 @@ class FileLock:
             os.close(fd)
 
     def __enter__(self) -> Self:
-        if self._fd < 0:
-            self.acquire()
+        self.acquire()
         return self
 
     def __exit__(
@@ -66,3 +68,28 @@ class FileLock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+@contextmanager
+def alone(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file, which is removed in the end.
+
+    StorageError, the ``refusal``, at once where another process holds it.
+    """
+    lock = FileLock(path)
+    if not lock.acquire(wait=False):
+        raise StorageError(refusal)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+        lock.release()
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    """Whether an open file is the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False

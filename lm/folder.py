@@ -13,16 +13,25 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from lm.errors import StorageError
-from lm.filelock import FileLock
+from lm.filelock import alone
 from lm.lines import Dropped, open_regular, visible
 from lm.stop import Poll, no_poll
-from lm.storage import move, publish_folder, read_json, remove_tree, sha256_file, storage_errors, sync
+from lm.storage import (
+    make_folder,
+    move,
+    publish_folder,
+    read_json,
+    remove_tree,
+    sha256_file,
+    storage_errors,
+    sync,
+)
 
 MANIFEST = "manifest.json"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
@@ -63,6 +72,10 @@ class OutputFolder:
         self.path = path
         self.command = command
         self._poll = poll
+        self._out = out = Path(os.path.abspath(path))
+        self._lock = out.with_name(f".{out.name}.lock")  # there while somebody writes
+        self._tmp = out.with_name(f".{out.name}.tmp")  # where the result is built
+        self._old = out.with_name(f".{out.name}.old")  # where an older one waits until it is replaced
         self._manifest = self._read_manifest()
 
     def _read_manifest(self) -> dict[str, Any] | None:
@@ -82,12 +95,14 @@ class OutputFolder:
         return dict(value)
 
     def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
-        """The result that is there, if it is whole and was made from the ``wanted`` input and options."""
-        if self._manifest is None or self._manifest != {**wanted, "outputs": self._files(self.path)}:
+        """The result that is there, if it is whole and was made from the ``wanted`` input and options.
+
+        None too where a process that was killed has left something, which :meth:`alone` clears away.
+        """
+        if self._manifest is None or any(map(os.path.lexists, (self._lock, self._tmp, self._old))):
             return None
-        if any(map(os.path.lexists, self._beside())):  # of a process that was killed
-            with suppress(StorageError), self._alone() as (tmp, _):
-                remove_tree(tmp)
+        if self._manifest != {**wanted, "outputs": self._files(self.path)}:
+            return None
         report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
 
@@ -111,40 +126,39 @@ class OutputFolder:
             )
 
     @contextmanager
-    def building(self) -> Iterator[Path]:
-        """An empty folder beside the result, which takes its place if the body ends well, or vanishes."""
-        out = Path(os.path.abspath(self.path))
-        with self._alone() as (tmp, old):
-            try:
-                yield tmp
-                for path in sorted(tmp.rglob("*"), reverse=True):  # a folder after what is in it
-                    sync(path)
-                if out.exists():
-                    move(out, old)
-                publish_folder(tmp, out)
-            except BaseException:
-                if old.exists() and not out.exists():
-                    move(old, out)
-                remove_tree(tmp)
-                raise
-            remove_tree(old)
+    def alone(self) -> Iterator[None]:
+        """Within, no other process writes the result, and what is there is as the last one left it.
 
-    def _beside(self) -> tuple[Path, Path]:
-        """Where the result is built, and where an older one waits until it is replaced."""
-        out = Path(os.path.abspath(self.path))
-        return out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
+        StorageError at once where another is writing it.
+        """
+        make_folder(self._out.parent)
+        refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
+        with alone(self._lock, refusal):
+            self._restore()  # for a process that was killed
+            self._manifest = self._read_manifest()
+            yield
+
+    def _restore(self) -> None:
+        """The older result in its place if no other has taken it, and nothing beside it."""
+        if os.path.lexists(self._old) and not os.path.lexists(self._out):
+            move(self._old, self._out)
+        remove_tree(self._old)
+        remove_tree(self._tmp)
 
     @contextmanager
-    def _alone(self) -> Iterator[tuple[Path, Path]]:
-        """Both of :meth:`_beside`, the first there and empty, the second not; no other process has them."""
-        tmp, old = self._beside()
+    def building(self) -> Iterator[Path]:
+        """An empty folder, which becomes the result if the body ends well, or vanishes; :meth:`alone`."""
         with storage_errors(self.path):
-            tmp.mkdir(parents=True, exist_ok=True)
-        refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
-        with FileLock(tmp).claim(refusal):
-            for rest in (old, *sorted(tmp.iterdir())):  # of a process that was killed
-                remove_tree(rest)
-            yield tmp, old
+            self._tmp.mkdir()
+        try:
+            yield self._tmp
+            for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after what is in it
+                sync(path)
+            if self._out.exists():
+                move(self._out, self._old)
+            publish_folder(self._tmp, self._out)
+        finally:
+            self._restore()
 
     def finish(
         self,

@@ -1,9 +1,7 @@
 """Dynamic evaluation: the published algorithm in both scalings, and a run that is left as it was."""
 
-import fcntl
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.filelock import FileLock
 from lm.language.adaptation import (
     GRID_DECAY,
     GRID_LR,
@@ -311,27 +310,21 @@ def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     folder = run / "dynamic"
     folder.mkdir()
-    other = os.open(folder, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(StorageError, match=r"run/dynamic: another `lm dynamic`") as error:
+    lock = FileLock(folder / "lock")
+    with lock, pytest.raises(StorageError, match=r"run/dynamic: another `lm dynamic`") as error:
         dynamic(run)
     assert "\n" not in str(error.value)
-    assert not list(folder.iterdir())
-    fcntl.flock(other, fcntl.LOCK_UN)
+    assert [path.name for path in folder.iterdir()] == ["lock"]
 
     def held() -> bool:
-        try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(other, fcntl.LOCK_UN)
-        return False
+        free = lock.acquire(wait=False)
+        lock.release()
+        return not free
 
     seen: list[bool] = []
     dynamic(run, progress=lambda done, total: seen.append(held()))
     assert seen[0] is True
     assert seen[-1] is False, "evaluating alone keeps nobody waiting"
-    os.close(other)
 
 
 def test_a_killed_grid_goes_on_and_reports_the_best_once(

@@ -1,9 +1,7 @@
 """Preparing a corpus: the stored form, the report, no-op and rebuild, and never half a result."""
 
-import fcntl
 import hashlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -22,7 +20,8 @@ from dialog.prepared import read_split, write_split
 from dialog.sources import ReadOptions
 from lm import folder as folders
 from lm.errors import ConfigError, DataError, StorageError
-from lm.folder import Prepared
+from lm.filelock import FileLock
+from lm.folder import OutputFolder, Prepared
 
 DEFAULTS = PrepareOptions()
 NOUNS = ("beans", "leeks", "snow", "the river", "my brother's van", "crème brûlée")
@@ -250,12 +249,12 @@ def test_foreign_folders_and_files_are_never_replaced(tmp_path: Path) -> None:
 
 def test_two_at_a_time_are_told_apart(tmp_path: Path) -> None:
     source = source_file(tmp_path, corpus(9))
-    (tmp_path / ".out.tmp").mkdir()
-    holder = os.open(tmp_path / ".out.tmp", os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    with pytest.raises(StorageError, match="another `dialog prepare` is writing it"):
+    with (
+        FileLock(tmp_path / ".out.lock"),
+        pytest.raises(StorageError, match="another `dialog prepare` is writing it"),
+    ):
         prepare(source, tmp_path / "out")
-    os.close(holder)
+    (tmp_path / ".out.tmp").mkdir()
     (tmp_path / ".out.tmp/rest").write_text("of a killed process")
     prepare(source, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "talk.tsv"]
@@ -347,3 +346,34 @@ def test_switchboard_takes_seconds_and_gives_the_published_counts(corpora: Path,
         assert load_dialogs(str(tmp_path / "out" / split)) == load_dialogs(
             str(corpora / f"swda/{split}.jsonl")
         )
+
+
+def test_who_comes_second_looks_again_at_what_is_there(tmp_path: Path) -> None:
+    """Both looked at an empty place; by the time the second has it for itself, there is something."""
+    first, second = (OutputFolder(tmp_path / "out", "dialog prepare") for _ in range(2))
+    wanted = {"format": 1, "source": "a", "options": {}, "inputs": {"a": 1}}
+    assert second.current(wanted) is None
+    with first.alone():
+        first.require_replaceable(wanted)
+        with first.building() as building:
+            first.finish(building, wanted, {"dialogs": 1}, [])
+    other = wanted | {"source": "b", "inputs": {"b": 2}}
+    with second.alone():
+        assert second.current(wanted) is not None
+        with pytest.raises(StorageError, match="holds what `dialog prepare a` wrote"):
+            second.require_replaceable(other)
+    (tmp_path / "out/thesis.tex").write_text("precious")
+    with second.alone(), pytest.raises(StorageError, match=r"thesis\.tex"):
+        second.require_replaceable(wanted | {"options": {"seed": 2}})
+
+
+def test_a_result_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
+    """A process that was killed between its two renames has left nothing in the result's place."""
+    source, out = source_file(tmp_path, corpus(9)), tmp_path / "out"
+    prepare(source, out)
+    before = contents(out)
+    out.rename(tmp_path / ".out.old")
+    (tmp_path / ".out.tmp").mkdir()
+    assert prepare(source, out).unchanged
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "talk.tsv"]

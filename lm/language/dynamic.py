@@ -14,7 +14,7 @@ from typing import Any
 
 from lm.checkpoint import CheckpointStore
 from lm.errors import Interrupted, require
-from lm.filelock import FileLock
+from lm.filelock import alone
 from lm.language.adaptation import (
     ADAPT_LENGTH,
     SETTINGS,
@@ -142,7 +142,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Within, no other process is so in the folder, which is made; StorageError where one is."""
     make_folder(folder)
     refusal = f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
-    with FileLock(folder).claim(refusal):
+    with alone(folder / "lock", refusal):
         for path in sorted(folder.glob("*.tmp")):  # of a process that was killed
             remove_tree(path)
         yield

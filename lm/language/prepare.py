@@ -102,30 +102,43 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
     kind = _tokenizer_kind(located.format, options)
     with interruptible() as poll:
         folder = OutputFolder(out, COMMAND, poll)
-        before = _identity(located, poll)
         wanted = {
             "command": COMMAND,
             "format": _FORMAT,
             "source": source,
             "options": asdict(options),
-            "inputs": before,
+            "inputs": _identity(located, poll),
         }
         if current := folder.current(wanted):
             return current
-        folder.require_replaceable(wanted)
-        log = InputLog(options.on_bad_line, COMMAND)
-        codec, counts = _survey(located, kind, options, log, poll)
-        report = _report(located, codec, counts, log, options)
-        with folder.building() as building, storage_errors(building):
-            codec.save(building)
-            for split, parts in located.splits.items():
-                again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log
-                keep = options.blank_lines == "keep"
-                lines = read_tokens(parts, codec.tokenizer, again, poll, blank_lines=keep)
-                write_split(building / split, lines, codec, options.shard_tokens)
-            if _identity(located, poll) != before:
-                raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
-            return folder.finish(building, wanted, report, log.dropped)
+        with folder.alone():
+            return folder.current(wanted) or _write(folder, located, kind, options, wanted, poll)
+
+
+def _write(
+    folder: OutputFolder,
+    located: Located,
+    kind: StoredKind,
+    options: PrepareOptions,
+    wanted: Mapping[str, Any],
+    poll: Poll,
+) -> Prepared:
+    folder.require_replaceable(wanted)
+    log = InputLog(options.on_bad_line, COMMAND)
+    codec, counts = _survey(located, kind, options, log, poll)
+    report = _report(located, codec, counts, log, options)
+    with folder.building() as building, storage_errors(building):
+        codec.save(building)
+        for split, parts in located.splits.items():
+            again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log
+            keep = options.blank_lines == "keep"
+            lines = read_tokens(parts, codec.tokenizer, again, poll, blank_lines=keep)
+            write_split(building / split, lines, codec, options.shard_tokens)
+        if _identity(located, poll) != wanted["inputs"]:
+            raise DataError(
+                f"{visible(located.source)}: changed while it was read; run the same command again"
+            )
+        return folder.finish(building, wanted, report, log.dropped)
 
 
 def _identity(located: Located, poll: Poll) -> dict[str, Any]:
