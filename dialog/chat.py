@@ -60,8 +60,13 @@ def converse(conversation: "Conversation", source: TextIO, output: TextIO) -> No
 
 
 def converse_by_lines(conversation: "Conversation", source: TextIO, output: TextIO) -> None:
-    """Answers every line as it comes, without prompts; empty lines get no answer."""
-    for line in source:
+    """Answers every line as it comes, without prompts; empty lines get no answer.
+
+    What is not UTF-8 is left out of its line, which standard error is told.
+    """
+    for number, line in enumerate(source, 1):
+        if any("\udc80" <= character <= "\udcff" for character in line):
+            print(f"line {number}: not UTF-8; left out what is not", file=sys.stderr)
         for answer in conversation.feed(line):
             output.write(f"{answer}\n")
             output.flush()

@@ -22,7 +22,7 @@ from lm.errors import ConfigError, DataError
 from lm.guard import require_finite
 from lm.lines import visible
 from lm.meter import perplexity
-from lm.records import begin, keep
+from lm.records import keep, opened
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import canonical_json, require_apart, require_writable, write_atomic
 from lm.text import UNK, Codec, require_known
@@ -102,8 +102,7 @@ def evaluate(
     if output is not None:
         require_writable(output)
     require_apart([output], [data, references])
-    model = TrainedModel.load(run, checkpoint)
-    weights = begin(run, checkpoint)
+    model, weights = opened(run, checkpoint, TrainedModel.load)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
     test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context, poll)
     judge = bleu_tokenizer(model.codec.tokenizer)

@@ -87,7 +87,7 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
         folder.require_replaceable(wanted)
         splits = _split(read, source, options)
         report = _report(located.format, splits, log, options)
-        with folder.building() as building, storage_errors(building):
+        with folder.building() as building, storage_errors(folder.path):
             for split, dialogs in splits.items():
                 write_split(building / split, dialogs)
             return folder.finish(building, wanted, report, log.dropped)

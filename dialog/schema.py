@@ -133,4 +133,6 @@ class DialogConfig(Section):
             raise ValueError(
                 f"cell.{wrong}; neither encoder.cell = {kinds[0]} nor decoder.cell = {kinds[1]} has it"
             )
+        if self.train.start_from:
+            raise ValueError("train.start_from: dialog models begin with random weights; leave it out")
         return self

@@ -11,10 +11,10 @@ from lm.config import Resolved
 from lm.device import configure_device
 from lm.errors import DataError
 from lm.guard import require_learnt
-from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs
+from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
 from lm.memory import require_memory
 from lm.progress import Reporter
-from lm.run import Run
+from lm.run import Run, require_same_config
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
 from lm.train import FitResult, Verdict, fit, require_end, seed_everything
@@ -38,6 +38,7 @@ def train(
     config = resolved.config
     require_end(config.train)
     keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields}  # never read in training
+    require_same_config(folder, resolved, resumable_keys=keys)
     device = configure_device(config.train)
     dialogs, valid, codec = _load(config, folder)  # before the folder is made: what is bad leaves none
     memory = describe(config, len(codec.vocabulary))["memory"]
@@ -72,6 +73,6 @@ def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
     """The run's codec: read where the folder has one, learned otherwise."""
     if (folder / DATA).is_file():  # written after the codec, so the codec is complete
-        return Codec.load(folder)
+        return codec_of(folder)
     data = config.data
     return train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)

@@ -5,10 +5,10 @@ of, column by column, which comparisons resample.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lm.checkpoint import CheckpointStore
 from lm.errors import ConfigError, DataError, StorageError
@@ -23,6 +23,7 @@ from lm.storage import (
 )
 
 Result = dict[str, Any]
+T = TypeVar("T")
 
 FORMAT = 1
 FOLDER = "evaluation"
@@ -43,15 +44,22 @@ def plain(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
 
-def begin(run: Path, checkpoint: str) -> str | None:
-    """To be called once a run is open: a fingerprint of its weights, for ``result["weights"]``.
+def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
+    """What ``load`` makes of a run, and a fingerprint of the weights in it, for ``result["weights"]``.
 
-    StorageError where :func:`keep` could not write the result afterwards.
+    Where training gives other weights the name ``checkpoint`` meanwhile, it is loaded again. StorageError
+    where :func:`keep` could not write the result afterwards.
     """
+    store = CheckpointStore(run / "checkpoints")
+    while True:
+        weights = store.fingerprint(checkpoint)
+        trained = load(run, checkpoint)
+        if store.fingerprint(checkpoint) == weights:
+            break
     folder = run / FOLDER
     require_space(run, _ROOM)
     require_writable((folder if folder.is_dir() else run) / "evaluation.json")
-    return CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
+    return trained, weights
 
 
 def keep(run: Path, name: str, result: Result, contexts: Result) -> None:

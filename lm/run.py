@@ -220,9 +220,18 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
     """Save the config the first time; later compare it, and save what may change."""
     for name in filter(_is_leftover, os.listdir(path.parent)):
         remove_tree(path.parent / name)
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) or _changed(path, resolved, resumable_keys):
         save_config(resolved, path)
-        return
+
+
+def require_same_config(folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> None:
+    """ConfigError as of :meth:`Run.open`: for a look before data are read, which may fail for that reason."""
+    if os.path.lexists(folder / CONFIG):
+        _changed(folder / CONFIG, resolved, resumable_keys)
+
+
+def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> bool:
+    """Whether a saved config is another; ConfigError where keys differ that may not."""
     saved = read_json(path, limit=16 << 20, follow=False)
     require_family(path, saved, type(resolved.config))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
@@ -239,8 +248,7 @@ def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozense
             f"{visible(path)}: this run was trained with another config: {listed}{more}; "
             "give the old values, or train into another folder with --run"
         )
-    if was != now:
-        save_config(resolved, path)
+    return was != now
 
 
 def _dump(config: BaseModel) -> dict[str, JSON]:

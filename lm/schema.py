@@ -349,7 +349,9 @@ class TrainConfig(Section):
         description="stop where a validation is worse than the best of all but the latest so many (5 in the"
         " papers' finetuning); 0 never does",
     )
-    start_from: str = Field("", description="run whose best weights training starts from, as in finetuning")
+    start_from: str = Field(
+        "", description="lm: run whose best weights training starts from, as in finetuning"
+    )
     checkpoint_every: int = Field(
         0, ge=0, description="updates between checkpoints; 0 is at validations only"
     )

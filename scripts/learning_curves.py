@@ -4,26 +4,27 @@ python scripts/learning_curves.py runs/small/*-1 --out docs/curves.svg
 """
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
+from run_logs import errors_in_one_line, validations
 
 from lm.pictures import STYLES, save_figure
+from lm.storage import read_json
 
 Curve = tuple[list[int], list[float]]  # updates, perplexities
 
 
 def curve(run: Path) -> Curve:
     """Updates and validation perplexities of a run."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    records = [line for line in lines if line["split"] == "valid"]
-    return [record["step"] for record in records], [record["perplexity"] for record in records]
+    found = validations(run)
+    return [step for step, _ in found], [perplexity for _, perplexity in found]
 
 
 def draw(curves: Mapping[str, Sequence[Curve]], top: float | None, figure: Figure) -> None:
@@ -53,11 +54,13 @@ def main() -> None:
     options = parser.parse_args()
     curves = defaultdict(list)
     for run in options.runs:
-        head = json.loads((run / "config.json").read_text())["config"]["head"]["kind"]
+        config: Any = read_json(run / "config.json")
+        head = config["config"]["head"]["kind"]
         curves[head].append(curve(run))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     save_figure([options.out], partial(draw, curves, options.top), size=(7, 4))
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

@@ -8,12 +8,17 @@ what ``lm analyze … --json`` wrote.
 """
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from run_logs import errors_in_one_line, records, validations
+
+from lm.errors import require
+from lm.records import load_evaluation
+from lm.storage import read_json
 
 Result = dict[str, Any]
 
@@ -39,16 +44,18 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
 
 def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
     """Everything that is known of a run."""
-    result: Result = json.loads((run / "evaluation" / f"{name}.json").read_text())["result"]
+    config: Any = read_json(run / "config.json")
+    result = load_evaluation(run, name, (), (), config["family"]).result
     for analysis in analyses:
         found = {Path(key).resolve(): value for key, value in analysis["runs"].items()}
+        require(run.resolve() in found, f"{run}: not in what --analysis has; analyse it, too")
         result |= found[run.resolve()]
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    valid = [line["perplexity"] for line in metrics if line["split"] == "valid"]
-    timing = [json.loads(line)["seconds"] for line in (run / "timing.jsonl").read_text().splitlines()]
-    return result | {
-        "valid_perplexity": min(valid), "updates": metrics[-1]["step"], "minutes": max(timing) / 60
-    }  # fmt: skip
+    result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
+    if valid := validations(run):
+        result["valid_perplexity"] = min(perplexity for _, perplexity in valid)
+    if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
+        result["minutes"] = timing[-1]["seconds"] / 60
+    return result
 
 
 def cell(values: Sequence[float], form: str) -> str:
@@ -74,7 +81,7 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="which evaluation, as named in RUN/evaluation")
     parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
     options = parser.parse_args()
-    analyses = [json.loads(path.read_text()) for path in options.analysis]
+    analyses: list[Any] = [read_json(path) for path in options.analysis]
     results = [load(run, options.name, analyses) for run in options.runs]
     columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
     models: dict[str, list[Result]] = defaultdict(list)
@@ -90,4 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

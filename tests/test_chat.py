@@ -247,6 +247,14 @@ def test_a_megabyte_and_many_turns(in_tmp: Path) -> None:
     assert len(chat.model.heard[-1].context) == 9
 
 
+def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    source = io.TextIOWrapper(io.BytesIO(b"/help\n\xff/help\n"))
+    converse(conversation(), source, output := io.StringIO())
+    lines = output.getvalue().splitlines()
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :], "the line without it is answered"
+    assert capsys.readouterr().err == "line 2: not UTF-8; left out what is not\n"
+
+
 def test_empty_lines_are_passed_over() -> None:
     chat = conversation()
     assert [chat.feed(line) for line in ("", "   ", "\n", "\x1b[31m", "\udcff")] == [[]] * 5

@@ -302,6 +302,7 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[decode]\nlength_penalty = 1e3", ":2: decode.length_penalty must be less than or equal to 10"),
         ("[decode]\n\nmin_length = 31", ":3: [decode] min_length = 31: must be at most max_length = 30"),
         ("[cell]\nrounds = 3", ":2: cell.rounds belongs to the mogrifier; neither encoder.cell = gru nor"),
+        ('[train]\nstart_from = "runs/a"', ":2: train.start_from: dialog models begin with random weights;"),
         ("[encoder]\ncell = 'mogrifer'", ":2: encoder.cell must be 'lstm', 'mogrifier', 'mlstm', 'gru' or"),
         ("[optim]\nlr = inf", ":2: optim.lr must be a finite number, got inf"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),

@@ -18,6 +18,7 @@ from lm.analysis.copying_figure import copying_tables, draw
 from lm.analysis.points import Points
 from lm.cli import main
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.filelock import FileLock
 from lm.language import sources
 from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
@@ -293,6 +294,23 @@ def test_two_sweeps_in_one_folder_keep_the_points_of_both(tmp_path: Path) -> Non
     (tmp_path / POINTS).write_text((tmp_path / POINTS).read_text()[:-9])
     with pytest.raises(StorageError, match=r"points.jsonl:3: not a point of a sweep; remove the line"):
         Points(tmp_path / POINTS, {"value": int})
+
+
+def test_points_are_added_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, written = Points(tmp_path / POINTS, {"value": int}), []
+
+    def write(path: Path, data: bytes) -> None:
+        assert not FileLock(path.with_name(f".{POINTS}.lock")).acquire(wait=False)
+        written.append(data)
+
+    monkeypatch.setattr("lm.analysis.points.write_atomic", write)
+    kept.measured({"number": 1}, lambda: {"value": 1})
+    assert len(written) == 1
+
+
+def test_a_training_that_ends_worse_than_guessing_has_diverged() -> None:
+    with pytest.raises(DivergenceError, match="lower --lrs"):
+        train_point(replace(TINY, steps=3), 1, 3, "lstm", 1e9)
 
 
 @pytest.mark.parametrize(("key", "wrong"), [("length", -1), ("length", 0), ("vocab", 10**11), ("vocab", "4")])

@@ -230,6 +230,19 @@ def test_statistics_resume_to_the_same_bits() -> None:
         gather(trained, [ids_of(trained, 7)], Statistics.empty(trained.model, 8))
 
 
+def test_every_shard_begins_with_a_state_of_its_own() -> None:
+    trained = tiny_lm()
+    shards = [ids_of(trained, 90), ids_of(trained, 110, seed=2)]
+    whole = Statistics.empty(trained.model, 4)
+    gather(trained, shards, whole)
+    apart = [Statistics.empty(trained.model, 4) for _ in shards]
+    for shard, statistics in zip(shards, apart, strict=True):
+        gather(trained, [shard], statistics)
+    assert whole.windows == sum(statistics.windows for statistics in apart)
+    for name, squares in whole.squares.items():
+        torch.testing.assert_close(squares, apart[0].squares[name] + apart[1].squares[name])
+
+
 @pytest.mark.parametrize(("tokens", "paper", "windows"), [(52, True, 10), (53, True, 11), (51, False, 11)])
 def test_a_last_window_of_one_token_counts_unless_as_the_papers(
     tokens: int, paper: bool, windows: int

@@ -130,6 +130,21 @@ def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["results"]) == 4, "none is lost"
 
 
+def test_what_a_search_chooses_is_not_in_its_name() -> None:
+    assert Draws(3).label(Setting(1, 1, 1, "original")) == Draws(3).label(SETTINGS["default"]) == "trials-3"
+    assert Draws(3).label(Setting(1, 1, 1, "elements")) == "trials-3-elements"
+
+
+def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> None:
+    head = {"kind": "mos", "components": 3}
+    exact, hasty = (
+        write_run(tmp_path / name / "run", lines=(120, 10, 10), **head, **saving)
+        for name, saving in (("exact", {}), ("hasty", {"skip_below": 0.4, "products": "bfloat16"}))
+        if (tmp_path / name).mkdir() is None
+    )
+    assert dynamic(exact, setting=MILD)["nll"] == dynamic(hasty, setting=MILD)["nll"]
+
+
 def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--lr --eps: --trials chooses lr and decay and eps itself"):
         require_free(Draws(2), ["lr", "window", "eps"])

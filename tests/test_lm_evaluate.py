@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_lm import CELLS, cells, ids_of, tiny_codec, tiny_lm, write_run
 
+from lm.checkpoint import CheckpointStore
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
@@ -206,6 +207,31 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
     assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
     assert lines[-1] == f"kept as {result['name']}"
+
+
+def test_an_evaluation_is_filed_under_the_weights_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training finds better weights while the best ones are being read."""
+    run = write_run(tmp_path / "run", lines=(40, 10, 10))
+    store, load = CheckpointStore(run / "checkpoints"), TrainedLm.load
+    better = {name: 1.5 * tensor for name, tensor in store.weights("best").items()}
+    store.commit(5, {"model": better}, {}, {})
+
+    def slow(run: Path, checkpoint: str = "best") -> TrainedLm:
+        trained = load(run, checkpoint)
+        store.point("best", 5)
+        return trained
+
+    monkeypatch.setattr(TrainedLm, "load", slow)
+    result = evaluate(run)
+    assert result["weights"] == store.fingerprint("best") == store.fingerprint("step-5")
+    monkeypatch.undo()
+    assert (
+        result["nll"]
+        == evaluate(run, checkpoint="step-5")["nll"]
+        != evaluate(run, checkpoint="step-3")["nll"]
+    )
 
 
 def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> None:

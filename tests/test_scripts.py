@@ -13,10 +13,13 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
     (folder / "evaluation").mkdir(parents=True)
     scores = {str(n): {"precision": 0.5, "recall": 0.25, "f1": 1 / 3} for n in range(1, 5)}
     result = {"head": head, "seed": seed, "parameters": 1234, "perplexity": perplexity}
+    result |= {"checkpoint": "best"}
     result |= {"perplexity_batch_mean": 60.0, "bleu": scores, "bleu_legacy": scores}
     result |= {"inter_distinct_2": 0.1, "mean_length": 5.0, "most_common_share": 0.2}
-    (folder / "evaluation" / "test.json").write_text(json.dumps({"result": result, "contexts": {}}))
-    (folder / "config.json").write_text(json.dumps({"config": {"head": {"kind": head}}}))
+    (folder / "evaluation" / "test.json").write_text(
+        json.dumps({"format": 1, "result": result, "contexts": {}})
+    )
+    (folder / "config.json").write_text(json.dumps({"family": "lm", "config": {"head": {"kind": head}}}))
     valid = {"split": "valid", "step": 10, "perplexity": perplexity}
     lines = [
         {"split": "train", "step": 5, "nll": 4.0},
@@ -75,3 +78,25 @@ def test_learning_curves(tmp_path: Path) -> None:
     assert picture.lstrip().startswith(b"<?xml")
     run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_bytes() == picture
+
+
+def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
+    (tmp_path / "rank.json").write_text(json.dumps({"runs": {}}))
+    for script, *arguments in (
+        ("results_table.py", "--name", "test", tmp_path / "absent"),
+        ("results_table.py", "--name", "other", run),
+        ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "rank.json"),
+        ("learning_curves.py", tmp_path / "absent", "--out", tmp_path / "curves.svg"),
+    ):
+        command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode in (2, 3, 4)
+        assert ended.stderr.startswith("error: ")
+        assert ended.stderr.count("\n") == 1
+    (run / "timing.jsonl").write_text("")
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 30, "split": "valid", "perplexity": null}\n')
+    header, _, row = run_script(SCRIPTS / "results_table.py", "--name", "test", run).splitlines()
+    assert "minutes" not in header
+    assert "| 49.00 |" in row, "the best of what is finite"

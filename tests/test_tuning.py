@@ -18,8 +18,9 @@ from dialog.schema import DialogConfig
 from lm.checkpoint import CheckpointStore
 from lm.config import load_config, read_config
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.filelock import FileLock
 from lm.tuning.report import draw, is_near, place
-from lm.tuning.search import Search, best_of
+from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Trials
 from lm.tuning.workers import Job, _failure, work_together
 
@@ -207,6 +208,29 @@ def test_a_folder_keeps_to_its_search(folder: Path) -> None:
     (folder / "else" / "notes.txt").touch()
     with pytest.raises(StorageError, match=r"holds notes\.txt but no search\.json"):
         Search(folder / "else", plan(folder))
+
+
+def test_of_two_searches_that_begin_at_once_the_second_keeps_to_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second has seen an empty folder, and waits for the lock of the first."""
+    out = folder / "search"
+
+    class Late(FileLock):
+        def acquire(self, wait: bool = True) -> bool:
+            monkeypatch.undo()
+            settle(out, plan(folder))
+            return super().acquire(wait)
+
+    monkeypatch.setattr("lm.tuning.search.FileLock", Late)
+    with pytest.raises(ConfigError, match=r"another search was begun here: seed = 2 \(was 1\)"):
+        Search(out, plan(folder, seed=2))
+
+
+def test_the_best_are_written_alone(folder: Path) -> None:
+    trials, held = Search(folder / "search", plan(folder)).trials, list[bool]()
+    trials.publish(lambda rows: held.append(not FileLock(folder / "search/lock").acquire(wait=False)))
+    assert held == [True]
 
 
 def test_a_damaged_journal_is_told_and_a_torn_last_line_is_dropped(folder: Path) -> None:

@@ -214,7 +214,8 @@ def train_point(
             group["lr"] = schedule.lr(step)
         optimizer.step()
     (valid_nll, _), (test_nll, exact) = _measured(model, data.valid), _measured(model, data.test)
-    if not math.isfinite(valid_nll + test_nll):
+    guessing_twice = math.log(2 * (options.vocab + 1))
+    if not max(valid_nll, test_nll) <= guessing_twice:
         raise DivergenceError(f"{kind} at length {length} diverged at rate {lr}; lower --lrs")
     count = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": count, "valid_nll": valid_nll, "test_nll": test_nll, "exact": exact}

@@ -15,6 +15,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,6 +105,8 @@ def _built() -> Path:
 
 def _compile(compiler: Sequence[str], target: Path) -> Path:
     """Compiles to a name of its own first: two processes may do so at once."""
+    if sys.stderr.isatty():
+        _LOGGER.warning("compiling kernels for this machine, once: half a minute")
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:

@@ -32,7 +32,7 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.lines import visible
-from lm.records import begin, keep, plain
+from lm.records import keep, opened, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 from lm.storage import JSON, make_folder, move, remove_tree
 
@@ -70,8 +70,8 @@ def dynamic(
         DivergenceError: a loss is not finite, or all of the search's are.
         Interrupted: by ``poll``; statistics and finished settings of the search are kept.
     """
-    trained = TrainedLm.load(run, checkpoint)
-    weights, config = begin(run, checkpoint), trained.config
+    trained, weights = opened(run, checkpoint, TrainedLm.load)
+    config = trained.config
     text = load_text(trained, data or config.data.test, limit, poll)
     compat = compat or config.train.compat
     paper = compat == "paper"

@@ -22,7 +22,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.lines import visible
 from lm.meter import perplexity
-from lm.records import begin, keep, plain
+from lm.records import keep, opened, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
 from lm.text import require_known
 
@@ -73,8 +73,7 @@ def evaluate(
         ConfigError, DataError, StorageError: bad options; bad data; a bad run, a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
-    trained = TrainedLm.load(run, checkpoint)
-    weights = begin(run, checkpoint)
+    trained, weights = opened(run, checkpoint, TrainedLm.load)
     text = load_text(trained, data or trained.config.data.test, limit, poll)
     compat = compat or trained.config.train.compat
     paper = compat == "paper"

@@ -127,7 +127,7 @@ def _write(
     log = InputLog(options.on_bad_line, COMMAND)
     codec, counts = _survey(located, kind, options, log, poll)
     report = _report(located, codec, counts, log, options)
-    with folder.building() as building, storage_errors(building):
+    with folder.building() as building, storage_errors(folder.path):
         codec.save(building)
         for split, parts in located.splits.items():
             again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log

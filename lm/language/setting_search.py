@@ -97,6 +97,8 @@ class Draws:
         return self.trials
 
     def label(self, base: Setting) -> str:
+        if base.scaling == "original":  # of numbers that are all chosen here
+            base = replace(base, scaling="normalised")
         return "-".join([f"trials-{self.trials}", *unusual(base)])
 
     def propose(self, base: Setting, rows: Rows) -> Setting:

@@ -98,7 +98,9 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
 
     def flush() -> None:
         with (folder / f"{len(sizes):05d}.npy").open("xb") as file:
-            np.lib.format.write_array(file, buffer[:filled], allow_pickle=False)
+            header = np.lib.format.header_data_from_array_1_0(buffer[:filled])
+            np.lib.format.write_array_header_1_0(file, header)
+            file.write(buffer[:filled].data)  # by NumPy, a full disk would have no name
         sizes.append(filled)
 
     for ids in id_chunks(lines, codec, seen):

@@ -81,7 +81,8 @@ class TrainedLm:
         """
         config = read_config(run / "config.json", LmConfig).config
         codec = codec_of(run)
-        head = config.head.model_copy(update={"products": "float32"})  # rounding is for training only
+        exact = {"products": "float32", "skip_below": 0.0}  # what saves time is for training only
+        head = config.head.model_copy(update=exact)
         eos = codec.vocabulary.eos
         model = LanguageModel(config.model_copy(update={"head": head}), len(codec.vocabulary), eos)
         load_model_tensors(model, CheckpointStore(run / "checkpoints").weights(checkpoint))

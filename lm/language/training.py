@@ -16,7 +16,7 @@ from lm.language.task import LmTask
 from lm.lines import visible
 from lm.memory import require_memory
 from lm.progress import Reporter
-from lm.run import Run
+from lm.run import Run, require_same_config
 from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
@@ -46,6 +46,7 @@ def train(
     """
     config = resolved.config
     require_end(config.train)
+    require_same_config(folder, resolved, resumable_keys=RESUMABLE)
     device = configure_device(config.train)
     codec, train_split, valid_split = _load(config, folder)  # before the folder is made: bad data leaves none
     needed = describe(config, len(codec.vocabulary))["memory"]["training"]

@@ -20,6 +20,7 @@ from typing import Any, Generic
 from lm.config import COMMAND_LINE, C, Resolved, family_of, with_settings
 from lm.device import configure_device
 from lm.errors import ConfigError, DivergenceError, StorageError
+from lm.filelock import FileLock
 from lm.lines import visible
 from lm.presets import find_config
 from lm.progress import Reporter
@@ -27,7 +28,7 @@ from lm.stop import RESUME, interruptible
 from lm.storage import make_folder, read_json, storage_errors, write_atomic, write_json
 from lm.train import FitResult, Verdict, require_end
 from lm.tuning.space import Space
-from lm.tuning.trials import Outcome, Sampler, State, Trial, Trials
+from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
 
 SEARCH, BEST, RUNS = "search.json", "best.toml", "trials"
 FREE = ("source", "config.about", "config.extends")  # may differ between the commands of one search
@@ -162,16 +163,17 @@ def _outcome(result: FitResult, *, pruned: bool) -> Outcome:
 def settle(folder: Path, plan: Plan[C]) -> None:
     """Write ``search.json`` the first time; later ConfigError, naming every difference, for another plan."""
     path, now = folder / SEARCH, plan.saved()
-    if not path.is_file():
-        make_folder(folder)
-        with storage_errors(folder):
-            names = [name for name in os.listdir(folder) if not name.endswith(".tmp")]
-        if names and not path.is_file():  # another process may have begun in between
-            raise StorageError(
-                f"{visible(folder)}: holds {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
-            )
-        write_json(path, now)
-        return
+    make_folder(folder)
+    with storage_errors(folder):
+        names = [name for name in os.listdir(folder) if not name.endswith(".tmp") and name != LOCK]
+    if names and not path.is_file() and SEARCH not in names:
+        raise StorageError(
+            f"{visible(folder)}: holds {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
+        )
+    with FileLock(folder / LOCK):  # another process may begin at once
+        if not path.is_file():
+            write_json(path, now)
+            return
     was, now = _flat(read_search(folder)), _flat(now)
     changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
     if fixed := [key for key in changed if key not in FREE]:

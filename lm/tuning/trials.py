@@ -25,7 +25,7 @@ from lm.run import MetricsLog
 from lm.storage import make_folder, storage_errors
 from lm.tuning.space import Drawn, Parameter, Space, settings_of
 
-JOURNAL, CLAIMS = "journal.log", "claims"
+JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
 STUDY = "tune"
 
 Sampler = Literal["tpe", "random"]
@@ -84,7 +84,7 @@ class Trials:
     def __init__(self, folder: Path, space: Space, sampler: Sampler, seed: int) -> None:
         self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         make_folder(folder / CLAIMS)
-        self._lock = FileLock(folder / "lock")  # around looking at the trials and then adding or ending one
+        self._lock = FileLock(folder / LOCK)  # around looking at the trials and then adding or ending one
         with self._lock:
             self._study = _open(folder / JOURNAL)
 
@@ -173,8 +173,9 @@ def _open(path: Path) -> optuna.Study:
                 optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
             return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
         except (ValueError, LookupError, TypeError) as error:
+            what = visible(error)[:100]  # which may quote the file
             raise StorageError(
-                f"{visible(path)}: damaged or foreign ({error!r}); restore it, or choose another --out"
+                f"{visible(path)}: damaged or foreign ({what}); restore it, or choose another --out"
             ) from error
 
 

@@ -1,0 +1,31 @@
+"""What scripts read of run folders, and how they end where it cannot be read."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lm.errors import HighrankError
+from lm.storage import parse_json, read_file
+
+
+def records(path: Path) -> list[Any]:
+    """The lines of a log; StorageError where one is no JSON, or the log cannot be read."""
+    return [parse_json(line, path) for line in read_file(path, limit=1 << 30).splitlines()]
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    """Update and perplexity of every validation, but for those that were not finite."""
+    lines = [line for line in records(run / "metrics.jsonl") if line["split"] == "valid"]
+    return [(line["step"], line["perplexity"]) for line in lines if line["perplexity"] is not None]
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Within, what the user can act on ends the script with one line and its exit code."""
+    try:
+        yield
+    except HighrankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
