@@ -368,6 +368,13 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
     assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
 
 
+def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_path: Path) -> None:
+    config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
+    run = StandIn(Head(config, 6, 60).double().eval())
+    result = rank_of_run(run, np.arange(200), scratch=tmp_path)
+    assert result["rank"] == result["ceiling"] == 7
+
+
 def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:
     run, path = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.first-80.npz"
     ids, others = np.arange(80), np.arange(80)[::-1]

@@ -217,7 +217,8 @@ def rank_of_run(
     head = trained.model.head
     bias = head.bias is not None
     linear = head.config.kind in LINEAR_HEADS and head.one_pass
-    ceiling = min(head.size + 1 + bias, *result.shape) if linear else None
+    width = head.size if head.projection is None else min(head.size, head.hidden_size)
+    ceiling = min(width + 1 + bias, *result.shape) if linear else None
     return rank_report(result) | {
         "head": head.config.kind,
         "embedding_size": head.size,
