@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +132,8 @@ def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
     Whatever happens, the path holds its old content or the new one. Raises StorageError, which names the
     path and never the temporary one, also where the path is a folder, a device or a symbolic link.
     """
-    tmp = Path(os.path.dirname(path)) / f".{os.path.basename(path)}.{os.getpid()}.tmp"
+    number = secrets.randbelow(10**12)  # in a container a process that was killed had the same number, too
+    tmp = Path(os.path.dirname(path)) / f".{os.path.basename(path)}.{number}.tmp"
     needed = 0 if callable(data) else len(data)
     try:
         with storage_errors(path, needed):
