@@ -72,6 +72,7 @@ class OutputFolder:
         self.path = path
         self.command = command
         self._poll = poll
+        self._held = False  # by alone
         self._out = out = Path(os.path.abspath(path))
         self._lock = out.with_name(f".{out.name}.lock")  # there while somebody writes
         self._tmp = out.with_name(f".{out.name}.tmp")  # where the result is built
@@ -97,9 +98,10 @@ class OutputFolder:
     def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
         """The result that is there, if it is whole and was made from the ``wanted`` input and options.
 
-        None too where a process that was killed has left something, which :meth:`alone` clears away.
+        Outside of :meth:`alone`, None too where another process is writing, or was killed and left something.
         """
-        if self._manifest is None or any(map(os.path.lexists, (self._lock, self._tmp, self._old))):
+        disturbed = not self._held and any(map(os.path.lexists, (self._lock, self._tmp, self._old)))
+        if disturbed or self._manifest is None:
             return None
         if self._manifest != {**wanted, "outputs": self._files(self.path)}:
             return None
@@ -136,7 +138,11 @@ class OutputFolder:
         with alone(self._lock, refusal):
             self._restore()  # for a process that was killed
             self._manifest = self._read_manifest()
-            yield
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     def _restore(self) -> None:
         """The older result in its place if no other has taken it, and nothing beside it."""

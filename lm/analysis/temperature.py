@@ -58,7 +58,7 @@ def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
     head = trained.model.head
     if head.temperature is None:
         raise ConfigError(
-            f"head.temperature = {head.config.temperature} is the same for every word; name a run with"
+            f"head.temperature = {head.config.temperature!r} is the same for every word; name a run with"
             " contextual, exponential, additive or sigmoid"
         )
     vocab = head.vocab_size
