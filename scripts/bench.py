@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("subjects", nargs="+", choices=SUBJECTS, help="what to measure")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds after the warm-up")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds after the warm-up, at least 2")
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--threads", type=int, help="CPU threads; torch's choice if left out")
     parser.add_argument(
@@ -108,9 +108,9 @@ def _options() -> argparse.Namespace:
     if options.rounds < 2:
         parser.error("--rounds: a spread needs at least 2")
     if options.only:
-        cases = (case for subject in options.subjects for case in SUBJECTS[subject].cases(UNKNOWN))
-        if not any(options.only in case.name for case in cases):
-            parser.error(f"--only: no case of {', '.join(options.subjects)} has {options.only!r} in its name")
+        names = [case.name for subject in options.subjects for case in SUBJECTS[subject].cases(UNKNOWN)]
+        if not any(options.only in name for name in names):
+            parser.error(f"--only: none of these has {options.only!r} in its name: {'; '.join(names)}")
     if options.threads is not None and options.threads < 1:
         parser.error("--threads: must be at least 1")
     for path in filter(None, (options.json, options.picture)):
@@ -227,4 +227,7 @@ def _check(ratios: dict[str, float], console: Console) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # before anything was measured
+        sys.exit(INTERRUPTED)
