@@ -20,12 +20,17 @@ def require_finite(value: float, what: str) -> float:
     return value
 
 
+def learnt(nll: float, words: int) -> bool:
+    """Whether a loss is of less than twice the perplexity of guessing; NaN is not."""
+    return nll < math.log(2 * words)
+
+
 def require_learnt(best_nll: float, words: int, run: Path) -> None:
     """DivergenceError where a training's best validation has twice the perplexity of guessing, or more.
 
     So ends what diverges in numbers that stay finite, as those of a ReLU head do (Kanai et al. 2018, §5).
     """
-    if best_nll >= math.log(2 * words):
+    if not learnt(best_nll, words):
         raise DivergenceError(
             f"{visible(run)}: diverged: the best validation perplexity is {perplexity(best_nll):,.0f}, where"
             f" guessing among {words:,} words has {words:,}; lower optim.lr and train into another folder"

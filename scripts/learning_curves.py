@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
-from run_logs import errors_in_one_line, validations
+from run_logs import errors_in_one_line, saved_config, validations
 
 from lm.pictures import STYLES, save_figure
-from lm.storage import read_json
 
 Curve = tuple[list[int], list[float]]  # updates, perplexities
 
@@ -54,8 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     curves = defaultdict(list)
     for run in options.runs:
-        config: Any = read_json(run / "config.json")
-        head = config["config"]["head"]["kind"]
+        head = saved_config(run)["config"]["head"]["kind"]
         curves[head].append(curve(run))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     save_figure([options.out], partial(draw, curves, options.top), size=(7, 4))

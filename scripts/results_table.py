@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from run_logs import errors_in_one_line, records, validations
+from run_logs import errors_in_one_line, records, saved_config, validations
 
 from lm.errors import require
 from lm.records import load_evaluation
@@ -44,8 +44,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
 
 def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
     """Everything that is known of a run."""
-    config: Any = read_json(run / "config.json")
-    result = load_evaluation(run, name, (), (), config["family"]).result
+    result = load_evaluation(run, name, (), (), saved_config(run)["family"]).result
     for analysis in analyses:
         found = {Path(key).resolve(): value for key, value in analysis["runs"].items()}
         require(run.resolve() in found, f"{run}: not in what --analysis has; analyse it, too")

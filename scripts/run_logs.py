@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import HighrankError
-from lm.storage import parse_json, read_file
+from lm.storage import parse_json, read_file, read_json
+
+
+def saved_config(run: Path) -> Any:
+    """What a run's config.json has; StorageError where it cannot be read."""
+    return read_json(run / "config.json")
 
 
 def records(path: Path) -> list[Any]:

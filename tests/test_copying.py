@@ -313,6 +313,16 @@ def test_a_training_that_ends_worse_than_guessing_has_diverged() -> None:
         train_point(replace(TINY, steps=3), 1, 3, "lstm", 1e9)
 
 
+@pytest.mark.parametrize("losses", [(math.nan, 1.0), (1.0, math.nan), (1.0, math.inf)])
+def test_a_training_whose_losses_are_not_finite_has_diverged(
+    losses: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(losses)
+    monkeypatch.setattr("lm.analysis.copying._measured", lambda *_: (next(found), 0.0))
+    with pytest.raises(DivergenceError, match="lower --lrs"):
+        train_point(replace(TINY, steps=1), 1, 3, "lstm", 0.01)
+
+
 @pytest.mark.parametrize(("key", "wrong"), [("length", -1), ("length", 0), ("vocab", 10**11), ("vocab", "4")])
 def test_a_damaged_manifest_is_refused(corpora: list[str], key: str, wrong: object) -> None:
     path = Path(corpora[0], "manifest.json")

@@ -27,6 +27,7 @@ from lm.analysis.copying_data import Corpus, Drawn
 from lm.analysis.points import Points
 from lm.cells import recurrent_layer
 from lm.errors import DivergenceError, require
+from lm.guard import learnt
 from lm.heads import Head
 from lm.optim import Schedule, build_optimizer
 from lm.schema import MAX_SEED, CellConfig, HeadConfig, OptimConfig
@@ -144,7 +145,7 @@ def copying(
 
     Raises:
         StorageError: ``out`` cannot be written, or its points cannot be read.
-        DivergenceError: a cell's trainings ended in non-finite numbers at every rate.
+        DivergenceError: a cell's trainings diverged at every rate.
     """
     of_length = {corpus.length: corpus for corpus in corpora}
     if corpora:
@@ -214,8 +215,7 @@ def train_point(
             group["lr"] = schedule.lr(step)
         optimizer.step()
     (valid_nll, _), (test_nll, exact) = _measured(model, data.valid), _measured(model, data.test)
-    guessing_twice = math.log(2 * (options.vocab + 1))
-    if not max(valid_nll, test_nll) <= guessing_twice:
+    if not (learnt(valid_nll, options.vocab + 1) and learnt(test_nll, options.vocab + 1)):
         raise DivergenceError(f"{kind} at length {length} diverged at rate {lr}; lower --lrs")
     count = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": count, "valid_nll": valid_nll, "test_nll": test_nll, "exact": exact}

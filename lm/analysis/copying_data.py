@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from lm.errors import ConfigError, DataError, StorageError
+from lm.folder import MANIFEST
 from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.sources import COPIES, SPLITS
 from lm.lines import visible
-from lm.storage import parse_json, read_file
+from lm.storage import read_json
 from lm.text import EOS_WORD
 
 BATCH, HELD_OUT = 64, 512  # sequences of an update; of a validation or test set that is drawn
 BAR = "|"  # between a sequence and its reverse
-_MANIFEST, _LIMIT = "manifest.json", 1 << 20  # bytes
+_LIMIT = 1 << 20  # bytes of a manifest
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def _number(word: str, vocab: int) -> int:
 def _made_with(folder: Path) -> tuple[int, int]:
     """--length and --vocab of ``lm prepare reverse-copy``, from the manifest that it wrote."""
     try:
-        manifest: Any = parse_json(read_file(folder / _MANIFEST, limit=_LIMIT), folder / _MANIFEST)
-    except (OSError, StorageError):
+        manifest: Any = read_json(folder / MANIFEST, limit=_LIMIT)
+    except StorageError:
         manifest = None
     match manifest:
         case {

@@ -166,7 +166,7 @@ def settle(folder: Path, plan: Plan[C]) -> None:
     make_folder(folder)
     with storage_errors(folder):
         names = [name for name in os.listdir(folder) if not name.endswith(".tmp") and name != LOCK]
-    if names and not path.is_file() and SEARCH not in names:
+    if names and SEARCH not in names:
         raise StorageError(
             f"{visible(folder)}: holds {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
         )
