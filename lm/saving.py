@@ -88,10 +88,19 @@ class Saver:
         return True
 
     def due(self) -> bool:
-        """Whether the state should be committed now."""
+        """Whether the state should be committed now: by step, or because the last commit is too old.
+
+        The clock alone never makes a training diverge: weights that are not finite wait for a commit by step.
+        """
         minutes = self._train.checkpoint_minutes
         by_time = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
-        return self.dirty and (self._due_by_step() or by_time)
+        return self.due_by_step() or (by_time and self.dirty and self._training.finite())
+
+    def due_by_step(self) -> bool:
+        """Whether this step is one to commit, however fast the machine is."""
+        progress, every = self._training.progress, self._train.checkpoint_every
+        by_steps = every > 0 and progress.step % every == 0
+        return self.dirty and (progress.step == 0 or progress.validated == progress.step or by_steps)
 
     def save(self, final: bool) -> None:
         """Commits what has changed. A failure is a warning; a third in a row, or a ``final`` one, is not."""
@@ -99,7 +108,7 @@ class Saver:
             return
         progress = self._training.progress
         anchor = progress.anchor, progress.anchor_best
-        if self._due_by_step() and not progress.guard.in_a_row:
+        if self.due_by_step() and not progress.guard.in_a_row:
             progress.anchor, progress.anchor_best = progress.step, [step for _, step in progress.best]
         try:
             self._commit()
@@ -151,11 +160,6 @@ class Saver:
         state: Any = commit.state
         self._journal.cut(state["metrics_bytes"])
         self.dirty = False
-
-    def _due_by_step(self) -> bool:
-        progress, every = self._training.progress, self._train.checkpoint_every
-        by_steps = every > 0 and progress.step % every == 0
-        return progress.step == 0 or progress.validated == progress.step or by_steps
 
     def _circumstances(self) -> dict[str, str | int]:
         """What bit-identical results depend on besides the state."""

@@ -356,7 +356,9 @@ class TrainConfig(Section):
         0, ge=0, description="updates between checkpoints; 0 is at validations only"
     )
     checkpoint_minutes: float = Field(
-        0.0, ge=0, description="minutes between checkpoints; 0 is by steps only"
+        5.0,
+        ge=0,
+        description="a checkpoint is written at the latest after so many minutes; 0 is by steps only",
     )
     keep_best: int = Field(1, ge=1, description="how many of the best checkpoints are kept")
     keep_last: int = Field(2, ge=1, description="how many of the newest checkpoints are kept")

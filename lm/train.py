@@ -244,7 +244,7 @@ class _Engine(Generic[BatchT]):
 
     def diverged(self, reason: str) -> bool:
         """Whether too many updates were skipped, or weights that are about to be saved are not finite."""
-        saves = bool(reason) or self.validation_due(reason) or self.saver.due()
+        saves = bool(reason) or self.validation_due(reason) or self.saver.due_by_step()
         return self.progress.guard.exhausted or (saves and not self.state.finite())
 
     def recover(self) -> None:

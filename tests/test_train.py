@@ -6,12 +6,16 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_task import Faults, Notes, TinyTask, lines, open_run, outcome, run_folder, train
+import torch
+from tiny_task import Faults, Notes, TinyTask, lines, open_run, outcome, run_folder, steps, train
 
+import lm.saving
 from lm.errors import ConfigError, DataError, Interrupted
 from lm.schema import OptimConfig, TrainConfig
 from lm.train import fit
@@ -233,6 +237,32 @@ def test_max_minutes_and_elapsed_time_count_earlier_sittings(folder: Path) -> No
     assert (result.step, result.reason[:17]) == (4, "train.max_minutes")
     assert result.minutes * 60 > spent
     assert lines(folder)[-1]["split"] == "valid"
+
+
+@pytest.mark.parametrize("fault", ["none", "infinite weights"])
+def test_commits_by_the_clock_change_neither_state_nor_log(
+    folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(where: Path, minutes_an_update: float) -> tuple[str, bytes]:
+        now = [0.0]
+        monkeypatch.setattr(lm.saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        task = TinyTask()
+
+        def on_loss(call: int) -> None:
+            now[0] += 60 * minutes_an_update
+            if fault != "none" and call == 8:
+                with torch.no_grad():
+                    task.model.cell.bias_hh.fill_(math.inf)
+
+        task.faults.on_loss = on_loss
+        train(where, {"max_steps": 30, "validate_every": 5, "keep_last": 99, "log_every": 1}, task=task)
+        return outcome(where)
+
+    fast, slow = folder.with_name("fast"), folder.with_name("slow")
+    assert trained(fast, 0.0) == trained(slow, 2.5)
+    assert set(steps(slow)) > set(steps(fast)) == {0, 5, 10, 15, 20, 25, 30}
+    if fault == "none":  # never older than the five minutes of the default, which two updates take
+        assert max(later - step for step, later in pairwise(steps(slow))) == 2
 
 
 def test_epochs_end_where_the_data_ends_and_short_groups_are_updates_too(folder: Path) -> None:
