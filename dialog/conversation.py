@@ -1,6 +1,5 @@
 """A conversation with a trained model: lines of text and commands in, lines to show out; no terminal."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from pydantic import ValidationError
 
 from dialog.corpus import Dialog, Utterance
 from dialog.schema import DecodeConfig, DialogConfig
+from dialog.transcript import HUMAN, MODEL, Alternative, Turn, write_transcript
 from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.stop import Poll, no_poll
-from lm.storage import write_atomic
 from lm.suggest import did_you_mean
 from lm.terminal import sanitize
 from lm.text import Codec
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from dialog.beam import Hypothesis
     from dialog.trained import StepProbabilities
 
-HUMAN, MODEL = "A", "B"
 MOST = 1000  # beams, responses and tokens asked for; more would only exhaust the memory
 
 SAMPLING = {"T": "temperature", "top_k": "top_k", "top_p": "top_p", "on": "temperature_on"}
@@ -60,6 +58,14 @@ class Exchange:
     @property
     def reply(self) -> Utterance:
         return Utterance(MODEL, self.texts[0] if self.texts else "")
+
+    def turn(self) -> Turn:
+        """What is saved of it."""
+        alternatives = tuple(
+            Alternative(text=text, log_prob=found.log_prob, score=found.score, finished=found.finished)
+            for found, text in zip(self.hypotheses, self.texts, strict=True)
+        )
+        return Turn(self.said.text, self.reply.text, alternatives, self.decode, None)
 
 
 class Conversation:
@@ -212,14 +218,11 @@ class Conversation:
 
     def _save(self, arguments: list[str]) -> list[str]:
         _expect("save", bool(arguments))
+        if not self.exchanges:
+            return ["(nothing to save yet)"]
         path = Path(os.path.expanduser(arguments[0]))
-        records = [
-            {"dialog": path.stem} | record for exchange in self.exchanges for record in _records(exchange)
-        ]
-        write_atomic(
-            path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        )
-        return [f"(saved {len(records)} utterances to {path})"]
+        count = write_transcript(path, [exchange.turn() for exchange in self.exchanges])
+        return [f"(saved {count} utterances to {path})"]
 
     def _quit(self, arguments: list[str]) -> list[str]:
         _expect("quit", not arguments)
@@ -262,22 +265,6 @@ COMMANDS = {
     ),
     "quit": Command("/quit", "leave", Conversation._quit),
 }
-
-
-def _records(exchange: Exchange) -> list[dict[str, object]]:
-    """An exchange as two utterances; the reply with its alternatives and how they were found.
-
-    A reply that says nothing is left out, as a corpus has no empty utterances.
-    """
-    said: dict[str, object] = {"speaker": HUMAN, "text": exchange.said.text}
-    if not exchange.reply.text:
-        return [said]
-    alternatives = [
-        {"text": text, "log_prob": found.log_prob, "score": found.score, "finished": found.finished}
-        for found, text in zip(exchange.hypotheses, exchange.texts, strict=True)
-    ]
-    reply = {"speaker": MODEL, "text": exchange.reply.text, "hypotheses": alternatives}
-    return [said, reply | {"decode": exchange.decode.model_dump()}]
 
 
 def _one_line(text: str, *, strip: bool = True) -> str:

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from dialog.corpus import Dialog, Utterance, load_dialogs
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.task import build_model
 from dialog.trained import TrainedModel
+from dialog.transcript import read_transcript
 from lm.errors import DivergenceError, Interrupted
 from lm.text import DIALOG, build_codec
 
@@ -185,9 +187,7 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/probs 0", "from 1 to 1000"),
         ("/reset now", "use /reset"),
         ("/save", "use /save FILE"),
-        ("/save /nonexistent/folder/x", "/nonexistent/folder/"),
-        ("/save .", "is a folder; name a file"),
-        ("/save " + "x" * 5000, "shorter path"),
+        ("/save talk.jsonl", "nothing to save yet"),
     ],
 )
 def test_bad_commands_get_one_line_and_change_nothing(line: str, says: str, in_tmp: Path) -> None:
@@ -216,6 +216,99 @@ def test_a_saved_conversation_is_json_lines(in_tmp: Path) -> None:
     assert records[0]["text"] == "caf\u00e9  \u201cquoted\u201d\u2028here"
     assert records[3]["text"] == records[3]["hypotheses"][0]["text"]
     assert len(records[3]["hypotheses"]) == records[3]["decode"]["nbest"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/nonexistent/folder/x", "its folder does not exist"),
+        (".", "is a folder; name a file"),
+        ("x" * 5000, "shorter path"),
+        ("fifo", "not a regular file"),
+        ("link", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+    ],
+)
+def test_where_nothing_can_be_saved(path: str, says: str, in_tmp: Path) -> None:
+    chat = conversation()
+    chat.feed("hello")
+    os.mkfifo("fifo")
+    Path("link").symlink_to("elsewhere")
+    (answer,) = chat.feed(f"/save {path}")
+    assert says in answer
+    assert sorted(os.listdir()) == ["fifo", "link"]
+
+
+def chat_lines(name: str) -> list[dict[str, Any]]:
+    """The lines of a conversation that chat has saved."""
+    chat = conversation()
+    chat.feed("hello")
+    chat.feed("how are you")
+    chat.feed(f"/save {name}")
+    return [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> None:
+    saved = chat_lines("talk.jsonl")
+    turns = [{key: record[key] for key in ("dialog", "speaker", "text")} for record in saved]
+    foreign = {
+        "notes": "remember the milk\n",
+        "empty": "",
+        "blank": "\n",
+        "nothing.json": "{}",
+        "corpus.jsonl": "".join(f"{json.dumps(turn)}\n" for turn in turns),
+        "other.jsonl": "".join(f"{json.dumps(record | {'mine': 1})}\n" for record in saved),
+        "more.jsonl": Path("talk.jsonl").read_text(encoding="utf-8") + "and my notes\n",
+        "order.jsonl": "".join(f"{json.dumps(record)}\n" for record in (saved[1], *saved)),
+        "edited.jsonl": "".join(f"{json.dumps(r | {'text': 'mine'})}\n" for r in saved),
+        "deep.json": "[" * 200_000,
+        "digits.json": '{"dialog": ' + "9" * 5000 + "}",
+    }
+    for name, content in foreign.items():
+        Path(name).write_text(content, encoding="utf-8")
+    Path("bytes").write_bytes(b"\xff\xfe\0")
+    chat = conversation()
+    chat.feed("hello")
+    for name in (*foreign, "bytes"):
+        before = Path(name).read_bytes()
+        (answer,) = chat.feed(f"/save {name}")
+        assert answer.endswith("so it is not replaced; save to another file"), name
+        assert Path(name).read_bytes() == before
+    assert chat.feed("/save talk.jsonl") == ["(saved 2 utterances to talk.jsonl)"]
+    assert len(Path("talk.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "lock", "checkpoints/last.json"])
+def test_saving_spares_a_run(name: str, in_tmp: Path) -> None:
+    saved = chat_lines("talk.jsonl")
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/config.json").write_text("{}")
+    path = Path("run") / name
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in saved))
+    before = path.read_bytes()
+    chat = conversation()
+    chat.feed("hello")
+    (answer,) = chat.feed(f"/save {path}")
+    assert "belongs to" in answer
+    assert answer.endswith("write to another file")
+    assert path.read_bytes() == before
+
+
+def test_conversations_of_before_are_recognised(in_tmp: Path) -> None:
+    """What earlier versions wrote: no model, nothing beside the words of a line without a reply."""
+    lines = chat_lines("old.jsonl")
+    for line in lines:
+        line.pop("model", None)
+    lines.insert(2, {"dialog": "old", "speaker": "A", "text": "no answer"})
+    Path("old.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    turns = read_transcript(Path("old.jsonl"))
+    assert [(turn.said, turn.reply) for turn in turns] == [
+        ("hello", lines[1]["text"]), ("no answer", ""), ("how are you", lines[4]["text"]),
+    ]  # fmt: skip
+    assert turns[1].decode is None
+    chat = conversation()
+    chat.feed("hello")
+    assert chat.feed("/save old.jsonl") == ["(saved 2 utterances to old.jsonl)"]
 
 
 commands = st.tuples(
