@@ -22,7 +22,7 @@ from lm.analysis.bottleneck import (
     possible,
     train_point,
 )
-from lm.analysis.bottleneck_figure import bottleneck_tables, component_series, draw, series
+from lm.analysis.bottleneck_figure import Name, bottleneck_tables, component_series, draw, series
 from lm.analysis.known_language import Language, measured_rank
 from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.heads import HEADS
@@ -38,7 +38,7 @@ TINY = BottleneckOptions(
     component_sweep=(1, 2),
     sweep_size=2,
     hidden_size=6,
-    steps=8,
+    steps=(8,),
 )
 LANGUAGE = Language(seed=3, contexts=24, vocab=40, rank=16)
 
@@ -140,8 +140,8 @@ def test_softmax_learns_a_language_that_fits_it() -> None:
 
 def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
     softmax = train_point(LANGUAGE, Point("softmax", 1, 3, 24), 200, 0.05)
-    moc = train_point(LANGUAGE, Point("moc", 4, 3, 16), 200, 0.05)
-    mos = train_point(LANGUAGE, Point("mos", 4, 3, 16), 200, 0.05)
+    moc = train_point(LANGUAGE, Point("moc", 4, 3, 16, context_scale=10.0), 200, 0.05)
+    mos = train_point(LANGUAGE, Point("mos", 4, 3, 16, context_scale=10.0), 200, 0.05)
     assert mos["kl"] < 0.75 * min(softmax["kl"], moc["kl"])
     assert moc["kl"] == pytest.approx(softmax["kl"], rel=0.15)
     assert mos["rank"] > LANGUAGE.rank > softmax["rank"]
@@ -166,10 +166,10 @@ def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
 def test_an_interrupted_sweep_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = bottleneck(TINY, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        bottleneck(TINY, tmp_path / "cut", stop_after(2 * TINY.steps + 3))
+        bottleneck(TINY, tmp_path / "cut", stop_after(2 * TINY.steps[0] + 3))
     assert len((tmp_path / "cut" / POINTS).read_text().splitlines()) == 2
     left = len(whole["rows"]) - 2
-    assert bottleneck(TINY, tmp_path / "cut", stop_after(left * TINY.steps)) == whole
+    assert bottleneck(TINY, tmp_path / "cut", stop_after(left * TINY.steps[0])) == whole
     for name in (POINTS, RESULT):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -182,7 +182,7 @@ def test_what_is_finished_is_not_trained_again_and_what_changed_is(tmp_path: Pat
     assert seen[-1] == (len(first["rows"]), len(first["rows"]))
     wider = replace(TINY, embedding_sizes=(1, 2, 3))
     assert [row for row in bottleneck(wider, tmp_path)["rows"] if row["size"] < 3] == first["rows"]
-    for change in ({"steps": 9}, {"lr": 0.01}, {"rank": 5}, {"seeds": (2,)}, {"spread": 2.0}):
+    for change in ({"steps": (9,)}, {"lr": 0.01}, {"rank": 5}, {"seeds": (2,)}, {"spread": 2.0}):
         with pytest.raises(Interrupted):
             bottleneck(replace(TINY, **change), tmp_path, stop_after(0))  # type: ignore[arg-type]
 
@@ -214,7 +214,11 @@ def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
         ({"sweep_size": 0}, "--sweep-size 0: must be at least 1"),
         ({"seeds": (-1,)}, "--seeds -1: a seed is between 0 and"),
         ({"seeds": (2**63,)}, "--seeds 9223372036854775808: a seed is between"),
-        ({"steps": 0}, "--steps 0: must be at least 1"),
+        ({"steps": (0,)}, "--steps 0: must be at least 1"),
+        ({"steps": (8, 9)}, "--steps: 2 numbers for 1 of --context-scale; give one, or one for each"),
+        ({"context_scale": (0.0,)}, "--context-scale 0.0: must be above 0"),
+        ({"context_scale": (math.inf,)}, "--context-scale inf: must be above 0"),
+        ({"context_scale": (1.0, 1.0)}, "--context-scale: one of them stands twice"),
         ({"lr": math.nan}, "--lr nan: must be above 0"),
         ({"spread": 1e-15}, "--rank 6: the language measures"),
         ({"spread": math.inf}, "--spread inf: choose above 0"),
@@ -239,16 +243,17 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
     swept = {"component_sweep": (1, 3, 4), "sweep_size": 3}
     options = replace(TINY, heads=heads, components=(2, 3), seeds=(1, 2), **swept)  # type: ignore[arg-type]
     result = bottleneck(options, tmp_path)
-    *tables, language, _, wide = bottleneck_tables(result)
-    mixtures = [f"{kind} K = {k}" for kind in ("MoC", "MoS") for k in (2, 3)]
+    *tables, language, _, updates, wide = bottleneck_tables(result)
+    mixtures = [f"{kind} ×10 K = {k}" for kind in ("MoC", "MoS") for k in (2, 3)]
     against_size = ["E", "parameters", "softmax", "sigsoftmax", *mixtures, WIDE]
-    against_components = ["K", "parameters", "softmax", "sigsoftmax", "MoC", "MoS", WIDE]
+    against_components = ["K", "parameters", "softmax", "sigsoftmax", "MoC ×10", "MoS ×10", WIDE]
     shapes = [(against_size, 2)] * 2 + [(against_components, 3)] * 2
     for shown, (headers, rows) in zip(tables, shapes, strict=True):
         assert not isinstance(shown, str)
         assert [str(column.header) for column in shown.columns] == headers
         assert shown.row_count == rows
     assert "rank 6" in str(language)
+    assert str(updates) == "contexts of mixtures times a factor, the papers' being 1; updates: 8 at ×10"
     assert str(wide).startswith(WIDE)
     pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
     draw(result, pictures)
@@ -273,10 +278,11 @@ def test_a_number_of_components_that_the_parameters_do_not_pay_is_left_out(tmp_p
 def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> None:
     result = bottleneck(replace(TINY, component_sweep=(1, 2, 3)), tmp_path)
     by_size, by_components = series(result), component_series(result)
-    assert set(by_size) == {("softmax", 1), ("mos", 2), (WIDE, 1)}
-    assert set(by_components) == {"softmax", "mos", WIDE}
-    assert by_components["mos"][2] == by_size["mos", 2][2]
-    assert [by_components["softmax"][k] for k in (1, 2, 3)] == [by_size["softmax", 1][2]] * 3
+    softmax, mos = Name("softmax", 1.0), Name("mos", 10.0)
+    assert set(by_size) == {replace(softmax, components=1), replace(mos, components=2), Name(WIDE, 1.0, 1)}
+    assert set(by_components) == {softmax, mos, Name(WIDE, 1.0)}
+    assert by_components[mos][2] == by_size[replace(mos, components=2)][2]
+    assert [by_components[softmax][k] for k in (1, 2, 3)] == [by_size[replace(softmax, components=1)][2]] * 3
     shown = [
         row
         for rows in (*by_size.values(), *by_components.values())
@@ -289,7 +295,27 @@ def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> Non
         bottleneck(replace(TINY, heads=("softmax",)), tmp_path),
     ):  # nothing to sweep K of
         assert component_series(result) == {}
-        assert len(bottleneck_tables(result)) == 5
+        assert len(bottleneck_tables(result)) == 5 + ("mos" in result["settings"]["heads"])
+    draw(result, [tmp_path / "b.svg"])
+
+
+def test_each_factor_on_the_contexts_is_trained_and_shown(tmp_path: Path) -> None:
+    options = replace(TINY, context_scale=(10.0, 1.0), steps=(8, 12))
+    result = bottleneck(options, tmp_path)
+    assert result["settings"]["context_scale"] == (10.0, 1.0)
+    updates = {(row["head"], row["context_scale"]): row["steps"] for row in result["rows"]}
+    assert updates == {("softmax", 1.0): 12, (WIDE, 1.0): 12, ("mos", 10.0): 8, ("mos", 1.0): 12}
+    for row in result["rows"]:
+        if row["head"] == "mos":  # the factor changes the training, and the parameters do not know of it
+            same = {name: row[name] for name in ("kind", "components", "embedding_size", "hidden_size")}
+            alone = train_point(
+                TINY.language(1), Point(**same, context_scale=row["context_scale"]), row["steps"], 0.05
+            )
+            assert alone["kl"] == row["kl"]
+    kl = {row["context_scale"]: row["kl"] for row in result["rows"] if row["head"] == "mos"}
+    assert kl[1.0] != kl[10.0]
+    columns = [str(column.header) for column in bottleneck_tables(result)[0].columns]  # type: ignore[union-attr]
+    assert columns == ["E", "parameters", "softmax", "MoS ×10 K = 2", "MoS ×1 K = 2", WIDE]
     draw(result, [tmp_path / "b.svg"])
 
 

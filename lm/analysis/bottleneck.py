@@ -15,12 +15,15 @@ Equal parameters. At each E all heads have the parameters, to the nearest H, of 
 are paid for with a smaller one. Beside them goes one softmax that may spend the same parameters on a larger
 E of its own (``WIDE``), H = E, rounded down.
 
+The contexts of mixtures are multiplied by each of ``context_scale``; the papers' factor is 1. The output
+matrix could learn a larger one, in many more updates, so every factor may have its own number of updates.
+
 C contexts · V words · r rank · E context size of the head · K components · H hidden size.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +43,6 @@ from lm.storage import make_folder, write_json
 WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
-CONTEXT_SCALE = 10.0  # of mixtures: the output matrix could learn it, but needs many more steps to
 INTERVALS = 100  # of plif
 MAX_SCORES = 1 << 26  # C·K·V of one head; training holds about eight float32 tensors of that size
 
@@ -60,26 +62,34 @@ class BottleneckOptions:
     component_sweep: tuple[int, ...] = (1, 2, 4, 8, 16)  # empty: none
     sweep_size: int = 8  # its E
     hidden_size: int = 48  # of the largest of ``components``
-    steps: int = 1000
+    context_scale: tuple[float, ...] = (10.0,)  # of the contexts of mixtures
+    steps: tuple[int, ...] = (1000,)  # for each scale, or for all; without components the most of them
     lr: float = 0.05
     seeds: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        for name in ("heads", "embedding_sizes", "components", "component_sweep", "seeds"):
+        for name in ("heads", "embedding_sizes", "components", "component_sweep", "context_scale", "seeds"):
             values: tuple[object, ...] = getattr(self, name)
             option = f"--{name.replace('_', '-')}"
             require(len(values) > 0 or name == "component_sweep", f"{option}: name at least one")
             require(len(set(values)) == len(values), f"{option}: one of them stands twice; name each once")
+        for scale in self.context_scale:
+            require(0 < scale < math.inf, f"--context-scale {scale}: must be above 0")
+        require(
+            len(self.steps) in (1, len(self.context_scale)),
+            f"--steps: {len(self.steps)} numbers for {len(self.context_scale)} of --context-scale;"
+            " give one, or one for each",
+        )
         for head in self.heads:
             require(head in HEADS, f"--heads: {head!r} is no head; choose from {', '.join(HEADS)}")
             require(
                 not mixes(head) or any(possible(head, number) for number in self.components),
                 f"--components: none of them suits {head}; name 4 too",
             )
-        for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size", "steps"):
+        for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
             value = getattr(self, name)
             require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
-        for name in ("embedding_sizes", "components", "component_sweep"):
+        for name in ("embedding_sizes", "components", "component_sweep", "steps"):
             least = min(getattr(self, name), default=1)
             require(least >= 1, f"--{name.replace('_', '-')} {least}: must be at least 1")
         require(0 < self.lr < math.inf, f"--lr {self.lr}: must be above 0")
@@ -101,6 +111,12 @@ class BottleneckOptions:
         least = {number: Point("mos", number, size, 1) for number in self.component_sweep}
         return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
 
+    def steps_of(self, point: "Point") -> int:
+        """The updates of a model."""
+        if not mixes(point.kind) or len(self.steps) == 1:
+            return max(self.steps)
+        return self.steps[self.context_scale.index(point.context_scale)]
+
     def budget(self, size: int) -> int:
         """The parameters of every model at E = ``size``."""
         largest = Point("mos", max(self.components), size, self.hidden_size)
@@ -119,6 +135,7 @@ class Point:
     components: int
     embedding_size: int
     hidden_size: int
+    context_scale: float = 1.0
 
     def parameters(self, contexts: int, vocab: int) -> int:
         """Of the table of contexts and of the head."""
@@ -144,7 +161,7 @@ class Point:
             kind=self.kind,  # type: ignore[arg-type]  # checked against HEADS
             components=self.components,
             embedding_size=self.embedding_size,
-            context_scale=CONTEXT_SCALE if mixes(self.kind) else 1.0,
+            context_scale=self.context_scale,
             intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
             lower_components=(self.components // 2,) if self.kind == "doc" else (),
         )
@@ -172,7 +189,8 @@ def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> 
                 (Point(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
                 key=lambda point: abs(point.parameters(contexts, vocab) - budget),
             )
-            yield kind, nearest
+            for scale in options.context_scale if mixes(kind) else (1.0,):
+                yield kind, replace(nearest, context_scale=scale)
     if "softmax" in options.heads:
         wide = (budget - vocab) // (contexts + vocab)
         yield WIDE, Point("softmax", 1, wide, wide)
@@ -211,10 +229,11 @@ def bottleneck(
     rows: list[dict[str, Any]] = []
     for done, (language, size, name, point) in enumerate(plan):
         progress(done, len(plan))
-        settings = asdict(language) | asdict(point) | {"steps": options.steps, "lr": options.lr}
-        train = partial(train_point, language, point, options.steps, options.lr, poll)
+        steps = options.steps_of(point)
+        settings = asdict(language) | asdict(point) | {"steps": steps, "lr": options.lr}
+        train = partial(train_point, language, point, steps, options.lr, poll)
         values = measured.measured(settings, train)
-        where = {"seed": language.seed, "head": name, "size": size}
+        where = {"seed": language.seed, "head": name, "size": size, "steps": steps}
         rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
     progress(len(plan), len(plan))
     truth = [{"seed": seed, "rank": one.rank, "entropy": one.entropy} for seed, one in languages.items()]

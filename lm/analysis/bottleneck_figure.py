@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,24 +27,42 @@ Rows = list[Mapping[str, Any]]  # of one model, one for each seed
 _Line = tuple[str, Mapping[int, Rows], dict[str, Any]]  # head, rows by place on the x axis, style
 
 
-def series(result: Mapping[str, Any]) -> dict[tuple[str, int], dict[int, Rows]]:
-    """The sweep of E: its rows by (head, K) and E."""
+@dataclass(frozen=True)
+class Name:
+    """Whose rows a line or column shows; ``components`` is left out where they are what is swept."""
+
+    head: str
+    scale: float
+    components: int | None = None
+
+    def __str__(self) -> str:
+        """What tables and pictures call it."""
+        if self.head not in _MIXTURES:
+            return self.head
+        parts = f"{_MIXTURES[self.head]} ×{self.scale:g}"
+        return parts if self.components is None else f"{parts} K = {self.components}"
+
+
+def series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
+    """The sweep of E: its rows by name and E."""
     settings = result["settings"]
-    found: dict[tuple[str, int], dict[int, Rows]] = {}
+    found: dict[Name, dict[int, Rows]] = {}
     for row in result["rows"]:
         if row["size"] in settings["embedding_sizes"] and _swept(row, settings["components"]):
-            found.setdefault((row["head"], row["components"]), {}).setdefault(row["size"], []).append(row)
+            name = Name(row["head"], row["context_scale"], row["components"])
+            found.setdefault(name, {}).setdefault(row["size"], []).append(row)
     return found
 
 
-def component_series(result: Mapping[str, Any]) -> dict[str, dict[int, Rows]]:
-    """The sweep of K: its rows by head and K. A head without components has the same at every K."""
+def component_series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
+    """The sweep of K: its rows by name and K. A head without components has the same at every K."""
     swept = result["swept_components"]
-    found: dict[str, dict[int, Rows]] = {}
+    found: dict[Name, dict[int, Rows]] = {}
     for row in result["rows"]:
         if row["size"] == result["settings"]["sweep_size"] and _swept(row, swept):
             for components in [row["components"]] if mixes(row["kind"]) else swept:
-                found.setdefault(row["head"], {}).setdefault(components, []).append(row)
+                name = Name(row["head"], row["context_scale"])
+                found.setdefault(name, {}).setdefault(components, []).append(row)
     return found
 
 
@@ -51,18 +70,11 @@ def _swept(row: Mapping[str, Any], components: Sequence[int]) -> bool:
     return row["components"] in components or not mixes(row["kind"])
 
 
-def label(head: str, components: int | None = None) -> str:
-    """What tables and pictures call a head."""
-    if head not in _MIXTURES:
-        return head
-    return _MIXTURES[head] if components is None else f"{_MIXTURES[head]} K = {components}"
-
-
 def bottleneck_tables(result: Mapping[str, Any]) -> list["Table | str"]:
     """KL and measured rank by E and head, and by K and head, means over the seeds, and what they mean."""
     settings, by_size, by_components = result["settings"], series(result), component_series(result)
-    against_size = {label(*name): rows for name, rows in by_size.items()}
-    against_components = {label(head): rows for head, rows in by_components.items()}
+    against_size = {str(name): rows for name, rows in by_size.items()}
+    against_components = {str(name): rows for name, rows in by_components.items()}
     tables: list[Table | str] = [
         *_tables("E", settings["embedding_sizes"], against_size, ""),
         *_tables("K", result["swept_components"], against_components, f" at E = {settings['sweep_size']}"),
@@ -74,7 +86,13 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list["Table | str"]:
         f" entropy {entropy:.3f} nats; seeds {', '.join(map(str, settings['seeds']))}"
     )
     tables.append(f"the last tenth of training gained {late:.4f} nats at most")
-    if wide := by_size.get((WIDE, 1)):
+    updates = {row["context_scale"]: f"{row['steps']:,}" for row in result["rows"] if mixes(row["kind"])}
+    if updates:
+        tables.append(
+            "contexts of mixtures times a factor, the papers' being 1; updates: "
+            + ", ".join(f"{count} at ×{scale:g}" for scale, count in updates.items())
+        )
+    if wide := by_size.get(Name(WIDE, 1.0, 1)):
         sizes = ", ".join(f"{rows[0]['embedding_size']} for {size}" for size, rows in wide.items())
         tables.append(f"{WIDE}: at most the same parameters, spent on a larger E of its own ({sizes})")
     left_out = [k for k in settings["component_sweep"] if k not in result["swept_components"]]
@@ -125,10 +143,13 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     panels = figure.subplots(2 if by_components else 1, 2, squeeze=False)
     several = sorted(settings["components"])
     lines: list[_Line] = []
-    for (head, components), rows in series(result).items():
-        name = label(head, components if len(several) > 1 else None)
-        share = (several.index(components) + 1) / len(several) if head in _MIXTURES else 1.0
-        lines.append((head, rows, {"label": name, "alpha": 0.4 + 0.6 * share}))  # the more K, the more opaque
+    for name, rows in series(result).items():
+        shown = str(name if len(several) > 1 else replace(name, components=None))
+        if len(settings["steps"]) > 1 and name.head in _MIXTURES:
+            shown += f", {next(iter(rows.values()))[0]['steps']:,} updates"
+        share = (several.index(name.components) + 1) / len(several) if name.head in _MIXTURES else 1.0
+        style = {"label": shown, "alpha": 0.4 + 0.6 * share}  # the more K, the more opaque
+        lines.append((name.head, rows, style | _scale_style(name, settings)))
     where = (
         f" (K = {several[0]})" if len(several) == 1 and set(_MIXTURES) & {head for head, *_ in lines} else ""
     )
@@ -140,15 +161,23 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     if by_components:
         size = settings["sweep_size"]
         lines = [
-            (head, rows, {} if head in _MIXTURES else {"marker": ""}) for head, rows in by_components.items()
+            (name.head, rows, _scale_style(name, settings) if name.head in _MIXTURES else {"marker": ""})
+            for name, rows in by_components.items()
         ]
         _draw_sweep(panels[1], lines, "components K of a mixture", f" (E = {size})")
         _draw_guides(panels[1, 1], dict.fromkeys(result["swept_components"], size + 2), settings)
         panels[1, 0].set_ylim(bottom=0)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(6, len(labels)), frameon=False, fontsize=10
+        handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=10
     )
+
+
+def _scale_style(name: Name, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Thin and dotted where the factor on the contexts is not the first one."""
+    if name.head not in _MIXTURES or name.scale == settings["context_scale"][0]:
+        return {}
+    return {"linestyle": (0, (1, 2)), "linewidth": 1.2}
 
 
 def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, where: str) -> None:

@@ -37,7 +37,12 @@ def bottleneck(
     hidden_size: Annotated[
         int, typer.Option(help="H of a mixture with the largest K of --components; sets the parameters.")
     ] = 48,
-    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1000,
+    context_scale: Annotated[
+        str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; the papers' is 1.")
+    ] = "10.0",
+    steps: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Updates of each training, for all factors or for each.")
+    ] = "1000",
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
     json_file: JsonFile = None,
@@ -65,7 +70,8 @@ def bottleneck(
         component_sweep=_integers("--component-sweep", component_sweep) if component_sweep else (),
         sweep_size=sweep_size,
         hidden_size=hidden_size,
-        steps=steps,
+        context_scale=_numbers("--context-scale", context_scale),
+        steps=_integers("--steps", steps),
         lr=lr,
         seeds=_integers("--seeds", seeds),
     )
