@@ -80,11 +80,10 @@ def nonmonotonic(history: Sequence[float], window: int) -> bool:
     """Whether the latest validation is worse than the best of all but the ``window`` before it.
 
     That is when NT-ASGD begins to average, and when finetuning ends (Merity et al. 2018, Algorithm 1, as in
-    their code: at least ``window`` + 1 earlier validations).
+    their code: at least ``window`` + 1 earlier validations). Without any validation it is not.
     """
-    *earlier, latest = history
-    settled = earlier[: max(0, len(earlier) - window)]
-    return bool(settled) and latest > min(settled)
+    settled = history[: max(0, len(history) - 1 - window)]
+    return bool(settled) and history[-1] > min(settled)
 
 
 def stale(history: Sequence[float]) -> int:
@@ -137,12 +136,13 @@ class Schedule:
 class Averager:
     """The average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
 
-    The exponential average starts at the first averaged iterate; the uniform one is the mean of the iterates
-    ``average_start + 1 … t`` (Polyak and Juditsky, 1992), or of those since the validation that set it off:
-    one that ``average_trigger`` finds worse than it should be (NT-ASGD, Merity et al. 2018), or, with
-    ``average_patience``, one so many after the best, at ``average_start`` at the latest (Melis et al. 2020).
-    ``skip_first`` leaves the first of them out of the uniform mean, as ``torch.optim.ASGD`` does; the
-    exponential average always begins with it. Buffers are not averaged.
+    Both are of the iterates s = ``average_start + 1 … t``. The weights of the exponential average are
+    proportional to d^(t − s) and sum to 1 (the bias correction of Kingma and Ba 2015, § 3), so that a short
+    training does not count its first iterate too much. The uniform average is the mean (Polyak and Juditsky
+    1992). Either may begin later, at a validation: with ``average_trigger`` at one that is worse than it
+    should be (NT-ASGD, Merity et al. 2018), with ``average_patience`` at one that many after the best, or at
+    ``average_start`` (Melis et al. 2020). ``skip_first`` leaves the first iterate out of the uniform mean, as
+    ``torch.optim.ASGD`` does. Buffers are not averaged.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
@@ -167,17 +167,23 @@ class Averager:
             self.start = step
         return stalls
 
+    def takes(self, step: int) -> bool:
+        """Whether the weights after update number ``step`` (the first is 1) are averaged."""
+        return self._config.average != "none" and self.start is not None and step > self.start
+
     def update(self, step: int) -> None:
-        """Takes in the weights after update number ``step`` (the first is 1)."""
-        if self._config.average == "none" or self.start is None or step <= self.start:
+        """Takes in the weights after update number ``step``."""
+        if not self.takes(step):
             return
         parameters = trainable(self._model)
         self.count += 1
         if self.count == 1:
             self._average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
             return
-        taken = max(1, self.count - self._skipped)
-        share = 1.0 / taken if self._config.average == "uniform" else 1.0 - self._config.ema_decay
+        if self._config.average == "uniform":
+            share = 1.0 / max(1, self.count - self._skipped)
+        else:
+            share = (1.0 - self._config.ema_decay) / (1.0 - self._config.ema_decay**self.count)
         weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]
         torch._foreach_lerp_(list(self._average.values()), weights, share)
 

@@ -292,7 +292,12 @@ class OptimConfig(Section):
     average: Literal["none", "ema", "uniform"] = Field(
         "none", description="weights that are evaluated and saved as best"
     )
-    ema_decay: float = Field(0.999, gt=0, lt=1, description="decay of the exponential average")
+    ema_decay: float = Field(
+        0.999,
+        gt=0,
+        lt=1,
+        description="decay of the exponential average, which is corrected for its beginning",
+    )
     average_start: int = Field(
         0,
         ge=0,

@@ -169,7 +169,7 @@ class _Engine(Generic[BatchT]):
             return f"train.max_epochs = {train.max_epochs} reached"
         if train.patience and progress.stale >= train.patience:
             return f"no better validation for {progress.stale} times (train.patience = {train.patience})"
-        if train.stop_trigger and progress.history and nonmonotonic(progress.history, train.stop_trigger):
+        if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
             return f"validation is worse than its best before (train.stop_trigger = {train.stop_trigger})"
         if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:
             return f"train.max_minutes = {train.max_minutes:g} reached"
@@ -221,7 +221,8 @@ class _Engine(Generic[BatchT]):
     def lr_scale(self, sums: Sums) -> float:
         """The factor of this update's window; with ``compat``, that of the one before while ASGD averages."""
         late = self.progress.late_scale
-        if self.train.compat == "paper" and self.state.averager.start is not None:
+        averaged = self.optim.average == "uniform" and self.state.averager.takes(self.progress.step + 1)
+        if self.train.compat == "paper" and averaged:
             self.progress.late_scale = sums.lr_scale
             return sums.lr_scale if late is None else late
         return sums.lr_scale

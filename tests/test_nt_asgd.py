@@ -35,6 +35,25 @@ def test_no_trigger_before_the_seventh_validation() -> None:
     assert not nonmonotonic([1.0] * 9, 5), "as good as before is not worse"
 
 
+def test_without_validations_nothing_is_triggered() -> None:
+    assert not nonmonotonic([], 5)
+
+
+@pytest.mark.parametrize("first", ["borrowed weights", "not finite"])
+def test_a_first_validation_that_leaves_no_history_sets_nothing_off(first: str) -> None:
+    """Of borrowed weights at step 0, or not finite: neither is in the history that the trigger reads."""
+    start = {"start_from": "elsewhere"} if first == "borrowed weights" else {}
+    nll = [math.nan if first == "not finite" else 9.0, *([1.0] + [2.0] * 20)]
+    task = TinyTask()
+    task.faults.nll = lambda call: nll[call - 1]
+    optim = {"name": "sgd", "lr": 0.5, "average": "uniform", "average_trigger": 5}
+    with run_folder() as folder:
+        train(folder, {"max_epochs": 9, **start}, optim, task)
+        averaging = [record["step"] for record in lines(folder) if record.get("event") == "averaging"]
+    seventh = 7 if start else 8  # validation after an update whose loss is finite
+    assert averaging == [5 * seventh]
+
+
 def reference(updates: int, switch: int, lr: float, clip: float, decay: float) -> tuple[Any, Any]:
     """The authors' loop on the tiny task: SGD, from update ``switch`` on ASGD with its own bookkeeping."""
     task = TinyTask()
@@ -54,8 +73,10 @@ def reference(updates: int, switch: int, lr: float, clip: float, decay: float) -
             optimizer.step()
             optimizer.param_groups[0]["lr"] = lr
             done += 1
+            if done == updates:
+                break
         epoch += 1
-    averages = [optimizer.state[p]["ax"].clone() for p in parameters]
+    averages = [optimizer.state[p].get("ax", p).clone() for p in parameters]
     return [p.detach().clone() for p in parameters], averages
 
 
@@ -80,6 +101,22 @@ def test_compat_follows_the_authors_optimiser_to_rounding() -> None:
         names = [name for name, p in task.model.named_parameters() if p.requires_grad]
         for name, theirs in zip(names, averages, strict=True):
             torch.testing.assert_close(saved[name], theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("average", "begins"), [("none", None), ("uniform", 0), ("uniform", 7), ("ema", 0), ("uniform", 20)]
+)
+def test_compat_applies_a_late_rate_only_while_asgd_averages(average: str, begins: int | None) -> None:
+    """Against the authors' loop: SGD has each window's own rate; torch's ASGD has that of the one before."""
+    task = TinyTask()
+    optim = {"name": "sgd", "lr": 0.7, "clip_norm": 0.25, "average": average, "average_start": begins or 0}
+    with run_folder() as folder:
+        train(folder, {"max_steps": 17, "compat": "paper", "validate_every": 100}, optim, task)
+    switch = begins if average == "uniform" and begins is not None else 100
+    weights, _ = reference(17, switch, 0.7, 0.25, 0.0)
+    ours = [p.detach() for p in task.model.parameters() if p.requires_grad]
+    for mine, theirs in zip(ours, weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_without_compat_the_average_is_that_of_all_iterates() -> None:

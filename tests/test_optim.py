@@ -118,13 +118,26 @@ def test_averages_are_their_definitions(average: str, start: int) -> None:
             elif average == "uniform":
                 expected = torch.stack([one[name] for one in taken]).mean(0)
             else:
-                expected = 0.7 ** (len(taken) - 1) * taken[0][name]
-                for age, one in enumerate(reversed(taken[1:])):
-                    expected = expected + 0.3 * 0.7**age * one[name]
+                shares = [0.7**age for age in reversed(range(len(taken)))]
+                expected = torch.zeros_like(weights[name])
+                for share, one in zip(shares, taken, strict=True):
+                    expected = expected + share / sum(shares) * one[name]
             with averager.swap():
                 torch.testing.assert_close(parameter.detach(), expected, rtol=1e-12, atol=1e-12)
             assert torch.equal(parameter, weights[name])
     assert averager.count == (0 if average == "none" else 9 - start)
+
+
+def test_a_long_exponential_average_does_not_know_its_beginning() -> None:
+    """So published runs, of many times 1 / (1 − decay) updates, keep their averages to rounding."""
+    model = nn.Linear(3, 2)
+    averager = Averager(OptimConfig(average="ema", ema_decay=0.7), model)
+    plain: Tensor | None = None  # the recursion without correction, from the first iterate on
+    for step, weights in enumerate(walk(model, 80), 1):
+        averager.update(step)
+        plain = weights["weight"] if plain is None else torch.lerp(plain, weights["weight"], 0.3)
+    assert plain is not None
+    torch.testing.assert_close(averager.tensors()["weight"], plain, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
