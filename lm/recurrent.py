@@ -7,8 +7,9 @@ for single steps without gradients, as torch's layer rearranges its weights in e
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
 
+import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from lm.regularize import dropout
 from lm.unrolled import Cell, Weights, activations, unrolled
 
 _CELL = Cell(Mogrify, LstmEquations)  # of no rounds
+_LOGGER = logging.getLogger(__name__)
 FEW_TOKENS = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
 
 
@@ -32,6 +34,14 @@ class LSTM(nn.LSTM):
     ) -> tuple[Tensor | PackedSequence, State]:
         """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
         data = inputs.data if isinstance(inputs, PackedSequence) else inputs
+        if _stays_float32(data):
+            dtype = self.all_weights[0][0].dtype
+            data = data.to(dtype)
+            state = None if state is None else (state[0].to(dtype), state[1].to(dtype))
+            with torch.autocast("cpu", enabled=False):
+                return self.forward(
+                    inputs._replace(data=data) if isinstance(inputs, PackedSequence) else data, state
+                )
         if data.is_cuda or self.proj_size or torch.is_autocast_enabled("cpu"):
             return super().forward(inputs, state)
         if isinstance(inputs, PackedSequence) and torch.is_grad_enabled():
@@ -118,6 +128,10 @@ def lstm_window(
     Returns:
         outputs (T, B, H) and the last state.
     """
+    if _stays_float32(inputs):
+        inputs, h, c = (part.to(weights[0].dtype) for part in (inputs, *state))
+        with torch.autocast("cpu", enabled=False):
+            return lstm_window(inputs, (h, c), weights, training)
     on_cpu = not (inputs.is_cuda or torch.is_autocast_enabled("cpu"))
     if on_cpu and len(inputs) == 1 and not torch.is_grad_enabled():
         h, c = torch.lstm_cell(inputs[0], state, *weights)
@@ -132,3 +146,22 @@ def lstm_window(
     sums = nn.functional.linear(inputs.flatten(0, 1), weight_ih, bias_ih + bias_hh)
     outputs, last = unrolled(_CELL, sums, [streams] * steps, state, Weights(None, weight_hh, None))
     return outputs.unflatten(0, (steps, streams)), last
+
+
+def _stays_float32(inputs: Tensor) -> bool:
+    """Whether autocast has to be left for these inputs."""
+    return not inputs.is_cuda and torch.is_autocast_enabled("cpu") and not has_bfloat16_layer()
+
+
+@cache
+def has_bfloat16_layer() -> bool:
+    """Whether torch's LSTM runs under autocast on this CPU, tried out with one number; logged if not."""
+    one = torch.zeros(1, 1, 1, requires_grad=True)
+    weights = [torch.zeros(4, 1), torch.zeros(4, 1)]
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.lstm(one, (one, one), weights, False, 1, 0.0, True, False, False)[0].sum().backward()
+    except RuntimeError:
+        _LOGGER.warning("no LSTM in bfloat16 on this processor: LSTM layers stay in float32")
+        return False
+    return True

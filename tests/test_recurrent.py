@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from lm import recurrent
 from lm.kernels.products import FEW_PRODUCTS
 from lm.recurrent import LSTM, WeightDropLSTM, lstm_window
 
@@ -123,15 +124,47 @@ def weights_of(inputs: int, size: int) -> tuple[Tensor, ...]:
     return tuple(nn.LSTM(inputs, size).parameters())
 
 
-def test_layers_train_under_autocast() -> None:
-    """There torch's own layers do it, in bfloat16."""
+def autocast_gradients(packed: PackedSequence, window: Tensor) -> list[Tensor]:
+    """Of both layers, under autocast, where earlier layers hand over bfloat16."""
+    torch.manual_seed(1)
+    stacked, dropped = LSTM(4, 6, batch_first=True), WeightDropLSTM(4, 6, 0.5)
+    parameters = [*stacked.parameters(), *dropped.parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        state = (torch.zeros(5, 6).bfloat16(), torch.zeros(5, 6))
+        outputs, last = stacked(packed)
+        stepped, _ = stacked(window.transpose(0, 1).bfloat16(), last)
+        score = outputs.data.float().sum() + stepped.float().sum() + dropped(window, state)[0].float().sum()
+    return list(torch.autograd.grad(score, parameters))
+
+
+def test_layers_train_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 where torch's layers can do that, in float32 elsewhere; the same to the precision."""
     inputs = torch.randn(5, 7, 4)
     packed = pack_padded_sequence(inputs, LENGTHS, batch_first=True, enforce_sorted=False)
-    window, state = torch.randn(2, 5, 4), (torch.zeros(5, 6), torch.zeros(5, 6))
-    stacked, dropped = LSTM(4, 6, batch_first=True), WeightDropLSTM(4, 6, 0.5)
-    with torch.autocast("cpu", torch.bfloat16):
-        score = stacked(packed)[0].data.float().sum() + dropped(window, state)[0].float().sum()
-    score.backward()
-    for parameter in (*stacked.parameters(), *dropped.parameters()):
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
+    window = torch.randn(2, 5, 4)
+    found = autocast_gradients(packed, window)
+    monkeypatch.setattr(recurrent, "has_bfloat16_layer", lambda: False)
+    wanted = autocast_gradients(packed, window)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
+
+
+def test_processors_without_bfloat16_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_primitive(*_: object) -> None:
+        raise RuntimeError(
+            "could not create a primitive descriptor for the LSTM forward propagation primitive"
+        )
+
+    monkeypatch.setattr(torch, "lstm", no_primitive)
+    recurrent.has_bfloat16_layer.cache_clear()
+    before = torch.get_rng_state()
+    try:
+        assert not recurrent.has_bfloat16_layer()
+        assert not recurrent.has_bfloat16_layer()
+    finally:
+        recurrent.has_bfloat16_layer.cache_clear()
+    assert caplog.messages == ["no LSTM in bfloat16 on this processor: LSTM layers stay in float32"]
+    assert torch.equal(torch.get_rng_state(), before)  # what resumes a run asks at another time
