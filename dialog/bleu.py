@@ -24,7 +24,8 @@ Edge cases, all counted in :attr:`Overlaps.edge_cases`:
 
 * No common token, and so every empty hypothesis or reference: 0, in all versions.
 * A hypothesis of one token: ln L = 0. ``nltk`` leaves the precisions of orders 2 to 4 at 0 before method 5.
-  NLTK ≤ 3.4 divides by zero; ``legacy`` takes the limit L → 1 of its formula, which is 0 as well.
+  NLTK ≤ 3.4 divides by zero, and Zhao et al.'s code turns that exception into a score of 0, as ``legacy``
+  does. With ``short`` weights BLEU-1 sees no order without a match, and is defined.
 
 P pairs of a hypothesis and a reference of one context · C contexts · orders 1 … 5 of n-grams.
 """
@@ -66,6 +67,11 @@ class Overlaps:
     reference_lengths: Ints  # (P,)
     shapes: tuple[tuple[int, int], ...]  # C × (hypotheses, references)
     edge_cases: dict[str, int]
+
+    @property
+    def legacy_undefined_share(self) -> float:
+        """Share of the pairs with a match for which NLTK ≤ 3.4 has no score, so that ``legacy`` gives 0."""
+        return self.edge_cases["legacy_undefined_pairs"] / max(1, int((self.matches[:, 0] > 0).sum()))
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,8 @@ def pair_scores(overlaps: Overlaps, variant: Variant = "nltk", weights: Weights 
     for order in range(1, MAX_ORDER + 1):
         seen = MAX_ORDER if weights == "padded" else order
         means[:, order - 1] = np.log(_method5(precisions[:, :seen], last))[:, :order].mean(1)
+        if variant == "legacy" and seen > 1:
+            means[lengths == 1, order - 1] = -np.inf  # undefined
     shortfall = 1 - overlaps.reference_lengths / np.maximum(1, lengths)
     scores = np.exp(means + np.minimum(0, shortfall)[:, None])
     scores[overlaps.matches[:, 0] == 0] = 0.0
@@ -173,7 +181,7 @@ def sentence_bleu(
 
 
 def _method4(exact: Floats, grams: Ints, lengths: Ints, variant: Variant) -> Floats:
-    """Give orders without a match their replacement precision, (P, 4); both variants give 0 at L = 1."""
+    """Give orders without a match their replacement precision, (P, 4); 0 at L = 1."""
     missing = exact == 0
     log_length = np.log(np.maximum(1, lengths))[:, None]
     if variant == "nltk":

@@ -28,7 +28,14 @@ _SIDES = ("precision", "recall")
 _BLEU = ("bleu", "bleu_legacy")
 _KEPT = (
     *("head", "parameters", "checkpoint", "seed", "decode", "contexts", "tokens", "perplexity", "nll"),
-    *("perplexity_batch_mean", *_BLEU, "sacrebleu", "intra_distinct_1", "intra_distinct_2"),
+    *(
+        "perplexity_batch_mean",
+        *_BLEU,
+        "legacy_undefined_share",
+        "sacrebleu",
+        "intra_distinct_1",
+        "intra_distinct_2",
+    ),
     *("inter_distinct_1", "inter_distinct_2", "mean_length", "most_common_share"),
 )
 _COLUMNS = (

@@ -19,7 +19,7 @@ BLEU_VERSIONS: dict[str, tuple[Variant, Weights]] = {
     "bleu_short": ("nltk", "short"),
     "bleu_legacy_short": ("legacy", "short"),
 }
-_VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier"}
+_VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
 _WARNING = (
     "Constant answers can beat people on precision with several references: one of those often is the same "
     "short answer. Read precision beside recall, distinct-n and most_common_share."
@@ -61,6 +61,7 @@ class Scorer:
         corpus = self._sacrebleu.corpus_score([_line(group[0]) for group in hypotheses], None)
         result: Result = {name: scores.summary() for name, scores in by_version.items()}
         result |= {
+            "legacy_undefined_share": overlaps.legacy_undefined_share,
             "bleu_versions": {
                 name: {"smoothing": f"method7 of {_VARIANTS[variant]}", "weights": weights}
                 for name, (variant, weights) in BLEU_VERSIONS.items()
@@ -121,7 +122,9 @@ def responses_report(
 def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
     """What changes with the references: BLEU in all versions and sacreBLEU."""
     result = judge.score(hypotheses)[0]
-    return {name: result[name] for name in (*BLEU_VERSIONS, "sacrebleu", "references")}
+    return {
+        name: result[name] for name in (*BLEU_VERSIONS, "legacy_undefined_share", "sacrebleu", "references")
+    }
 
 
 def _line(tokens: Tokens) -> str:

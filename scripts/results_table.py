@@ -30,6 +30,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "BLEU-1 R": (".3f", lambda r: r["bleu_legacy"]["1"]["recall"]),
     "BLEU-4 P": (".3f", lambda r: r["bleu_legacy"]["4"]["precision"]),
     "BLEU-4 R": (".3f", lambda r: r["bleu_legacy"]["4"]["recall"]),
+    "undefined": (".0%", lambda r: r["legacy_undefined_share"]),
     "today's BLEU-4 P": (".3f", lambda r: r["bleu"]["4"]["precision"]),
     "today's BLEU-4 R": (".3f", lambda r: r["bleu"]["4"]["recall"]),
     "inter-distinct-2": (".3f", lambda r: r["inter_distinct_2"]),

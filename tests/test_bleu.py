@@ -73,8 +73,8 @@ def test_legacy_equals_the_plain_formula(
         expected = legacy_bleu(reference, hypothesis, order, weights)
     except ZeroDivisionError:
         assert overlaps.edge_cases["legacy_undefined_pairs"] == 1
-        assert actual == pytest.approx(nltk_bleu(reference, hypothesis, order, weights), abs=1e-12)
-        assert actual > 0
+        assert overlaps.legacy_undefined_share == 1
+        assert actual == 0  # as Zhao et al.'s `except: 0`
     else:
         assert actual == pytest.approx(expected, abs=1e-12)
 
@@ -99,11 +99,15 @@ def test_reference_values(
     assert scores == pytest.approx(expected, abs=5e-5)
 
 
-def test_a_single_token_has_the_limit_of_longer_ones() -> None:
-    """As L → 1, method 4's replacement tends to 0 in both variants, so one token is no jump."""
+@pytest.mark.parametrize("reference", [["yeah"], ["yeah", "right"]])
+def test_a_single_token_scores_today_and_not_in_the_published_numbers(reference: list[str]) -> None:
+    brevity = math.exp(1 - len(reference))
     for order, expected in ((1, 1.0), (2, math.sqrt(1 / 3)), (4, (1 / 3 / 9 / 27) ** 0.25)):
-        for variant in ("nltk", "legacy"):
-            assert sentence_bleu(["yeah"], ["yeah"], order, variant, "padded") == pytest.approx(expected)
+        today = sentence_bleu(reference, ["yeah"], order, "nltk", "padded")
+        assert today == pytest.approx(brevity * expected)
+        assert sentence_bleu(reference, ["yeah"], order, "legacy", "padded") == 0
+        short = sentence_bleu(reference, ["yeah"], order, "legacy", "short")
+        assert short == (pytest.approx(brevity) if order == 1 else 0)  # BLEU-1 lacks no order
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -172,6 +176,7 @@ def test_edge_cases_are_counted() -> None:
         "empty_references": 1,
         "legacy_undefined_pairs": 2,
     }
+    assert overlaps.legacy_undefined_share == 1
     scores = pair_scores(overlaps)
     assert scores.shape == (7, 4)
     assert (scores[[0, 1, 3]] == 0).all(), "an empty hypothesis or reference scores 0"

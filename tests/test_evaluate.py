@@ -92,7 +92,7 @@ def test_diversity_by_hand() -> None:
 def test_every_output_names_its_versions_and_edge_cases() -> None:
     result = score_responses([[[], ["yeah"]], [["so"], ["so", "then"]]], [[["yeah"]], [["so"], ["now"]]])
     assert result["bleu_versions"]["bleu_legacy"] == {
-        "smoothing": "method7 of NLTK 3.4 or earlier",
+        "smoothing": "method7 of NLTK 3.4 or earlier, 0 where it is undefined",
         "weights": "padded",
     }
     assert result["references"] == {"contexts": 2, "min": 1, "mean": 1.5, "max": 2}
@@ -103,6 +103,7 @@ def test_every_output_names_its_versions_and_edge_cases() -> None:
         "legacy_undefined_pairs": 2,
         "hypotheses_without_bigram": 3,
     }
+    assert result["legacy_undefined_share"] == pytest.approx(2 / 3)  # "so then" against "so" is defined
     assert {"1", "2", "3", "4"} == set(result["bleu"]) == set(result["bleu_legacy"])
 
 
