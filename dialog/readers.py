@@ -5,19 +5,19 @@ A reader takes the lines of one file and gives its dialogs. What is wrong with a
 ``<stem of the file>:<number>``, counting from 0.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from dialog.corpora.json_items import parse_objects
 from dialog.utterance import Dialog, Utterance
 from lm.lines import InputLog, Line
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)
-_TSV_COLUMNS = ("dialog", "speaker", "text", "act")
+TSV_COLUMNS = ("dialog", "speaker", "text", "act")
 
 
 class Turn(NamedTuple):
@@ -38,6 +38,11 @@ def _string(value: Any, what: str) -> str:
     if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
         raise ValueError(f"{what} holds a NUL or half a surrogate pair")
     return value.strip()
+
+
+def one_line(value: Any) -> Any:
+    """A text in one line; anything else as it is, which :func:`make_dialog` refuses."""
+    return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def make_dialog(
@@ -75,49 +80,8 @@ def _text(topic: Any) -> str:
     return str(topic)
 
 
-def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
-    """One line of JSONL; None where it is not a JSON object."""
-    number, text = line
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        log.bad(
-            name, number, "not JSON", "write one JSON object a line", column=error.colno, excerpt=error.msg
-        )
-        return None
-    except (ValueError, RecursionError):
-        log.bad(
-            name,
-            number,
-            "not JSON",
-            "write one JSON object a line",
-            excerpt="nested too deep or a huge number",
-        )
-        return None
-    if not isinstance(value, dict):
-        log.bad(name, number, "not a JSON object", "write one JSON object a line", excerpt=text)
-        return None
-    return value
-
-
-def _objects(
-    lines: Iterable[Line], name: str, keys: Sequence[str], log: InputLog
-) -> Iterable[tuple[int, dict[str, Any]]]:
-    for line in lines:
-        if not line[1].strip():
-            continue
-        value = parse_object(name, line, log)
-        if value is None:
-            continue
-        missing = [key for key in keys if key not in value]
-        if missing:
-            found, needed = ", ".join(map(str, value)), ", ".join(keys)
-            log.bad(name, line[0], f"no key {missing[0]}", f"needed: {needed}", excerpt=f"found: {found}")
-            continue
-        yield line[0], value
-
-
-def _default_id(name: str, number: int) -> str:
+def default_id(name: str, number: int) -> str:
+    """The id of a dialog that has none."""
     return f"{PurePath(name).stem}:{number}"
 
 
@@ -143,7 +107,7 @@ def _whole_dialogs(
                 log.bad(name, line, f"an item of {key} is not an utterance", "mend it", excerpt=repr(item))
             else:
                 turns.append(made)
-        id = value.get("id", _default_id(name, number))
+        id = value.get("id", default_id(name, number))
         dialog = make_dialog(name, line, id, value.get("topic"), turns, log)
         if dialog is None:
             continue
@@ -179,7 +143,7 @@ def _keyed_turn(line: int, item: Any) -> Turn | None:
 
 def read_zhao(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     """Zhao et al.'s release: ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
-    return read_zhao_objects(_objects(lines, name, ("utts",), log), name, log)
+    return read_zhao_objects(parse_objects(lines, name, log, ("utts",)), name, log)
 
 
 def read_zhao_objects(
@@ -191,7 +155,9 @@ def read_zhao_objects(
 
 def read_dialogs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     """``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog a line."""
-    return _whole_dialogs(_objects(lines, name, ("utterances",), log), name, "utterances", _keyed_turn, log)
+    return _whole_dialogs(
+        parse_objects(lines, name, log, ("utterances",)), name, "utterances", _keyed_turn, log
+    )
 
 
 def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> list[Dialog]:
@@ -210,7 +176,7 @@ def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> 
 
 def read_turns(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     """``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn a line, the act optional."""
-    objects = _objects(lines, name, ("dialog", "speaker", "text"), log)
+    objects = parse_objects(lines, name, log, ("dialog", "speaker", "text"))
     turns = (
         (value["dialog"], Turn(n, value["speaker"], value["text"], value.get("act"))) for n, value in objects
     )
@@ -228,10 +194,10 @@ def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
             fields = text.split("\t")
             if header is None:
                 names = [field.strip().lower() for field in fields]
-                if set(_TSV_COLUMNS[:3]) <= set(names):
+                if set(TSV_COLUMNS[:3]) <= set(names):
                     header = names
                     continue
-                header = list(_TSV_COLUMNS[: max(3, min(4, len(fields)))])
+                header = list(TSV_COLUMNS[: max(3, min(4, len(fields)))])
             if len(fields) != len(header):
                 expected = f"expected {len(header)} columns"
                 log.bad(name, number, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
@@ -274,7 +240,7 @@ def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
                 )
             else:
                 turns.append(Turn(number, match[1], match[2]))
-        dialog = make_dialog(name, start + 1, _default_id(name, index), "", turns, log)
+        dialog = make_dialog(name, start + 1, default_id(name, index), "", turns, log)
         if dialog is not None:
             dialogs.append(dialog)
     return dialogs

@@ -3,34 +3,28 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
+from dialog.corpora.columns import ReadOptions
+from dialog.corpora.formats import DETECTED, FORMATS, PAGE
+from dialog.corpora.json_texts import read_messages, read_pairs, read_telegram
+from dialog.corpora.layouts import Head, detect
+from dialog.corpora.logs import read_irc, read_whatsapp
+from dialog.corpora.ranking import read_ranking
+from dialog.corpora.subtitles import read_srt
 from dialog.prepared import is_prepared, read_split
-from dialog.readers import PREFIX, read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
+from dialog.readers import read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
 from dialog.swda import read_swda
-from dialog.tables import ReadOptions, read_dataset, read_parquet
+from dialog.tables import read_csv, read_dataset, read_parquet
 from dialog.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
 from lm.errors import ConfigError, DataError
+from lm.hub import HUB
 from lm.lines import InputLog, Line, open_regular, read_lines, visible
+from lm.named_data import missing
 from lm.stop import Poll, no_poll, polled
 
-__all__ = ["Located", "ReadOptions", "detect_format", "locate", "read_located", "read_source"]
+__all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
-Format = Literal[
-    "auto",
-    "zhao",
-    "pickle",
-    "swda",
-    "pipes",
-    "text",
-    "tsv",
-    "turns",
-    "dialogs",
-    "parquet",
-    "datasets",
-    "prepared",
-]
 TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]] = {
     "zhao": read_zhao,
     "dialogs": read_dialogs,
@@ -38,8 +32,16 @@ TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]]
     "tsv": read_tsv,
     "text": read_text,
     "pipes": read_pipes,
+    "messages": read_messages,
+    "pairs": read_pairs,
+    "telegram": read_telegram,
+    "whatsapp": read_whatsapp,
+    "irc": read_irc,
+    "srt": read_srt,
+    "ranking": read_ranking,
 }
-_SUFFIXES = (".jsonl", ".json", ".tsv", ".txt", ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
+_MANY = ("pipes", "whatsapp", "irc", "srt")  # formats of which a folder may hold many files
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +56,16 @@ class Located:
 def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
     """Find a source's files and its format. ConfigError for an unknown format, DataError for the rest."""
     shown = visible(source)
-    if options.format not in get_args(Format):
-        raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(get_args(Format))}")
-    if options.format == "datasets":
+    if options.format not in FORMATS:
+        raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(FORMATS)}")
+    if options.format == "datasets" or source.startswith(HUB):
         return Located(source, "datasets", {WHOLE: []})
     path = Path(source)
     try:
         if path.is_dir():
             return _locate_folder(path, options.format, log)
         if not path.exists():
-            raise DataError(
-                f"{shown}: no such file or folder; check the path (--format datasets reads from the hub)"
-            )
+            raise missing(source, "dialog prepare")
     except OSError as error:
         raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
     return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
@@ -110,12 +110,12 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     if splits:
         splits = {split: splits[split] for split in SPLITS if split in splits}
         return Located(source, _common_format(splits, wanted, log), splits)
-    files = [entry for entry in entries if entry.suffix == ".txt"]
-    if files and _format_of(files[0], wanted, log) == "pipes":
-        return Located(source, "pipes", {WHOLE: files})
+    files = [entry for entry in entries if entry.suffix in (".txt", ".log", ".srt")]
+    if files and (format := _format_of(files[0], wanted, log)) in _MANY:
+        return Located(source, format, {WHOLE: files})
     raise DataError(
         f"{visible(source)}: a folder without known content; expected *.utt.csv, files or folders called "
-        "train, valid and test, or .txt files of speaker|text|act; or name one file"
+        f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
     )
 
 
@@ -132,7 +132,7 @@ def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) ->
 
 
 def detect_format(path: Path, log: InputLog) -> str:
-    """The format of a file, by its first bytes or its first line that is not blank; DataError if unknown."""
+    """The format of a file, by its first bytes or its first lines; DataError if unknown."""
     name = str(path)
     with open_regular(path) as stream:
         head = stream.read(4)
@@ -143,22 +143,15 @@ def detect_format(path: Path, log: InputLog) -> str:
             return "swda"
         if head[:1] == b"\x80" or path.suffix in (".p", ".pkl", ".pickle"):
             return "pickle"
-        lines = read_lines(stream, name, InputLog(log.on_bad_line))
-        first = next((text for _, text in lines if text.strip()), None)
-    if first is None:
+        begin = Head.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
+    if not begin.lines:
         raise DataError(f"{visible(name)}: no line of text in it; check how it was made")
-    if first.lstrip().startswith("{"):
-        for key, format in (('"utts"', "zhao"), ('"utterances"', "dialogs"), ('"text"', "turns")):
-            if key in first:
-                return format
-    elif first.count("\t") >= 2:
-        return "tsv"
-    elif first.count("|") >= 2:
-        return "pipes"
-    elif path.suffix == ".txt" or PREFIX.match(first.strip()):
-        return "text"
-    known = ", ".join(format for format in get_args(Format) if format not in ("auto", "prepared"))
-    raise DataError(f"{visible(name)}: format not recognised; name it with --format, one of {known}")
+    if format := detect(begin):
+        return format
+    raise DataError(
+        f"{visible(name)}: format not recognised; it has none of the layouts in {PAGE}, or name its format "
+        f"with --format: {', '.join(DETECTED)}"
+    )
 
 
 def read_source(
@@ -212,5 +205,8 @@ def _read_files(
     for file in paths:
         with open_regular(file) as stream:
             lines = polled(read_lines(stream, str(file), log), poll)
-            dialogs += TEXT_READERS[format](lines, str(file), log)
+            if format == "csv":
+                dialogs += read_csv(lines, str(file), options, log)
+            else:
+                dialogs += TEXT_READERS[format](lines, str(file), log)
     return dialogs

@@ -5,7 +5,6 @@ The text gets the form of Zhao et al.'s release: markup and punctuation dropped,
 ``+``) join the speaker's utterance before; non-verbal ones (act ``x``) are dropped.
 """
 
-import csv
 import io
 import re
 import stat
@@ -18,6 +17,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from dialog.corpora.records import records
 from dialog.readers import Turn, make_dialog
 from dialog.utterance import Dialog
 from lm.errors import DataError
@@ -94,25 +94,9 @@ def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: I
 def _rows(
     lines: Iterable[Line], name: str, columns: Iterable[str], log: InputLog
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a table by column name, and the line that each ends on; DataError for other columns."""
-    number = 0
-
-    def counted() -> Iterator[str]:
-        nonlocal number
-        for line, text in lines:
-            number = line
-            yield text + "\n"
-
-    rows = csv.reader(counted(), strict=True)
+    """Rows of a table by column name, and the line that each begins on; DataError for other columns."""
     header: list[str] | None = None
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            log.bad(name, number, "not CSV", "mend the quotes", excerpt=str(error))
-            continue
+    for number, row in records(lines, name, log):
         if header is None:
             header = row
             missing = [column for column in columns if column not in header]

@@ -1,32 +1,50 @@
-"""Tables with named columns: local parquet files and anything that the ``datasets`` library opens."""
+"""Tables with named columns: CSV and parquet files, and anything that the ``datasets`` library opens."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dialog.readers import Turn, group_turns, make_dialog
+from dialog.corpora.columns import ReadOptions, dialect_of, find_columns, usual
+from dialog.corpora.json_texts import pair_dialog, pair_of
+from dialog.corpora.ranking import is_ranking, ranking_dialogs
+from dialog.corpora.records import records
+from dialog.readers import Turn, group_turns, make_dialog, one_line
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.errors import DataError
-from lm.lines import InputLog, open_regular, visible
+from lm.hub import load_tables
+from lm.lines import InputLog, Line, open_regular, visible
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What a source's content does not say: its format, and the columns of parquet and datasets.
+def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
+    """Dialogs of a CSV file with a header: one utterance a row, a question and its answer, or a ranking.
 
-    ``text_column`` may hold one utterance a row, or the list of a whole dialog's utterances, as strings or
-    as structures whose fields are named like the columns.
+    Delimiter and quotes are told by the header. A text of several lines becomes one. DataError, listing the
+    columns, where those of dialog, speaker or text are not among them.
     """
+    rest = iter(lines)
+    first = next((line for line in rest if line[1].strip()), None)
+    if first is None:
+        return []
+    rows = records(chain([first], rest), name, log, dialect_of(first[1]))
+    header = next(rows, (0, []))[1]
+    if is_ranking(header):
+        return ranking_dialogs(rows, name, log)
+    named = _named_rows(rows, name, header, log)
+    return _read_rows(named, name, Path(name).stem, options, log, header)
 
-    format: str = "auto"
-    dialog_column: str = "dialog"
-    speaker_column: str = "speaker"
-    text_column: str = "text"
-    act_column: str = "act"
+
+def _named_rows(
+    rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], log: InputLog
+) -> Iterator[tuple[int, Row]]:
+    for line, fields in rows:
+        if len(fields) == len(header):
+            yield line, dict(zip(header, map(one_line, fields), strict=True))
+        else:
+            expected = f"expected {len(header)}"
+            log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
 
 
 def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog]:
@@ -34,79 +52,56 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = visible(path)
     try:
         with open_regular(path) as stream:
             file = pq.ParquetFile(stream)
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
             columns = file.schema_arrow.names
-            wanted = [column for column in _columns(options) if column in columns]
-            _require(name, columns, options)
-            rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
-            return _read_rows(rows, str(path), path.stem, options, log)
+            return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
     except (pa.ArrowException, OSError) as error:
         detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{name}: not a readable parquet file ({detail}); write it again") from error
+        raise DataError(f"{visible(path)}: not a readable parquet file ({detail}); write it again") from error
 
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
-    """Dialogs of a folder that ``save_to_disk`` wrote, or of what ``load_dataset`` finds under the name."""
-    import datasets
-
-    name = visible(source)
-    stored = any((Path(source) / file).is_file() for file in ("state.json", "dataset_dict.json"))
-    try:
-        loaded = datasets.load_from_disk(source) if stored else datasets.load_dataset(source)
-    except Exception as error:  # network, hub, file formats: the library raises what it likes
-        detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(
-            f"{name}: datasets cannot load it ({detail}); check name, network and format"
-        ) from error
-    parts = dict(loaded) if isinstance(loaded, dict) else {WHOLE: loaded}
-    splits: dict[str, list[Dialog]] = {}
-    for part, dataset in parts.items():
-        split = part if part == WHOLE else SPLIT_NAMES.get(str(part), "")
+    """Dialogs of a stored data set, or of one of the hub, see :func:`lm.hub.load_tables`."""
+    name, splits = visible(source), {}
+    parts = load_tables(source)
+    for part, table in parts.items():
+        split = part if part == WHOLE else SPLIT_NAMES.get(part, "")
         if part != WHOLE and (not split or split in splits):
             log.drop(f"{source}:{part}", 0, "a split that is not train, valid or test")
             continue
-        _require(f"{name}:{part}", dataset.column_names, options)
-        splits[split] = _read_rows(dataset, f"{source}:{part}", split or "dialog", options, log)
+        place, columns = f"{source}:{part}", table.column_names
+        splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
     if not splits:
-        raise DataError(
-            f"{name}: its splits are {visible(', '.join(map(str, parts)))}; expected train, valid, test"
-        )
+        raise DataError(f"{name}: its splits are {visible(', '.join(parts))}; expected train, valid, test")
     return splits
 
 
-def _columns(options: ReadOptions) -> tuple[str, ...]:
-    return options.dialog_column, options.speaker_column, options.text_column, options.act_column
-
-
-def _require(name: str, columns: Sequence[str], options: ReadOptions) -> None:
-    if options.text_column not in columns:
-        found = visible(", ".join(columns))
-        raise DataError(
-            f"{name}: no column {visible(options.text_column)}; name one of {found} by --text-column"
-        )
-
-
 def _read_rows(
-    rows: Iterable[Row], name: str, stem: str, options: ReadOptions, log: InputLog
+    rows: Iterable[tuple[int, Row]],
+    name: str,
+    stem: str,
+    options: ReadOptions,
+    log: InputLog,
+    columns: Sequence[str],
 ) -> list[Dialog]:
     """A row is an utterance if its text is a string, a dialog if it is a list; the first row decides."""
-    numbered = enumerate(rows, 1)
+    numbered = iter(rows)
     first = next(numbered, None)
+    sample = first[1] if first else {column: [] for column in columns}
+    if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
+        pairs = enumerate(chain([first] if first else [], numbered))
+        made = (pair_dialog(name, line, number, row, log) for number, (line, row) in pairs)
+        return [dialog for dialog in made if dialog is not None]
+    options = find_columns(name, sample, options)
     if first is None:
         return []
     rest = chain([first], numbered)
-    if isinstance(first[1][options.text_column], list):
-        made = (_whole_dialog(row, number, name, stem, options, log) for number, row in rest)
-        return [dialog for dialog in made if dialog is not None]
-    for column, option in ((options.dialog_column, "dialog"), (options.speaker_column, "speaker")):
-        if column not in first[1]:
-            found = visible(", ".join(first[1]))
-            raise DataError(
-                f"{visible(name)}: no column {visible(column)}; name one of {found} by --{option}-column"
-            )
+    if isinstance(sample[options.text_column], list):
+        whole = (_whole_dialog(row, number, name, stem, options, log) for number, row in rest)
+        return [dialog for dialog in whole if dialog is not None]
     return group_turns(_turns(rest, options), name, log)
 
 
@@ -137,9 +132,10 @@ def _whole_dialog(
         speaker = speakers[index] if isinstance(speakers, list) else "AB"[index % 2]
         act = acts[index] if isinstance(acts, list) else ""
         if isinstance(text, dict):
-            speaker = text.get(options.speaker_column, speaker)
-            act = text.get(options.act_column, act)
-            text = text.get(options.text_column, text.get("text"))
+            inside = {kind: usual(kind, text) for kind in ("speaker", "text", "act")}
+            speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
+            act = text.get(options.act_column, text.get(inside["act"], act))
+            text = text.get(options.text_column, text.get(inside["text"]))
         turns.append(Turn(number, speaker, text, act))
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
     return make_dialog(name, number, f"{stem}:{number - 1}" if id is None else id, "", turns, log)

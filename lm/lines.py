@@ -117,7 +117,7 @@ def read_lines(
                 name,
                 number,
                 "not UTF-8",
-                "convert the file with `iconv -f latin1 -t utf-8` or what its encoding is",
+                "convert the file with `iconv -f cp1252 -t utf-8` or what its encoding is",
                 column=column,
                 excerpt=f"byte 0x{raw[error.start]:02x}",
             )

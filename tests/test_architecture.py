@@ -185,7 +185,7 @@ def test_the_package_files_hold_a_docstring_and_nothing_else() -> None:
 
 def test_the_map_for_contributors_is_complete() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for package in (*PACKAGES, "lm/kernels", "lm/language", "lm/analysis", "lm/tuning"):
+    for package in (*PACKAGES, "dialog/corpora", "lm/kernels", "lm/language", "lm/analysis", "lm/tuning"):
         start = text.index(f"\n{package}/ ")
         listed = set(re.findall(r"\b(\w+\.py)\b", re.split(r"\n[\w/]+/ ", text[start + 1 :])[0]))
         assert listed == {path.name for path in (ROOT / package).glob("[!_]*.py")}, f"the map of {package}/"

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polls import stop_after
+from test_formats import page_examples
 
+from dialog.corpora.columns import ReadOptions
 from dialog.corpus import Dialog, Utterance, load_dialogs, train_codec
-from dialog.sources import ReadOptions, detect_format, read_source
+from dialog.sources import detect_format, read_source
 from lm.errors import ConfigError, DataError, Interrupted
 from lm.lines import MAX_LINE, InputLog
 
@@ -283,6 +285,8 @@ def test_bad_options_are_usage_errors(tmp_path: Path) -> None:
 # --- any bytes ---------------------------------------------------------------------------------------------
 
 SAMPLES = [content.encode() for _, content in FILES.values()]
+SAMPLES += [example.encode() for _, example in page_examples()]
+SUFFIXES = ["jsonl", "json", "tsv", "csv", "txt", "log", "srt", "utt.csv"]
 
 
 @st.composite
@@ -297,8 +301,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@given(data=st.binary(max_size=80) | damaged(), suffix=st.sampled_from(["jsonl", "tsv", "txt", "utt.csv"]))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=80) | damaged(), suffix=st.sampled_from(SUFFIXES))
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_sound_dialogs_or_a_data_error(data: bytes, suffix: str, tmp_path: Path) -> None:
     if data.startswith(b"\x80"):
         return  # a pickle; its reading process is tested below

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_corpus import OTHER, ROWS, TURNS, refusal, said, write, zhao
 
+from dialog.corpora.columns import ReadOptions
 from dialog.corpus import Dialog, Utterance, load_dialogs
-from dialog.sources import ReadOptions, read_source
+from dialog.sources import read_source
 from dialog.swda import clean
 from lm.errors import DataError
 from lm.lines import InputLog
@@ -253,5 +254,5 @@ def test_datasets_are_read_with_their_splits(tmp_path: Path) -> None:
     assert list(splits) == ["train", "valid"]
     assert said(splits["valid"][1]) == [(s, t) for s, t, _ in OTHER]
     assert [piece.reason for piece in log.dropped] == ["a split that is not train, valid or test"]
-    with pytest.raises(DataError, match="cannot load it"):
+    with pytest.raises(DataError, match="no such folder"):
         read_source(str(tmp_path / "nothing"), ReadOptions(format="datasets"), InputLog())

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dialog import prepare as module
+from dialog.corpora.columns import ReadOptions
 from dialog.corpus import Dialog, Utterance, load_dialogs
 from dialog.prepare import PrepareOptions, prepare
 from dialog.prepared import read_split, write_split
-from dialog.sources import ReadOptions
 from lm import folder as folders
 from lm.errors import ConfigError, DataError, StorageError
 from lm.filelock import FileLock

@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lm.errors import DataError, require
+from lm.hub import HUB, load_tables
 from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
 from lm.lines import InputLog, visible
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
 SPLITS = ("train", "valid", "test")
-DATASETS = "hf:"  # how the name of a dataset may begin, in place of --format datasets
 COPIES = "reverse-copy"  # the source that is made up
 
 _SPLIT_NAMES = {
@@ -90,7 +90,7 @@ class Located:
 
 def locate(source: str, options: ReadOptions) -> Located:
     """Find the splits of a source. DataError, naming path and remedy, where there are none."""
-    if options.format == "datasets" or source.startswith(DATASETS):
+    if options.format == "datasets" or source.startswith(HUB):
         return _locate_dataset(source, options)
     if source == COPIES:
         return _made_up(options)
@@ -99,9 +99,7 @@ def locate(source: str, options: ReadOptions) -> Located:
         if path.is_dir():
             return _locate_folder(path, options)
         if not path.exists():
-            raise DataError(
-                f"{shown}: no such file or folder; check the path, or call a dataset {DATASETS}NAME"
-            )
+            raise DataError(f"{shown}: no such file or folder; check the path, or call a dataset {HUB}NAME")
         return _locate_file(path, options)
     except OSError as error:
         raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
@@ -259,26 +257,12 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
 
 
 def _locate_dataset(source: str, options: ReadOptions) -> Located:
-    """A folder that ``save_to_disk`` wrote, or what ``load_dataset`` finds under NAME or NAME:CONFIG."""
-    import datasets
-
-    name, shown = source.removeprefix(DATASETS), visible(source)
-    stored = any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
-    try:
-        if stored:
-            loaded: Any = datasets.load_from_disk(name)
-        else:
-            path, _, config = name.partition(":")
-            loaded = datasets.load_dataset(path, config or None)
-    except Exception as error:  # network, hub, file formats: the library raises what it likes
-        detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(
-            f"{shown}: datasets cannot load it ({detail}); check name, configuration and network"
-        ) from error
-    tables = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-    found = {_SPLIT_NAMES[str(key)]: table for key, table in tables.items() if str(key) in _SPLIT_NAMES}
+    """A stored data set, or one of the hub, see :func:`lm.hub.load_tables`."""
+    shown = visible(source)
+    tables = {key or "train": table for key, table in load_tables(source).items()}
+    found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}
     if "train" not in found:
-        raise DataError(f"{shown}: has no train split, only {visible(', '.join(map(str, tables)))}")
+        raise DataError(f"{shown}: has no train split, only {visible(', '.join(tables))}")
     for split, table in found.items():
         if options.text_column not in table.column_names:
             columns = visible(", ".join(table.column_names))

@@ -1,0 +1,84 @@
+"""Columns of a table that hold dialog, speaker, text and act: named by options, or by their usual names."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dialog.corpora.records import DELIMITERS, Dialect, fields_of
+from lm.errors import DataError
+from lm.lines import visible
+
+_USUAL = {
+    "dialog": "dialog dialogue conversation conv thread session chat ticket",
+    "speaker": "speaker author user username from sender name nick role who",
+    "text": "text message body content utterance value msg",
+    "act": "act dialog_act dialogue_act",
+}
+_LISTS = ["dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages"]
+_LONGEST = 4096  # characters of a header that are looked at to tell the dialect
+KINDS = ("dialog", "speaker", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a source's content does not say: its format, and the columns of tables and data sets.
+
+    ``text_column`` may hold one utterance a row, or the list of a whole dialog's utterances, as strings or
+    as structures whose fields are named like the columns.
+    """
+
+    format: str = "auto"
+    dialog_column: str = "dialog"
+    speaker_column: str = "speaker"
+    text_column: str = "text"
+    act_column: str = "act"
+
+
+def usual(kind: str, columns: Iterable[Any]) -> str | None:
+    """The column whose name is usual for dialog, speaker, text or act; case and punctuation do not count."""
+    known: dict[str, str] = {}
+    for column in columns:
+        name = re.sub(r"\W+|_", "_", str(column).strip()).lower()
+        known.setdefault(name.removesuffix("_id") if kind == "dialog" else name, str(column))
+    return next((known[name] for name in _USUAL[kind].split() if name in known), None)
+
+
+def is_named(columns: Sequence[str]) -> bool:
+    """Whether dialog, speaker and text are all among the columns by a usual name."""
+    return all(usual(kind, columns) for kind in KINDS)
+
+
+def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> ReadOptions:
+    """The columns of a table whose first row is given, each as the options name it or by a usual name.
+
+    A list of utterances may have another usual name. DataError, listing the columns, where one is missing.
+    """
+    found = {}
+    for kind in (*KINDS, "act"):
+        wanted = getattr(options, f"{kind}_column")
+        if wanted not in row and wanted == kind:
+            wanted = usual(kind, row) or wanted
+        found[f"{kind}_column"] = wanted
+    if found["text_column"] not in row:
+        lists = [column for column in _LISTS if isinstance(row.get(column), list)]
+        found["text_column"] = lists[0] if lists and options.text_column == "text" else found["text_column"]
+    kinds = ("text",) if isinstance(row.get(found["text_column"]), list) else ("text", "dialog", "speaker")
+    for kind in kinds:
+        if (column := found[f"{kind}_column"]) not in row:
+            columns = visible(", ".join(map(str, row))[:500])
+            raise DataError(
+                f"{visible(name)}: no column {visible(column)}; name one of {columns} by --{kind}-column"
+            )
+    return replace(options, **found)
+
+
+def dialect_of(header: str) -> Dialect:
+    """Delimiter and quotes of a table, by its first line: those that give the most columns of usual names."""
+    quote, header = "'" if header.startswith("'") else '"', header[:_LONGEST]
+
+    def fit(delimiter: str) -> tuple[int, int]:
+        columns = fields_of(header, Dialect(delimiter, quote))
+        return sum(usual(kind, columns) is not None for kind in KINDS), len(columns)
+
+    return Dialect(max(DELIMITERS, key=fit), quote)

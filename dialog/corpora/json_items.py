@@ -1,0 +1,98 @@
+"""Objects of JSON files, with the lines that they begin on: one a line, or the items of an array."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from lm.lines import InputLog, Line
+
+_NEXT = re.compile(r"[\s,]*")  # what stands between the items of an array
+
+
+def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
+    """One line of JSONL; None where it is not a JSON object."""
+    number, text = line
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        log.bad(
+            name, number, "not JSON", "write one JSON object a line", column=error.colno, excerpt=error.msg
+        )
+        return None
+    except (ValueError, RecursionError):
+        log.bad(
+            name,
+            number,
+            "not JSON",
+            "write one JSON object a line",
+            excerpt="nested too deep or a huge number",
+        )
+        return None
+    if not isinstance(value, dict):
+        log.bad(name, number, "not a JSON object", "write one JSON object a line", excerpt=text)
+        return None
+    return value
+
+
+def parse_objects(
+    lines: Iterable[Line], name: str, log: InputLog, keys: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects that have all ``keys``, one a line or the items of one array, and the line each begins on."""
+    rest = iter(lines)
+    first = next((line for line in rest if line[1].strip()), None)
+    if first is None:
+        return
+    rest = chain([first], rest)
+    found: Iterable[tuple[int, Any]]
+    if first[1].lstrip().startswith("["):
+        text = whole_text(rest)
+        found = items_of(text, text.index("["), name, log, alone=True)
+    else:
+        found = ((line[0], parse_object(name, line, log)) for line in rest if line[1].strip())
+    for number, value in found:
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            log.bad(name, number, "not a JSON object", "mend the item", excerpt=repr(value))
+            continue
+        missing = [key for key in keys if key not in value]
+        if missing:
+            there, needed = ", ".join(map(str, value)), ", ".join(keys)
+            log.bad(name, number, f"no key {missing[0]}", f"needed: {needed}", excerpt=f"found: {there}")
+            continue
+        yield number, value
+
+
+def whole_text(lines: Iterable[Line]) -> str:
+    """Lines joined; one that was left out is blank, so that the others keep their numbers."""
+    parts: list[str] = []
+    for number, text in lines:
+        parts += [""] * (number - 1 - len(parts))
+        parts.append(text)
+    return "\n".join(parts)
+
+
+def items_of(
+    text: str, start: int, name: str, log: InputLog, *, alone: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Items of the JSON array whose bracket is at ``start``, and the line that each begins on.
+
+    ``alone``: nothing may follow it.
+    """
+    decoder, at, line, counted = json.JSONDecoder(), start + 1, 1, 0
+    while True:
+        at = _NEXT.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        line, counted = line + text.count("\n", counted, at), at
+        if text.startswith("]", at):
+            if alone and text[at + 1 :].strip():
+                log.bad(name, line, "text after the end of the array", "write one array or one object a line")
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            detail = getattr(error, "msg", "nested too deep or a huge number")
+            log.bad(name, line, "not JSON", "the rest cannot be read; make the file again", excerpt=detail)
+            return
+        yield line, value

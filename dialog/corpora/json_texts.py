@@ -1,0 +1,123 @@
+"""JSON files made for other programs: chats with assistants, questions and answers, Telegram exports."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from dialog.corpora.json_items import items_of, parse_objects, whole_text
+from dialog.corpora.stamps import Message, split_at_pauses
+from dialog.readers import Turn, default_id, make_dialog, one_line
+from dialog.utterance import Dialog
+from lm.lines import InputLog, Line
+
+PAIRS = (
+    ("question", "answer"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("input", "output"),
+)
+_MUTE = ("system", "developer", "tool", "function")  # roles that are no part of the conversation
+_MESSAGES = re.compile(r'"messages"\s*:\s*\[')
+
+
+def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
+    """The keys of a question and its answer, if there are such."""
+    known = set(keys)
+    return next((pair for pair in PAIRS if known.issuperset(pair)), None)
+
+
+def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``{"messages": [{"role": "user", "content": "hello"}, …]}``, one dialog a line, as OpenAI's files are.
+
+    ``conversations`` with ``from`` and ``value`` is read alike. The roles are the speakers; messages of the
+    system and of tools are left out, and so are parts of a content that are no text.
+    """
+    dialogs = []
+    for count, (line, value) in enumerate(parse_objects(lines, name, log)):
+        key = next((key for key in ("messages", "conversations") if key in value), "messages")
+        messages = value.get(key)
+        if not isinstance(messages, list):
+            log.bad(name, line, f"no list of {key}", "mend the dialog", excerpt=", ".join(map(str, value)))
+            continue
+        turns = []
+        for message in messages:
+            if not isinstance(message, dict) or not message.keys() & {"role", "from"}:
+                log.bad(name, line, "a message without a role", "mend it", excerpt=repr(message))
+                continue
+            role = message.get("role", message.get("from"))
+            text = one_line(_content(message.get("content", message.get("value"))))
+            if role in _MUTE or not text:
+                log.drop(name, line, "of the system or a tool" if role in _MUTE else "a message without text")
+                continue
+            turns.append(Turn(line, role, text))
+        dialog = make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
+        if dialog is not None:
+            dialogs.append(dialog)
+    return dialogs
+
+
+def _content(content: Any, joint: str = " ") -> Any:
+    """The text of a message's content, which may be a list of parts."""
+    if not isinstance(content, list):
+        return content
+    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return joint.join(part for part in parts if isinstance(part, str))
+
+
+def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
+    """The dialog of a question and its answer; an instruction's input is part of the question."""
+    pair = pair_of(value)
+    if pair is None:
+        known = ", ".join(map("/".join, PAIRS))
+        log.bad(name, line, "no question and answer", f"expected {known}", excerpt=", ".join(map(str, value)))
+        return None
+    question, answer = (value[key] for key in pair)
+    if pair[0] == "instruction" and isinstance(more := value.get("input"), str) and isinstance(question, str):
+        question = f"{question} {more}"
+    turns = [Turn(line, "user", one_line(question)), Turn(line, "assistant", one_line(answer))]
+    return make_dialog(name, line, value.get("id", default_id(name, number)), "", turns, log)
+
+
+def read_pairs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``{"question": "…", "answer": "…"}``, a dialog of two utterances a line; PAIRS are the keys."""
+    objects = enumerate(parse_objects(lines, name, log))
+    made = (pair_dialog(name, line, number, value, log) for number, (line, value) in objects)
+    return [dialog for dialog in made if dialog is not None]
+
+
+def read_telegram(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``result.json`` of Telegram Desktop, of one chat or of all.
+
+    Service messages and those without text are left out; a pause of more than six hours begins a new dialog.
+    """
+    text = whole_text(lines)
+    dialogs: list[Dialog] = []
+    chat = _MESSAGES.search(text)
+    if chat is None:
+        log.bad(name, 1, "no list of messages", "export the chat as JSON, not as HTML")
+    while chat:
+        items = items_of(text, chat.end() - 1, name, log)
+        dialogs += split_at_pauses(_telegram(items, name, log), name, log, first=len(dialogs))
+        chat = _MESSAGES.search(text, chat.end())
+    return dialogs
+
+
+def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Iterator[Message]:
+    for line, item in items:
+        if not isinstance(item, dict):
+            log.bad(name, line, "a message is not an object", "export the chat again", excerpt=repr(item))
+            continue
+        text = one_line(_content(item.get("text"), ""))
+        if item.get("type", "message") != "message" or not text:
+            log.drop(name, line, "a notice or media", str(item.get("action") or item.get("media_type") or ""))
+            continue
+        try:
+            time = datetime.fromisoformat(item["date"])
+        except (KeyError, TypeError, ValueError):
+            log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(item))
+            continue
+        yield Message(time, Turn(line, item.get("from") or item.get("from_id"), text))

@@ -1,0 +1,112 @@
+"""Layouts of text files, told by the first lines of a file."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from dialog.corpora.columns import dialect_of, is_named
+from dialog.corpora.json_texts import pair_of
+from dialog.corpora.logs import WHATSAPP, is_irc
+from dialog.corpora.ranking import is_ranking
+from dialog.corpora.records import fields_of
+from dialog.corpora.subtitles import TIMING
+from dialog.readers import PREFIX, TSV_COLUMNS
+from lm.lines import Line
+
+_KEY = re.compile(r'"([^"\\]+)"\s*:')
+_MOST = 1 << 16  # characters of a head, about
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first lines of a file that are not blank, and how its name ends."""
+
+    lines: tuple[str, ...]
+    suffix: str
+
+    @classmethod
+    def of(cls, lines: Iterable[Line], suffix: str) -> "Head":
+        """The head of a file's lines, of which few are read."""
+        found, size = [], 0
+        for _, text in lines:
+            if text.strip():
+                found.append(text)
+            size += len(text) + 1
+            if size > _MOST:
+                break
+        return cls(tuple(found), suffix)
+
+    def mostly(self, holds: Callable[[str], bool]) -> bool:
+        """Whether something holds for nine lines of ten."""
+        return 10 * sum(map(holds, self.lines)) >= 9 * len(self.lines)
+
+    @property
+    def first(self) -> str:
+        return self.lines[0]
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """Keys of the first line if it is a JSON object; of all lines if it only begins one, or an array."""
+        if not self.first.lstrip().startswith(("{", "[")):
+            return set()
+        whole = self.first.lstrip().startswith("{") and _KEY.findall(self.first)
+        return set(whole or _KEY.findall("\n".join(self.lines)))
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Fields of the first line, by the delimiter that fits it best."""
+        return fields_of(self.first[:_MOST], dialect_of(self.first))
+
+
+def _keys(*keys: str) -> Callable[[Head], bool]:
+    return lambda head: head.keys.issuperset(keys)
+
+
+def _messages(head: Head) -> bool:
+    return any(head.keys.issuperset(keys) for keys in (("messages", "content"), ("conversations", "value")))
+
+
+def _irc(head: Head) -> bool:
+    """Nearly all lines are of a log, and somebody says something."""
+    return head.mostly(lambda text: is_irc(text.strip())) and any("<" in text for text in head.lines)
+
+
+def _srt(head: Head) -> bool:
+    return any(TIMING.fullmatch(text) for text in head.lines[:2])
+
+
+def _ranking(head: Head) -> bool:
+    return "\t" in head.first and head.mostly(lambda text: is_ranking(text.split("\t")))
+
+
+def _csv(head: Head) -> bool:
+    """By the ending, or by a header of usual names, except that of our own TSV."""
+    ours = {column.strip().lower() for column in head.columns}.issuperset(TSV_COLUMNS[:3])
+    return head.suffix == ".csv" or (is_named(head.columns) and not (ours and "\t" in head.first))
+
+
+_OBJECTS = ("zhao", "telegram", "messages", "dialogs", "pairs", "turns")
+DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first that says yes decides
+    "zhao": _keys("utts"),
+    "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
+    "messages": _messages,
+    "dialogs": _keys("utterances"),
+    "pairs": lambda head: pair_of(head.keys) is not None,
+    "turns": _keys("text"),
+    "irc": _irc,
+    "whatsapp": lambda head: WHATSAPP.fullmatch(head.first) is not None,
+    "srt": _srt,
+    "ranking": _ranking,
+    "csv": _csv,
+    "tsv": lambda head: head.first.count("\t") >= 2,
+    "pipes": lambda head: head.first.count("|") >= 2,
+    "text": lambda head: head.suffix == ".txt" or PREFIX.match(head.first.strip()) is not None,
+}
+
+
+def detect(head: Head) -> str | None:
+    """The format of a text file; None for one that is not known."""
+    objects = head.first.lstrip().startswith("{")
+    formats = (name for name, matches in DETECTORS.items() if matches(head))
+    return next((name for name in formats if not objects or name in _OBJECTS), None)

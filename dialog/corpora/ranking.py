@@ -1,0 +1,61 @@
+"""Ranking corpora, as Ubuntu's: a context, a response, and whether it is the true one."""
+
+from collections.abc import Iterable, Sequence
+
+from dialog.readers import Turn, default_id, make_dialog
+from dialog.utterance import Dialog
+from lm.lines import InputLog, Line
+
+_TURN, _UTTERANCE = "__eot__", "__eou__"
+_LABELS = {"1": True, "1.0": True, "0": False, "0.0": False}
+
+
+def is_ranking(fields: Sequence[str]) -> bool:
+    """Whether a line is a header that names context, response and label, or a row of them."""
+    if len(fields) != 3:
+        return False
+    names = [field.strip().lower() for field in fields]
+    named = names[0] == "context" and names[1] in ("response", "utterance") and names[2] == "label"
+    return named or names[2] in _LABELS
+
+
+def read_ranking(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``context⇥response⇥label``, with a header or without: true responses (label 1) become dialogs.
+
+    ``__eot__`` in a context ends a speaker's turn, ``__eou__`` an utterance.
+    """
+    rows = ((number, text.split("\t")) for number, text in lines if text.strip())
+    return ranking_dialogs(rows, name, log)
+
+
+def ranking_dialogs(rows: Iterable[tuple[int, Sequence[str]]], name: str, log: InputLog) -> list[Dialog]:
+    """Dialogs of rows of context, response and label; a header may come first."""
+    dialogs: list[Dialog] = []
+    for index, (line, row) in enumerate(rows):
+        if len(row) != 3:
+            log.bad(name, line, "wrong number of columns", "expected 3", excerpt=f"{len(row)} found")
+            continue
+        context, response, label = row
+        true = _LABELS.get(label.strip())
+        if true is None:
+            if index or not is_ranking(row):
+                log.bad(name, line, "the label is neither 0 nor 1", "mend the line", excerpt=label)
+        elif not true:
+            log.drop(name, line, "a response with label 0")
+        else:
+            turns = _turns(line, f"{context} {_TURN} {response}")
+            dialog = make_dialog(name, line, default_id(name, len(dialogs)), "", turns, log)
+            if dialog is not None:
+                dialogs.append(dialog)
+    return dialogs
+
+
+def _turns(line: int, text: str) -> list[Turn]:
+    """Utterances; the speakers A and B take turns where one ends."""
+    spoken = [part for part in text.split(_TURN) if part.replace(_UTTERANCE, "").strip()]
+    return [
+        Turn(line, "AB"[index % 2], " ".join(utterance.split()))
+        for index, part in enumerate(spoken)
+        for utterance in part.split(_UTTERANCE)
+        if utterance.strip()
+    ]

@@ -1,0 +1,107 @@
+"""Time stamps of chat logs, in the notations of all common locales, and the pauses between messages."""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import PurePath
+from typing import NamedTuple
+
+from dialog.readers import Turn, make_dialog
+from dialog.utterance import Dialog
+from lm.lines import InputLog
+
+PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
+
+DATE = r"(\d{1,4})[./-](\d{1,2})[./-](\d{1,4})\.?"
+TIME = r"(\d{1,2})[:.](\d{2})(?:[:.](\d{2}))?(?:\s?([AaPp])\.?\s?[Mm]\.?)?"
+STAMPED = re.compile(rf"\W{{0,2}}(?:{DATE},?[T\s]+{TIME}|{TIME})(?!\w)")  # \s holds U+00A0 and U+202F
+_ORDERS = ("dmy", "mdy", "ymd")
+
+
+class Stamp(NamedTuple):
+    """The parts of a time stamp as they are written; ``date`` is empty in logs that give the time alone."""
+
+    date: tuple[str, ...]
+    hour: str
+    minute: str
+    second: str = ""
+    half: str = ""  # of the day: a or p
+
+    @classmethod
+    def of(cls, groups: Sequence[str | None]) -> "Stamp":
+        """From the seven groups of DATE and TIME."""
+        *date, hour, minute, second, half = (group or "" for group in groups)
+        return cls(tuple(date) if date[0] else (), hour, minute, second, half.lower())
+
+
+class Message(NamedTuple):
+    """Something said at some time; None where that is unknown."""
+
+    time: datetime | None
+    turn: Turn
+
+
+def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
+    """Times of the messages of a log; None for what is none.
+
+    Whether 01/04 is in January or April is decided for the whole log: by the order of day, month and year
+    that makes most dates possible and in which time runs backwards least; then by AM and PM, which stand
+    beside mm/dd. Stamps without a date begin a day wherever the time runs backwards.
+    """
+    preferred = "mdy" if any(stamp.half for stamp in stamps) else "dmy"
+    found: list[tuple[int, int, bool, list[datetime | None]]] = []
+    for order in _ORDERS:
+        times = [_time(stamp, order) for stamp in stamps]
+        known = [time for time in times if time]
+        backwards = sum(after < before for before, after in pairwise(known))
+        found.append((times.count(None), backwards, order != preferred, times))
+    times = min(found, key=lambda item: item[:3])[3]
+    days, latest = 0, datetime.min
+    for index, (stamp, time) in enumerate(zip(stamps, times, strict=True)):
+        if time and not stamp.date:
+            days += time < latest
+            latest = time
+            times[index] = time + timedelta(days=days)
+    return times
+
+
+def _time(stamp: Stamp, order: str) -> datetime | None:
+    date = {"y": 1900, "m": 1, "d": 1}
+    for part, digits in zip(order, stamp.date, strict=False):
+        if len(digits) > (4 if part == "y" else 2) or (part == "y" and len(digits) < 4 and len(digits) != 2):
+            return None
+        date[part] = int(digits) + (2000 if part == "y" and len(digits) == 2 else 0)
+    hour = int(stamp.hour)
+    if stamp.half:
+        hour = hour % 12 + (12 if stamp.half == "p" else 0)
+    try:
+        return datetime(date["y"], date["m"], date["d"], hour, int(stamp.minute), int(stamp.second or 0))
+    except ValueError:
+        return None
+
+
+def split_at_pauses(
+    messages: Iterable[Message], name: str, log: InputLog, *, pause: timedelta = PAUSE, first: int = 0
+) -> list[Dialog]:
+    """Dialogs of a log: a new one after every longer pause; what nobody answered in time is left out.
+
+    They are called ``<stem of the file>:<number>``, counting from ``first``.
+    """
+    blocks: list[list[Turn]] = []
+    latest: datetime | None = None
+    for time, turn in messages:
+        if not blocks or (time and latest and time - latest > pause):
+            blocks.append([])
+        blocks[-1].append(turn)
+        latest = time or latest
+    dialogs: list[Dialog] = []
+    for turns in blocks:
+        if len(turns) < 2:
+            log.drop(name, turns[0].line, "alone between two long pauses", str(turns[0].text))
+            continue
+        id = f"{PurePath(name).stem}:{first + len(dialogs)}"
+        dialog = make_dialog(name, turns[0].line, id, "", turns, log)
+        if dialog is not None:
+            dialogs.append(dialog)
+    return dialogs
