@@ -33,12 +33,12 @@ class Example:
     response: Utterance
 
 
-def list_examples(dialogs: Sequence[Dialog], context: int = 9) -> list[Example]:
-    """Every example of the dialogs, in order: all utterances but each dialog's last are responses."""
+def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = False) -> list[Example]:
+    """Every example of the dialogs, in order: all utterances are responses, the last one if ``last``."""
     examples = []
     for number, dialog in enumerate(dialogs):
         history = (START, *dialog.utterances)
-        for turn, response in enumerate(dialog.utterances[:-1]):
+        for turn, response in enumerate(dialog.utterances if last else dialog.utterances[:-1]):
             heard = history[max(0, turn + 1 - context) : turn + 1]
             examples.append(Example(number, turn, heard, response.speaker, response))
     return examples

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dialog.corpora.formats import FORMATS, PAGE
 from dialog.schema import DialogConfig
 from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
 from lm.config import Resolved, load_config, override, read_config
@@ -15,6 +16,7 @@ from lm.console import (
     JsonFile,
     Overrides,
     RunFolder,
+    check_data,
     counting,
     new_app,
     run_app,
@@ -31,6 +33,7 @@ from lm.tuning.cli import add_tune
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lm.folder import Prepared
     from lm.progress import Reporter
     from lm.train import FitResult, Verdict
 
@@ -85,11 +88,24 @@ add_presets(app, "dialog", DialogConfig, _size)
 add_describe(app, "dialog", DialogConfig, _size, "smalltalk_mos")
 
 
-@app.command()
+_PREPARE = f"""Read conversations of any supported format; write train, valid and test splits with a report.
+
+Example: dialog prepare chat.txt --out data/chat
+
+Formats, told by the content; {PAGE} has an example of each:
+
+\b
+{chr(10).join(f"  {name:<10} {about}" for name, about in FORMATS.items())}
+"""
+
+
+@app.command(help=_PREPARE)
 def prepare(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or name of a dataset.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or hf:NAME for a data set of the hub.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    format: Annotated[str, typer.Option(help="Format of the source; auto looks at its content.")] = "auto",
+    format: Annotated[str, typer.Option(help="Format of the source, if its content does not tell.")] = "auto",
     on_bad_line: Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
     ] = "error",
@@ -106,26 +122,58 @@ def prepare(
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")
     ] = 0.05,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the split.")] = 1,
-    dialog_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "dialog",
-    speaker_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "speaker",
-    text_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "text",
-    act_column: Annotated[str, typer.Option(help="Column of a table or dataset.")] = "act",
+    dialog_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "dialog",
+    speaker_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "speaker",
+    text_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "text",
+    act_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "act",
+    force: Annotated[bool, typer.Option("--force", help="Also write what is likely nonsense.")] = False,
 ) -> None:
-    """Read conversations of any supported format and write train, valid and test splits with a report.
-
-    Example: dialog prepare swda.zip --out data/swda
-    """
+    from dialog.corpora.columns import ReadOptions
     from dialog.prepare import PrepareOptions
     from dialog.prepare import prepare as prepare_corpus
-    from dialog.report import prepared_tables
-    from dialog.sources import ReadOptions
 
     read = ReadOptions(format, dialog_column, speaker_column, text_column, act_column)
     options = PrepareOptions(
         read, on_bad_line, valid_fraction, test_fraction, seed, tokenizer, lowercase, vocab_size
     )
-    prepared = prepare_corpus(source, out, options)
-    show(*prepared_tables(prepared.report), f"{out}: {'unchanged' if prepared.unchanged else 'written'}")
+    _show_prepared(prepare_corpus(source, out, options, force=force))
+
+
+def _show_prepared(prepared: "Prepared") -> None:
+    """Counts, the first two dialogs as they were read, and where they are."""
+    from dialog.corpus import load_dialogs
+    from dialog.report import dialog_lines, prepared_tables
+
+    first = load_dialogs(str(prepared.folder / "train"))[:2]
+    examples = [line for dialog in first for line in dialog_lines(dialog, most=6)]
+    state = "unchanged" if prepared.unchanged else "written"
+    show(*prepared_tables(prepared.report), *examples, f"{prepared.folder}: {state}")
+
+
+@app.command("show")
+def show_corpus(
+    corpus: Annotated[
+        str, typer.Argument(metavar="CORPUS", help="Prepared folder, or anything that prepare reads.")
+    ],
+    split: Annotated[
+        str, typer.Option(metavar="SPLIT", help="train, valid or test; the first there is if left out.")
+    ] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dialogs.")] = 3,
+    dialog: Annotated[str, typer.Option(metavar="ID", help="Only the dialog with this id.")] = "",
+) -> None:
+    """Show dialogs of a corpus as they were read.
+
+    Example: dialog show data/chat --split valid --limit 5
+    """
+    from dialog.corpus import choose_dialogs
+    from dialog.report import dialog_lines
+
+    chosen = choose_dialogs(corpus, split, dialog)
+    shown = chosen[:limit]
+    show(
+        *(line for one in shown for line in dialog_lines(one)),
+        f"{len(shown):,} of {len(chosen):,} dialogs",
+    )
 
 
 @app.command()
@@ -135,13 +183,28 @@ def train(
     run: Annotated[
         Path | None, typer.Option("--run", metavar="DIR", help="Run folder; runs/<config name> if left out.")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="F", help="Your own conversations: prepared in RUN/corpus and trained on."),
+    ] = None,
 ) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
     Example: dialog train smalltalk_mos --set head.components=8 --run runs/mos8
+
+    Example: dialog train own_small --data chat.txt
     """
     resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
     folder = run or Path("runs") / Path(config).stem
+    if data is not None:
+        from dialog.own_data import prepare_own
+
+        settings, prepared = prepare_own(data, folder)
+        if prepared and not prepared.unchanged:
+            _show_prepared(prepared)
+        given = [*settings, *(overrides or ())]
+        resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
+    check_data(resolved.config.data, "dialog prepare")
     from dialog.train import train as train_model
     from lm.progress import make_reporter
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from dialog.sources import ReadOptions, read_source
+from dialog.corpora.columns import ReadOptions
+from dialog.sources import read_source
 from dialog.utterance import SPLITS, Dialog, Utterance
 from lm.errors import DataError
 from lm.lines import InputLog, OnBadLine, visible
@@ -37,6 +38,26 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = 
             "or run `dialog prepare` on it and name a split of the result"
         )
     return next(iter(splits.values()))
+
+
+def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
+    """The conversations of a split, of the first there is if none is named; with an id, that one alone.
+
+    DataError where there is no such split or dialog; else as :func:`load_dialogs`.
+    """
+    if source.startswith(SMALLTALK):
+        splits = {source.removeprefix(SMALLTALK): load_dialogs(source)}
+    else:
+        splits = read_source(source, ReadOptions(), InputLog())
+    if split and split not in splits:
+        there = ", ".join(filter(None, splits))
+        raise DataError(f"{visible(source)}: no split {visible(split)}; {there or 'it is not split'}")
+    dialogs = splits[split] if split else next(iter(splits.values()))
+    found = [dialog for dialog in dialogs if id in ("", dialog.id)]
+    if not found:
+        example = visible(dialogs[0].id)
+        raise DataError(f"{visible(source)}: no dialog {visible(id)}; the id of the first one is {example}")
+    return found
 
 
 def train_codec(

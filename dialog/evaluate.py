@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dialog.corpus import Dialog, load_dialogs
 from dialog.records import evaluation_name, setting_name
 from dialog.references import ReferenceItem, align_references, read_references
-from dialog.schema import DialogConfig
+from dialog.schema import DataConfig, DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError
@@ -104,7 +104,7 @@ def evaluate(
     require_apart([output], [data, references])
     model, weights = opened(run, checkpoint, TrainedModel.load)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
-    test = load_test_set(data or model.config.data.test, references, limit, model.config.data.context, poll)
+    test = load_test_set(data or model.config.data.test, references, limit, model.config.data, poll)
     judge = bleu_tokenizer(model.codec.tokenizer)
     texts = test.texts()
     unknown = _unknown_share(model, test)
@@ -161,18 +161,24 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
 
 
 def load_test_set(
-    source: str, references: Path | None, limit: int | None, context: int, poll: Poll = no_poll
+    source: str, references: Path | None, limit: int | None, config: DataConfig, poll: Poll = no_poll
 ) -> EvaluationData:
     """Read a corpus and the references that belong to it.
 
-    DataError where there is no context to evaluate or the references are those of other conversations.
+    DataError where there is no context to evaluate or the references are those of other conversations;
+    ConfigError for references with ``last_response``.
     """
     from dialog.batches import list_examples
 
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
+    if references and config.last_response:
+        raise ConfigError(
+            f"{visible(references)}: lacks the last responses, which data.last_response adds; "
+            "leave out --references"
+        )
     dialogs = load_dialogs(source, poll=poll)
-    examples = list_examples(dialogs, context)
+    examples = list_examples(dialogs, config.context, config.last_response)
     if not examples:
         raise DataError(f"{visible(source)}: no context to evaluate; a dialog needs two utterances")
     items = align_references(read_references(references), dialogs, str(references)) if references else None

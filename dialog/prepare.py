@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dialog.corpora.columns import ReadOptions
+from dialog.corpora.formats import PAGE
+from dialog.corpora.nonsense import nonsense
 from dialog.corpus import Dialog, train_codec
 from dialog.prepared import write_split
-from dialog.sources import ReadOptions, locate, read_located
+from dialog.sources import locate, read_located
 from dialog.utterance import SPLITS, WHOLE
 from lm.errors import DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
@@ -55,12 +58,14 @@ class PrepareOptions:
         )
 
 
-def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
+def prepare(
+    source: str, out: Path, options: PrepareOptions = PrepareOptions(), *, force: bool = False
+) -> Prepared:
     """Read ``source`` and write ``out``, unless it holds the result of just that already.
 
     A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
-    for the source, StorageError where ``out`` is something else or of another source, cannot be written, or
-    is being written by another process.
+    for the source, also where what was read is likely nonsense, unless ``force``; StorageError where ``out``
+    is something else or of another source, cannot be written, or is being written by another process.
     """
     log = InputLog(options.on_bad_line)
     located = locate(source, options.read, log)
@@ -77,6 +82,11 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
     read = read_located(located, options.read, log)
     if hash_inputs(paths) != before:
         raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
+    if not force and (reason := nonsense([dialog for dialogs in read.values() for dialog in dialogs])):
+        raise DataError(
+            f"{visible(source)}: read as {located.format}, {reason}; name another --format, "
+            f"see {PAGE}, or prepare it with --force if that is right"
+        )
     if not before:  # a dataset, known by what it holds
         wanted["inputs"] = {source: hashlib.sha256(repr(read).encode()).hexdigest()}
         if current := folder.current(wanted):
@@ -129,8 +139,22 @@ def _report(
         "tokenizer": options.tokenizer,
         "vocabulary_size": len(codec.vocabulary),
         "splits": {split: _describe(dialogs, codec) for split, dialogs in splits.items()},
+        "notes": _notes(splits),
         "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
     }
+
+
+def _notes(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
+    """What to beware of: splits whose dialogs are also in train."""
+    known = {dialog.utterances for dialog in splits["train"]}
+    shared = {
+        split: sum(dialog.utterances in known for dialog in dialogs) for split, dialogs in splits.items()
+    }
+    return [
+        f"warning: {shared[split]:,} of {len(dialogs):,} dialogs of {split} are in train, too"
+        for split, dialogs in splits.items()
+        if split != "train" and 10 * shared[split] > len(dialogs)
+    ]
 
 
 def _describe(dialogs: Sequence[Dialog], codec: Codec) -> dict[str, Any]:

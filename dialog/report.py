@@ -4,11 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dialog.utterance import Dialog
 from lm.console import table
 from lm.tables import preparation_tables
+from lm.terminal import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 Result = Mapping[str, Any]
 _ORDERS = ("1", "2", "3", "4")
@@ -22,7 +25,20 @@ _MEASURES = (
 def prepared_tables(report: Result) -> list["Table | str"]:
     """A row for each split, and what was left out."""
     columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
-    return preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
+    tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
+    return [*tables, *report.get("notes", ())]
+
+
+def dialog_lines(dialog: Dialog, most: int = 0) -> "list[Text]":
+    """A dialog as it was read, an utterance a line, safe to show; at most so many, 0 = all."""
+    said = dialog.utterances[: most or None]
+    lines = [f"{dialog.id}{' · ' if dialog.topic else ''}{dialog.topic}"]
+    for utterance in said:
+        act = f" [{utterance.act}]" if utterance.act else ""
+        lines.append(f"  {utterance.speaker}: {' '.join(utterance.text.split())}{act}")
+    if more := len(dialog.utterances) - len(said):
+        lines.append(f"  … {more:,} more")
+    return [plain(line) for line in lines]
 
 
 def evaluation_tables(result: Result) -> list["Table | str"]:

@@ -27,6 +27,9 @@ class DataConfig(Section):
         40, ge=3, description="cap of an utterance, <s> and </s> counted (Zhao et al.: 40)"
     )
     context: int = Field(9, ge=1, description="utterances before the response that the encoder sees")
+    last_response: bool = Field(
+        False, description="the last utterance of a dialog is a response, too (Zhao et al.: it is not)"
+    )
     segment: int = Field(
         16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs"
     )

@@ -99,7 +99,7 @@ class EncodedDialogs:
 
 def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
     """All examples of the dialogs in token ids."""
-    examples = list_examples(dialogs, config.data.context)
+    examples = list_examples(dialogs, config.data.context, config.data.last_response)
     return EncodedDialogs(
         examples, encode_examples(examples, codec, config.data.max_tokens), config.data.segment
     )

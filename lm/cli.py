@@ -17,6 +17,7 @@ from lm.console import (
     JsonFile,
     Overrides,
     RunFolder,
+    check_data,
     counting,
     new_app,
     run_app,
@@ -146,6 +147,7 @@ def train(
     Example: lm train ptb_mos --set head.components=10 --run runs/mos10
     """
     resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
+    check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem
     from lm.language.training import train as train_model
     from lm.progress import make_reporter

@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from lm import __version__
 from lm.errors import HighrankError, Interrupted, StorageError
 from lm.lines import visible
+from lm.named_data import NamedSplits, require_splits
 from lm.storage import JSON, finite, require_foreign, require_writable, write_json
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.
 Checkpoint = Annotated[
     str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
 ]
+
+
+def check_data(data: NamedSplits, command: str) -> None:
+    """Raise DataError where the text of a training is not there, and warn where its splits are one file."""
+    for warning in require_splits(data, command):
+        typer.echo(warning, err=True)
 
 
 def show_training(folder: Path, result: "FitResult") -> None:

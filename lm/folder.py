@@ -114,7 +114,7 @@ class OutputFolder:
         if self._manifest is None:
             return
         source, inputs = self._manifest["source"], self._manifest["inputs"]
-        if source != wanted["source"] and _contents(inputs) != _contents(wanted["inputs"]):
+        if source != wanted["source"] and contents(inputs) != contents(wanted["inputs"]):
             raise StorageError(
                 f"{visible(self.path)}: holds what `{self.command} {visible(source)}` wrote;"
                 " choose another --out, or remove it"
@@ -190,7 +190,7 @@ class OutputFolder:
         return hashes
 
 
-def _contents(inputs: Mapping[str, Any]) -> list[str]:
+def contents(inputs: Mapping[str, Any]) -> list[str]:
     """What was read, wherever it lay."""
     return sorted(map(repr, inputs.values()))
 

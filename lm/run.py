@@ -6,6 +6,7 @@
     RUN/metrics.jsonl   deterministic records; a resumed run continues it bit for bit
     RUN/timing.jsonl    seconds and tokens a second, which no two runs share
     RUN/checkpoints/    see lm.checkpoint
+    RUN/corpus          of `dialog train --data`: the prepared corpus
     RUN/lock            held while a process trains here
 """
 
@@ -39,6 +40,7 @@ from lm.storage import (
 __all__ = ["MetricsLog", "Run", "StopFlag"]
 
 CONFIG, LOCK = "config.json", "lock"
+CORPUS = "corpus"  # a prepared corpus that the run is trained on, made before the run itself
 
 
 class MetricsLog:
@@ -173,7 +175,7 @@ def _refuse_foreign(folder: Path) -> None:
     with storage_errors(folder):
         names = os.listdir(folder) if os.path.isdir(folder) else []
     if CONFIG not in names and (
-        others := sorted(name for name in names if name != LOCK and not _is_leftover(name))
+        others := sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
     ):
         raise StorageError(
             f"{visible(folder)}: holds {visible(others[0])} but no {CONFIG}, so it is not a run; "

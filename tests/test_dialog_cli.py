@@ -136,11 +136,12 @@ def test_a_training_without_an_end_is_refused_before_anything_is_written(
 ) -> None:
     limits = ("max_steps", "max_epochs", "max_minutes", "patience")
     zeros = [word for limit in limits for word in ("--set", f"train.{limit}=0")]
-    absent = ["--set", "data.train=absent.txt", "--set", "data.valid=absent.txt"]
-    code, out, err = dialog("train", "smalltalk_mos", *zeros, *absent)
+    Path("bad.txt").write_bytes(b"\xff\n")
+    unread = ["--set", "data.train=bad.txt", "--set", "data.valid=bad.txt"]
+    code, out, err = dialog("train", "smalltalk_mos", *zeros, *unread)
     assert (code, out) == (ConfigError.exit_code, "")
     assert "training would never end; set train.max_steps" in err
-    assert not list(in_tmp.iterdir())
+    assert [path.name for path in in_tmp.iterdir()] == ["bad.txt"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_folder_is_told_from_its_splits(tmp_path: Path) -> None:
         load_codec(DataConfig(train=str(tmp_path / "out")))
     with pytest.raises(DataError, match="in: not a split that `lm prepare` wrote; run it on this folder"):
         load_split(str(source), codec)
-    with pytest.raises(DataError, match="absent: cannot be read"):
+    with pytest.raises(DataError, match="absent: no such file or folder"):
         load_split(str(tmp_path / "absent"), codec)
 
 

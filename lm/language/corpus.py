@@ -1,6 +1,7 @@
 """The text of a language-model run: from the names in its config to a codec and token ids."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
 from lm.language.sources import SPLITS, is_spelled
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.lines import InputLog, visible
+from lm.named_data import missing
 from lm.stop import Poll, no_poll
 from lm.text import Codec
 from lm.tokenizers import StoredKind
@@ -27,7 +29,7 @@ def load_split(source: str, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     ``source`` is a split of a folder that ``lm prepare`` wrote, as ``data/ptb/test``, or a text file, which
     the codec encodes. DataError, naming file, line and remedy, where it is missing, bad, or of another codec.
     """
-    path = Path(source)
+    path = _existing(source)
     if path.is_dir():
         return read_split(_require_split(path), codec, poll)
     part = text_part(path, codec.tokenizer.kind)
@@ -44,7 +46,7 @@ def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
     It has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train lacks. DataError
     as :func:`load_split`; ConfigError for a vocabulary size that cannot be.
     """
-    train = Path(data.train)
+    train = _existing(data.train)
     if train.is_dir():
         folder = _require_split(train).parent
         try:
@@ -75,6 +77,13 @@ def text_part(path: Path, kind: StoredKind) -> FilePart:
         return whole_file(path, "bytes")
     part = whole_file(path, "lines")
     return FilePart(path, "spelled") if kind == "char" and is_spelled(path) else part
+
+
+def _existing(source: str) -> Path:
+    """The path of a source; DataError that tells how to make it where it is not there."""
+    if not os.path.lexists(source):
+        raise missing(source, "lm prepare")
+    return Path(source)
 
 
 def _require_split(path: Path) -> Path:
