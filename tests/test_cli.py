@@ -28,7 +28,7 @@ from lm.stop import RESUME, interruptible
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
-    "score", "train", "tune",
+    "score", "show", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze gates", "analyze rank",
