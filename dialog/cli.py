@@ -27,12 +27,11 @@ from lm.console import (
 )
 from lm.stop import RESUME, interruptible
 from lm.storage import require_apart
+from lm.tables import Table
 from lm.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.folder import Prepared
     from lm.progress import Reporter
     from lm.train import FitResult, Verdict
@@ -316,11 +315,13 @@ def references(
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")
 
 
-def _compared(runs: Sequence[Path], name: str | None, resamples: int) -> tuple[dict[str, Any], list["Table"]]:
-    from dialog.compare import compare, comparison_table
+def _compared(
+    runs: Sequence[Path], name: str | None, resamples: int
+) -> tuple[dict[str, Any], list[Table | str]]:
+    from dialog.compare import compare, comparison_tables
 
     result = compare(runs, name=name, resamples=resamples)
-    return result, [comparison_table(result)]
+    return result, comparison_tables(result)
 
 
 add_compare(app, "dialog compare runs/softmax runs/mos", _compared)

@@ -7,19 +7,18 @@ certain than they are. Resampled are the sums that a score is made of (nats and 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lm import bootstrap
-from lm.bootstrap import Floats, by_unit, mark
+from lm.bootstrap import Floats, by_unit
 from lm.errors import ConfigError, DataError
 from lm.lines import visible
-from lm.records import Evaluation, common_name, load_evaluation
+from lm.records import Evaluation, common_name, load_evaluation, lookup
+from lm.report import p_tables
 from lm.schema import RESAMPLES
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from lm.tables import Table
 
 Result = dict[str, Any]
 
@@ -42,6 +41,17 @@ _COLUMNS = (
     *(("dialog",), ("turn",), ("nll",), ("tokens",)),
     *((version, side) for version in _BLEU for side in _SIDES),
 )
+_SCORES = {  # what the tables call the scores that have p-values
+    "perplexity": "perplexity",
+    **{f"BLEU-{n} {side[0].upper()}": f"bleu/{n}/{side}" for n in _ORDERS for side in _SIDES},
+    **{f"legacy BLEU-1 {side[0].upper()}": f"bleu_legacy/1/{side}" for side in _SIDES},
+}
+_MEASURES = {
+    "distinct-1": "inter_distinct_1",
+    "distinct-2": "inter_distinct_2",
+    "length": "mean_length",
+    "most common": "most_common_share",
+}
 _OPTIONS = "--data, --references, --checkpoint, --limit, --set"
 _NEEDED = (
     *(("result", key) for key in _KEPT),
@@ -109,25 +119,18 @@ def p_values(first: Evaluation, other: Evaluation, counts: Floats) -> dict[str, 
     return bootstrap.p_values(pairs, counts)
 
 
-def comparison_table(comparison: Result) -> "Table":
-    """The comparison for a terminal: a row for each run, an asterisk where p < .05 against the first."""
-    from rich.table import Table
-    from rich.text import Text
-
-    title = f"Runs on {comparison['name']} (* p < .05 against the first)"
-    table = Table(title=Text(title), caption=Text(_caption(comparison["runs"])))
-    heads = ("run", "head", "parameters", "perplexity", *(f"BLEU-{n} P/R" for n in _ORDERS), "legacy B-1 P/R")
-    for head in (*heads, "inter-distinct-1/2", "length", "most common"):
-        table.add_column(head, justify="left" if head in ("run", "head") else "right")
-    for row in comparison["runs"]:
-        cells = [visible(row["run"]), visible(row["head"]), f"{row['parameters']:,}"]
-        cells.append(f"{row['perplexity']:.2f}{mark(row['p'].get('perplexity'))}")
-        cells += [_bleu_cell(row, "bleu", order) for order in _ORDERS]
-        cells.append(_bleu_cell(row, "bleu_legacy", "1"))
-        cells.append(f"{row['inter_distinct_1']:.3f}/{row['inter_distinct_2']:.3f}")
-        cells += [f"{row['mean_length']:.1f}", f"{row['most_common_share']:.1%}"]
-        table.add_row(*map(Text, cells))
-    return table
+def comparison_tables(comparison: Result) -> list[Table | str]:
+    """A row for each run, and one with the p-values of each run but the first; then how they answered."""
+    rows = [
+        {
+            **{name: row[name] for name in ("run", "head", "parameters")},
+            **{name: lookup(row, key.split("/")) for name, key in _SCORES.items()},
+            **{name: row[key] for name, key in _MEASURES.items()},
+        }
+        for row in comparison["runs"]
+    ]
+    title = f"Runs on {comparison['name']}"
+    return [Table(title, rows), *p_tables(comparison, _SCORES), _caption(comparison["runs"])]
 
 
 def _caption(rows: Sequence[Result]) -> str:
@@ -141,12 +144,6 @@ def _caption(rows: Sequence[Result]) -> str:
         return f"All runs: {texts[0]}"
     by_run = "; ".join(f"{visible(row['run'])}: {text}" for row, text in zip(rows, texts, strict=True))
     return f"Warning: {', '.join(differ)} differ between the runs. {by_run}"
-
-
-def _bleu_cell(row: Result, version: str, order: str) -> str:
-    values = row[version][order]
-    marks = {side: mark(row["p"].get(f"{version}/{order}/{side}")) for side in _SIDES}
-    return "/".join(f"{values[side]:.3f}{marks[side]}" for side in _SIDES)
 
 
 def _row(evaluation: Evaluation) -> Result:

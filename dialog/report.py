@@ -2,16 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dialog.utterance import Dialog
-from lm.console import table
-from lm.tables import preparation_tables
-from lm.terminal import plain
-
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
+from lm.report import preparation_tables
+from lm.tables import Table
+from lm.terminal import sanitize
 
 Result = Mapping[str, Any]
 _ORDERS = ("1", "2", "3", "4")
@@ -22,14 +18,14 @@ _MEASURES = (
 )
 
 
-def prepared_tables(report: Result) -> list["Table | str"]:
+def prepared_tables(report: Result) -> list[Table | str]:
     """A row for each split, and what was left out."""
     columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
     tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
     return [*tables, *report.get("notes", ())]
 
 
-def dialog_lines(dialog: Dialog, most: int = 0) -> "list[Text]":
+def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
     """A dialog as it was read, an utterance a line, safe to show; at most so many, 0 = all."""
     said = dialog.utterances[: most or None]
     lines = [f"{dialog.id}{' · ' if dialog.topic else ''}{dialog.topic}"]
@@ -38,19 +34,18 @@ def dialog_lines(dialog: Dialog, most: int = 0) -> "list[Text]":
         lines.append(f"  {utterance.speaker}: {' '.join(utterance.text.split())}{act}")
     if more := len(dialog.utterances) - len(said):
         lines.append(f"  … {more:,} more")
-    return [plain(line) for line in lines]
+    return [sanitize(line) for line in lines]
 
 
-def evaluation_tables(result: Result) -> list["Table | str"]:
+def evaluation_tables(result: Result) -> list[Table | str]:
     """The scores of an evaluated run."""
     tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
     return [*tables, f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}"]
 
 
-def score_tables(title: str, result: Result) -> list["Table | str"]:
+def score_tables(title: str, result: Result) -> list[Table | str]:
     """Likelihood, if there is a model, and variety, then BLEU beside its yardsticks, if there are any."""
-    rows = [{"measure": name, "value": result[name]} for name in _MEASURES if name in result]
-    rows.append({"measure": "sacrebleu", "value": result["sacrebleu"]["score"]})
+    scores = {name: result[name] for name in _MEASURES if name in result}
     systems = {"model": result}
     references = result["references"]
     about = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
@@ -59,44 +54,45 @@ def score_tables(title: str, result: Result) -> list["Table | str"]:
         systems |= {f"{answer!r}": scores for answer, scores in yardsticks["constant_answers"].items()}
         about += f"; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
     legacy = [
-        row | {"undefined": f"{scores['legacy_undefined_share']:.0%}"}
+        {**row, "undefined share": scores["legacy_undefined_share"]}
         for row, scores in zip(_bleu_rows(systems, "bleu_legacy"), systems.values(), strict=True)
     ]
     return [
-        table(title, rows),
-        table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
-        table("Precision/recall, smoothing of NLTK 3.4 and before, as published", legacy),
+        Table(title, [scores | {"sacrebleu": result["sacrebleu"]["score"]}], upright=True),
+        Table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
+        Table("Precision/recall, smoothing of NLTK 3.4 and before, as published", legacy),
         about,
-        "undefined: pairs with a common word for which NLTK 3.4 has no score; they count 0 in this table, as"
+        "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this table, as"
         " in Zhao et al.'s code",
     ]
 
 
-def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[dict[str, str]]:
+def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[Result]:
     """A row for each system: the model, and the yardsticks beside it."""
-    return [
-        {"answers": name, **{f"BLEU-{n}": _pair(scores[variant][n]) for n in _ORDERS}}
-        for name, scores in systems.items()
-    ]
+    return [{"answers": name, **bleu_columns(scores[variant])} for name, scores in systems.items()]
 
 
-def demo_table(results: Mapping[str, Result]) -> "Table":
+def bleu_columns(scores: Result) -> dict[str, float]:
+    """Precision and recall of BLEU-1 … BLEU-4, each in a column of its own."""
+    return {
+        f"BLEU-{n} {side[0].upper()}": scores[n][side] for n in _ORDERS for side in ("precision", "recall")
+    }
+
+
+def demo_table(results: Mapping[str, Result]) -> Table:
     """A row for each head: its distance to the true perplexity, and its responses."""
     rows = [
         {
             "head": head,
             "parameters": result["parameters"],
-            "perplexity": round(result["perplexity"], 2),
-            "true perplexity": round(result["true_perplexity"], 2),
-            "excess nats a token": round(result["nll"] - math.log(result["true_perplexity"]), 3),
-            "BLEU-2 P/R": _pair(result["bleu"]["2"]),
-            "distinct-2": round(result["inter_distinct_2"], 3),
-            "minutes": round(result["minutes"], 1),
+            "perplexity": result["perplexity"],
+            "true perplexity": result["true_perplexity"],
+            "excess nats a token": result["nll"] - math.log(result["true_perplexity"]),
+            "BLEU-2 P": result["bleu"]["2"]["precision"],
+            "BLEU-2 R": result["bleu"]["2"]["recall"],
+            "distinct-2": result["inter_distinct_2"],
+            "minutes": result["minutes"],
         }
         for head, result in results.items()
     ]
-    return table("Built-in corpus, test split", rows)
-
-
-def _pair(scores: Result) -> str:
-    return f"{scores['precision']:.3f}/{scores['recall']:.3f}"
+    return Table("Built-in corpus, test split", rows)

@@ -31,11 +31,10 @@ from lm.language.config import LmConfig
 from lm.stop import RESUME, interruptible
 from lm.storage import require_apart
 from lm.suggest import did_you_mean
+from lm.tables import Table
 from lm.tuning.cli import add_tune, require_optuna
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.config import Resolved
     from lm.progress import Reporter
     from lm.train import FitResult, Verdict
@@ -362,7 +361,7 @@ def score(
 
 def _compared(
     runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[dict[str, Any], list["Table | str"]]:
+) -> tuple[dict[str, Any], list[Table | str]]:
     from lm.language.compare import compare
     from lm.language.report import comparison_tables
 

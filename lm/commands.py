@@ -8,14 +8,14 @@ import typer
 from pydantic import BaseModel
 
 from lm.config import load_config
-from lm.console import JsonFile, Overrides, RunFolder, show, table, write_result
+from lm.console import JsonFile, Overrides, RunFolder, show, write_result
 from lm.errors import StorageError
 from lm.presets import preset_paths
 from lm.schema import RESAMPLES
 from lm.storage import require_apart
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from typer.models import ArgumentInfo
 
 C = TypeVar("C", bound=BaseModel)
@@ -59,7 +59,7 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
             config = load_config(str(path), schema, family=family).config
             about = getattr(config, "about", "")
             rows.append({"preset": path.stem, "about": about, "parameters": size(config)["parameters"]})
-        show(table("Presets", rows))
+        show(Table("Presets", rows))
 
 
 def add_describe(
@@ -76,7 +76,7 @@ def add_describe(
     ) -> None:
         require_apart([json_file], [config])
         resolved = load_config(config, schema, family=family, overrides=overrides or ())
-        from lm.tables import config_table, description_tables
+        from lm.report import config_table, description_tables
 
         result = size(resolved.config) | {"provenance": resolved.provenance}
         chosen: Any = resolved.config  # of whichever family: each has the section train
@@ -87,7 +87,7 @@ def add_describe(
 def add_compare(
     app: typer.Typer,
     example: str,
-    compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence["RenderableType"]]],
+    compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence[Table | str]]],
 ) -> None:
     """Gives a command line the command ``compare``; ``compared`` gives a result and the tables of it."""
     text = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
@@ -123,7 +123,7 @@ def add_check(app: typer.Typer) -> None:
         result = check_run(run)
         write_result(json_file, result)
         show(
-            table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256'] or '–'}"
+            Table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256'] or '–'}"
         )
         if result["problems"]:
             raise StorageError(result["problems"][0])

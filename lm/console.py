@@ -25,14 +25,16 @@ from lm.errors import HighrankError, Interrupted, StorageError
 from lm.lines import visible
 from lm.named_data import NamedSplits, require_splits
 from lm.storage import JSON, finite, require_foreign, require_writable, write_json
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console
 
     from lm.train import FitResult
 
 _command = ContextVar("command", default="")
+_form = ContextVar("form", default="")  # of tables: --markdown, --csv, or nothing for a terminal
+FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {
     errno.ENOSPC: _NO_ROOM,
@@ -103,7 +105,7 @@ class Commands(TyperGroup):
 
 
 def new_app(description: str) -> typer.Typer:
-    """An empty command line with ``--version``, ``--debug`` and shell completion."""
+    """An empty command line with ``--version``, :data:`FLAGS` and shell completion."""
     app = typer.Typer(
         cls=Commands,
         help=description,
@@ -122,7 +124,13 @@ def new_app(description: str) -> typer.Typer:
         ] = False,
         debug: Annotated[
             bool,
-            typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line."),
+            typer.Option(
+                "--debug", help="Show the traceback of an error. This and the next two may stand anywhere."
+            ),
+        ] = False,
+        markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
+        csv: Annotated[
+            bool, typer.Option("--csv", help="Tables as CSV, numbers as measured; other lines go to stderr.")
         ] = False,
     ) -> None:
         pass
@@ -138,10 +146,11 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
+    _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
     _command.set(shlex.join([name, *given]))
     signals = _like_ctrl_c()
     try:
-        app(args=[argument for argument in given if argument != "--debug"], prog_name=name)
+        app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
         code: str | int | None = 0
     except SystemExit as ending:
         code = ending.code
@@ -223,34 +232,20 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
         bar.stop()
 
 
-def table(title: str, rows: Sequence[Mapping[str, object]]) -> "Table":
-    """Rows as a table whose columns are the keys of the first; numbers are aligned, text is never markup."""
-    from rich.table import Table
-    from rich.text import Text
+def show(*parts: Table | str) -> None:
+    """Print tables and lines, as ``--markdown`` or ``--csv`` asks; a pipe gets lines whole, without colours.
 
-    shown = Table(title=Text(title), title_justify="left")
-    for column in rows[0] if rows else ():
-        numeric = all(isinstance(row[column], int | float | None) for row in rows)
-        shown.add_column(Text(column), justify="right" if numeric else "left")
-    for row in rows:
-        shown.add_row(*(Text(_cell(value)) for value in row.values()))
-    return shown
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        small = 0 < abs(value) < 0.01  # a rate or a share: four digits, wherever they stand
-        return f"{value:.4g}" if small else f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else visible(value)
-
-
-def show(*renderables: "RenderableType") -> None:
-    """Print tables and lines; a pipe gets them unwrapped and without colours."""
-    console = _console()
-    for renderable in renderables:
-        console.print(renderable, highlight=False, markup=False)
+    Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr.
+    """
+    form, console = _form.get(), _console()
+    for number, part in enumerate(parts):
+        if form == "--csv" and isinstance(part, Table):
+            typer.echo(("\n" if number else "") + part.csv(), nl=False)
+        elif form:
+            typer.echo(visible(part) if isinstance(part, str) else part.markdown(), err=form == "--csv")
+        else:
+            whole = isinstance(part, str) and not console.is_terminal
+            console.print(part, highlight=False, markup=False, soft_wrap=whole)
 
 
 def _console() -> "Console":

@@ -21,10 +21,11 @@ from dialog.schema import DialogConfig
 from lm import __version__
 from lm.cli import app as lm_app
 from lm.commands import config_completion
-from lm.console import new_app, run_app, show, table, write_result
+from lm.console import new_app, run_app, show, write_result
 from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
 from lm.lines import visible
 from lm.stop import RESUME, interruptible
+from lm.tables import Table
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
@@ -317,7 +318,7 @@ def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
 
 
 def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    show(table("[b]T[/b]", [{"a": "[red]x[/nope]\x1b[2J", "n": 1234567}, {"a": "y" * 90, "n": None}]), "[/x]")
+    show(Table("[b]T[/b]", [{"a": "[red]x[/nope]\x1b[2J", "n": 1234567}, {"a": "y" * 90, "n": None}]), "[/x]")
     out = capsys.readouterr().out
     assert "[b]T[/b]" in out
     assert "[red]x[/nope]\\x1b[2J" in out

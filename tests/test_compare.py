@@ -1,14 +1,17 @@
 """Comparison: the paired bootstrap behaves as one, and only comparable runs are compared."""
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dialog.compare import compare, comparison_table
+from dialog.compare import compare, comparison_tables
 from lm.errors import ConfigError, DataError, StorageError
+from lm.tables import Table
 
 DIALOGS, TURNS = 20, 15
 
@@ -116,27 +119,39 @@ def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
         record["contexts"]["dialog"] = [0] * (DIALOGS * TURNS)
         path.write_text(json.dumps(record))
     assert set(p_of(*runs).values()) == {None}
-    comparison_table(compare(runs))
+    _scores, p, _ = comparison_tables(compare(runs))
+    assert isinstance(p, Table)
+    assert set(p.cells()[0].values()) == {"b", "–"}
 
 
-def test_the_table_has_a_row_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [60, 80, 120, 300])
+def test_the_tables_show_every_score_of_every_run_and_every_p(tmp_path: Path, width: int) -> None:
     from rich.console import Console
 
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.3, head="[red]x")
-    comparison = compare([a, b])
+    names = ("softmax", "moc", "mos", "moss")
+    runs = [write_run(tmp_path / name, seed=seed, better=0.1 * seed) for seed, name in enumerate(names)]
+    comparison = compare(runs)
     assert comparison["bootstrap"] == {"resamples": 10_000, "seed": 1, "unit": "dialog", "units": DIALOGS}
     assert comparison["runs"][0]["p"] == {}
-    console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(comparison_table(comparison))
-    console.file.close()
+    console = Console(width=width, record=True, file=io.StringIO())
+    for part in comparison_tables(comparison):
+        console.print(part)
     text = console.export_text()
-    assert "[red]x" in text, "names are not markup"
-    assert f"{comparison['runs'][1]['perplexity']:.2f}*" in text
-    assert "1,234,567" in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert str(tmp_path) in re.sub(r"\s", "", text), "the common folder is named once"
+    for row in comparison["runs"]:
+        for value in (f"{row['perplexity']:.2f}", f"{row['bleu']['4']['recall']:.3f}", "1,234,567"):
+            assert value in text
+        assert {f"{p:.4f}" for p in row["p"].values()} <= set(text.split())
 
 
 def test_one_run_alone_is_a_table_too(tmp_path: Path) -> None:
-    assert len(compare([write_run(tmp_path / "a")])["runs"]) == 1
+    comparison = compare([write_run(tmp_path / "a", head="[red]x")])
+    scores, caption = comparison_tables(comparison)
+    assert isinstance(scores, Table)
+    assert scores.cells()[0]["head"] == "[red]x"
+    assert caption == "All runs: checkpoint best, method beam, beam 10"
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
@@ -212,9 +227,9 @@ def test_columns_that_do_not_match_are_damage(tmp_path: Path, value: object) -> 
 
 def test_the_caption_warns_of_different_decoding(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    assert str(comparison_table(compare([a, b])).caption) == "All runs: checkpoint best, method beam, beam 10"
+    assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method beam, beam 10"
     write_run(b, checkpoint="last", decode={"method": "beam", "beam": 10, "nbest": 1})
-    caption = str(comparison_table(compare([a, b])).caption)
+    caption = str(comparison_tables(compare([a, b]))[-1])
     assert caption.startswith("Warning: checkpoint, nbest differ between the runs. ")
     assert "b: checkpoint last, method beam, beam 10, nbest 1" in caption
 

@@ -23,8 +23,8 @@ from lm.language.windows import ReadHeads
 from lm.optim import build_optimizer
 from lm.progress import NullReporter
 from lm.regularize import dropout_mask
+from lm.report import description_tables
 from lm.schema import CellConfig, HeadConfig
-from lm.tables import description_tables
 from lm.update import Updater
 
 V, T, B, EOS = 17, 6, 3, 0

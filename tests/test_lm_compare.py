@@ -68,9 +68,11 @@ def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path
     result = compare([first, same, better], resamples=1000)
     assert result["runs"][0]["p"] == {}
     assert result["bootstrap"]["units"] == 40
-    rows = cells(comparison_tables(result)[0])
-    assert list(rows[0]) == ["run", "head", "parameters", "checkpoint", "perplexity", "nats a token", "p"]
-    assert [row["perplexity"].endswith("*") for row in rows] == [False, False, True]
+    scores, p = map(cells, comparison_tables(result))
+    assert list(scores[0]) == ["run", "head", "parameters", "checkpoint", "perplexity", "nats a token"]
+    assert [row["run"] for row in scores] == ["a", "b", "c"]
+    head = "p against a"
+    assert p == [{head: "b", "perplexity": "1.0000"}, {head: "c", "perplexity": "0.0020"}]
 
 
 def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> None:
@@ -82,9 +84,9 @@ def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> Non
     assert result["runs"][1]["mc_dropout"] == 50.0
     without = compare([*runs, keep_run(tmp_path / "c")], resamples=1000)
     assert without["scores"] == ["perplexity"]
-    rows = cells(comparison_tables(result)[0])
-    assert list(rows[0])[4:] == ["perplexity", "mc_dropout", "nats a token", "p"]
-    assert [row["mc_dropout"] for row in rows] == ["50.00", "50.00*"]
+    scores, p = map(cells, comparison_tables(result))
+    assert list(scores[0])[4:] == ["perplexity", "mc_dropout", "nats a token"]
+    assert p[0]["mc_dropout"] == "0.0020"
 
 
 def test_only_comparable_runs_are_compared(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 from words import WORDS
 
 from lm.checkpoint import CheckpointStore
@@ -16,6 +15,7 @@ from lm.language.model import LanguageModel
 from lm.language.trained import TrainedLm
 from lm.schema import CellConfig, HeadConfig, TrainConfig
 from lm.state import model_tensors
+from lm.tables import Table
 from lm.text import Codec, Vocabulary
 from lm.tokenizers import PLAIN
 
@@ -98,5 +98,4 @@ def write_run(folder: Path, *, lines: tuple[int, int, int] = (120, 40, 60), **op
 def cells(table: object) -> list[dict[str, str]]:
     """The rows of a table as it is shown, by column."""
     assert isinstance(table, Table)
-    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return table.cells()

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.analysis.bottleneck import WIDE, mixes
-from lm.console import table
 from lm.pictures import STYLES, save_figure
+from lm.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 _STYLES = STYLES | {WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3}}
 _MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS", "mixtape": "Mixtape", "doc": "DOC"}
@@ -70,7 +69,7 @@ def _swept(row: Mapping[str, Any], components: Sequence[int]) -> bool:
     return row["components"] in components or not mixes(row["kind"])
 
 
-def bottleneck_tables(result: Mapping[str, Any]) -> list["Table | str"]:
+def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
     """KL and measured rank by E and head, and by K and head, means over the seeds, and what they mean."""
     settings, by_size, by_components = result["settings"], series(result), component_series(result)
     against_size = {str(name): rows for name, rows in by_size.items()}
@@ -106,7 +105,7 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list["Table | str"]:
 
 def _tables(
     key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, Rows]], where: str
-) -> Iterator["Table"]:
+) -> Iterator[Table]:
     """One of KL, one of rank, with a row for each of ``values``; none without columns."""
     for measure, title in _TITLES.items() if columns else ():
         rows = [
@@ -114,7 +113,7 @@ def _tables(
             | {name: _mean(by_value[value], measure) for name, by_value in columns.items()}
             for value in values
         ]
-        yield table(title + where, rows)
+        yield Table(title + where, rows)
 
 
 def _mean(rows: Rows, measure: str) -> float | int:

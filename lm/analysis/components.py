@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm.console import table
 from lm.errors import ConfigError, DataError
 from lm.stop import Poll, no_poll
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
@@ -173,7 +171,7 @@ def components_of_run(
     return {"head": head.config.kind} | result
 
 
-def component_tables(name: str, result: dict[str, Any]) -> list["Table | str"]:
+def component_tables(name: str, result: dict[str, Any]) -> list[Table | str]:
     """A row for each component of a run, the most used first, and what they amount to."""
     usage = result["usage"]
     rows = []
@@ -187,7 +185,7 @@ def component_tables(name: str, result: dict[str, Any]) -> list["Table | str"]:
             }
         rows.append(row)
     return [
-        table(f"Components of {name}", rows),
+        Table(f"Components of {name}", rows),
         f"entropy of the prior {result['prior_entropy']:.3f} nats a token, which is "
         f"{result['prior_perplexity']:.2f} of {result['components']} components; "
         f"{result['effective_components']:.2f} are in use over the {result['tokens']:,} tokens",

@@ -6,18 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.console import table
 from lm.pictures import save_figure
+from lm.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 # Okabe and Ito's colours, which the colour-blind tell apart
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#000000")
 
 
-def copying_tables(result: Mapping[str, Any]) -> list["Table | str"]:
+def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
     """Cross-entropy and exact copies by length and cell, means over the seeds, and what they cost."""
     settings = result["settings"]
     tables: list[Table | str] = []
@@ -27,7 +26,7 @@ def copying_tables(result: Mapping[str, Any]) -> list["Table | str"]:
             {"length": length} | {cell: _mean(values[length]) for cell, values in found.items()}
             for length in settings["lengths"]
         ]
-        tables.append(table(f"{title} (test)", rows))
+        tables.append(Table(f"{title} (test)", rows))
     sizes = {row["cell"]: (row["parameters"], row["hidden_size"]) for row in result["rows"]}
     models = "; ".join(f"{cell}: {count:,} parameters, H = {size}" for cell, (count, size) in sizes.items())
     tables.append(f"{models}; {settings['steps']:,} updates at each of {len(settings['lrs'])} rates")

@@ -1,17 +1,14 @@
 """Expected pairwise KL divergence of a model's predictions (Yang et al. 2018, Table 5)."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lm.console import table
 from lm.errors import DataError
 from lm.stop import Poll, no_poll
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from lm.tables import Table
 
 
 def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
@@ -58,7 +55,7 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
     }
 
 
-def divergence_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]:
+def divergence_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
     """A row for each run, by name."""
     rows = [
         {
@@ -70,4 +67,4 @@ def divergence_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]
         }
         for name, result in results.items()
     ]
-    return [table("Divergence of predictions, over all pairs of contexts", rows)]
+    return [Table("Divergence of predictions, over all pairs of contexts", rows)]

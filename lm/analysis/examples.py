@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm.console import table
 from lm.errors import DataError
 from lm.stop import Poll, no_poll
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
@@ -178,7 +176,7 @@ def _guess_text(guess: dict[str, Any]) -> str:
     return f"{guess['word']} {guess['probability']:.2f}{tau}"
 
 
-def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Table | str"]:
+def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list[Table | str]:
     """A table for each example, and how the models compare over all."""
     summary = (
         f"over {result['tokens']:,} tokens {name_b} gains {result['mean_gain']:.4f} nats a token "
@@ -197,5 +195,5 @@ def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list["Ta
             }
             for key, name in (("a", name_a), ("b", name_b))
         ]
-        tables.append(table(title, rows))
+        tables.append(Table(title, rows))
     return tables

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lm.console import table
 from lm.errors import DataError
 from lm.stop import Poll, no_poll
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.language.model import LanguageModel
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
@@ -94,10 +92,10 @@ def _rows(layer: int, sums: Tensor) -> Iterator[dict[str, Any]]:
         }
 
 
-def gate_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table | str"]:
+def gate_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
     """One for each run."""
     tables: list[Table | str] = [
-        table(f"{name}: gates over {result['tokens']:,} tokens", result["gates"])
+        Table(f"{name}: gates over {result['tokens']:,} tokens", result["gates"])
         for name, result in results.items()
     ]
     ranges = "0 to 1, of candidates -1 to 1"

@@ -21,15 +21,13 @@ from lm.analysis.bidiagonal import HALVINGS, bidiagonal_values, to_bidiagonal
 from lm.analysis.factor import merge, to_band
 from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
 from lm.analysis.spectrum import RankResult
-from lm.console import table
 from lm.errors import DataError, StorageError
 from lm.language.shards import add_ids
 from lm.language.trained import weights_sha256
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
@@ -258,7 +256,7 @@ def rank_report(result: RankResult) -> dict[str, Any]:
     }
 
 
-def rank_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]:
+def rank_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
     """A row for each run, by name."""
     rows = [
         {
@@ -277,7 +275,7 @@ def rank_tables(results: dict[str, dict[str, Any]]) -> list["Table | str"]:
     ]
     kept = [name for name, result in results.items() if result["kept_from_before"]]
     return [
-        table("Numerical rank of the log-probability matrix", rows),
+        Table("Numerical rank of the log-probability matrix", rows),
         "rank: singular values above ½·√(T + V + 1)·σ_max·ε, ε of float64; "
         "ceiling: the most that the head can have",
         *([f"kept from before: {', '.join(kept)}"] if kept else []),

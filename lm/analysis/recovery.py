@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm.bootstrap import half_interval
-from lm.console import table
 from lm.errors import ConfigError, DataError
+from lm.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lm.language.scoring import Floats
 
 STEPS = 5  # tokens after a surprise
@@ -64,7 +62,7 @@ def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, An
     return {"share": share, "surprises": len(at), "least": float(mean[at].min()), "runs": runs}
 
 
-def recovery_tables(result: Mapping[str, Any]) -> list["Table | str"]:
+def recovery_tables(result: Mapping[str, Any]) -> list[Table | str]:
     """A row for each model."""
     rows = [
         {
@@ -77,4 +75,4 @@ def recovery_tables(result: Mapping[str, Any]) -> list["Table | str"]:
         for name, run in result["runs"].items()
     ]
     title = f"After {result['surprises']:,} surprises of {result['least']:.1f} nats or more"
-    return [table(title, rows), "gains are against the first; who recovers better gains more after surprises"]
+    return [Table(title, rows), "gains are against the first; who recovers better gains more after surprises"]

@@ -18,15 +18,14 @@ import torch
 
 from lm.bootstrap import half_interval
 from lm.checkpoint import CheckpointStore
-from lm.console import table
 from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
 from lm.pictures import save_figure
 from lm.stop import Poll, no_poll
+from lm.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
@@ -158,7 +157,7 @@ def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
     return {"word": words[index], "mean": float(found.by_word[index]), "std": float(found.spread[index])}
 
 
-def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table | str"]:
+def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
     """A row for each model, then the places in a sentence."""
     models = [
         {
@@ -182,9 +181,9 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table 
         for name, result in results.items()
         for index in range(len(result["positions"]))
     ]
-    tables: list[Table | str] = [table("Temperatures", models)]
+    tables: list[Table | str] = [Table("Temperatures", models)]
     sentences = f"{SHORTEST} to {LONGEST} words"
-    tables.append(table(f"In sentences of {sentences}", rows) if rows else f"no sentence has {sentences}")
+    tables.append(Table(f"In sentences of {sentences}", rows) if rows else f"no sentence has {sentences}")
     for name, result in results.items():
         if "occurrences" in result:
             places = [
@@ -197,7 +196,7 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list["Table 
             ]
             more = len(result["occurrences"]) - len(places)
             title = f"{result['word']} by {name}" + (f", {more:,} more in the JSON" if more else "")
-            tables.append(table(title, places))
+            tables.append(Table(title, places))
     return tables
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from lm.errors import ConfigError, DataError, require
 from lm.folder import OutputFolder, Prepared, hash_inputs
@@ -24,14 +24,12 @@ from lm.language.shards import write_split
 from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
 from lm.lines import InputLog, OnBadLine, visible
+from lm.report import preparation_tables
 from lm.stop import Poll, interruptible
 from lm.storage import storage_errors
-from lm.tables import preparation_tables
+from lm.tables import Table
 from lm.text import EOS_WORD, UNK, Codec, Vocabulary
 from lm.tokenizers import StoredKind, TokenizerKind
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 VocabularyOf = Literal["train", "train+valid+test"]
 BlankLines = Literal["keep", "drop"]
@@ -258,7 +256,7 @@ def _compare(
     return f"not as published for {corpus.name}: {', '.join(different)}" if different else "same"
 
 
-def prepared_tables(report: Mapping[str, Any]) -> list["Table | str"]:
+def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
     """A row for each split; then the vocabulary, what was left out, and what to beware of."""
     columns = ("tokens", "lines", "characters", "types", "oov_rate")
     words = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"

@@ -1,13 +1,10 @@
 """What the ``lm`` command line shows of evaluations: tables for a terminal."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lm.bootstrap import mark
-from lm.console import table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from lm.report import p_tables
+from lm.tables import Table
 
 Result = Mapping[str, Any]
 _MEASURES = ("perplexity", "nll", "bits_per_character", "tokens")
@@ -19,13 +16,12 @@ _REFINED = {
 }
 
 
-def evaluation_tables(result: Result) -> list["Table | str"]:
+def evaluation_tables(result: Result) -> list[Table | str]:
     """The likelihood of an evaluated run, its refinements, and losses by word frequency."""
     title = f"{result['run']} on {result['data']['name']}"
-    rows = [{"measure": name, "value": result[name]} for name in _MEASURES if name in result]
-    for key, label in _REFINED.items():
-        if key in result:
-            rows.append({"measure": f"perplexity, {label}", "value": result[key]["perplexity"]})
+    scores = {name: result[name] for name in _MEASURES if name in result} | {
+        f"perplexity, {label}": result[key]["perplexity"] for key, label in _REFINED.items() if key in result
+    }
     buckets = [
         {
             "times in training": _span(bucket),
@@ -33,9 +29,9 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
         }
         for bucket in result.get("buckets", ())
     ]
-    tables: list[Table | str] = [table(title, rows)]
+    tables: list[Table | str] = [Table(title, [scores], upright=True)]
     if buckets:
-        tables.append(table("By frequency of the word", buckets))
+        tables.append(Table("By frequency of the word", buckets))
     if search := result.get("temperature_search"):
         tables.append(
             f"logits × {search['multiplier']:g}, chosen on {search['searched_tokens']:,} tokens"
@@ -48,11 +44,11 @@ def evaluation_tables(result: Result) -> list["Table | str"]:
     return [*tables, f"kept as {result['name']}"]
 
 
-def dynamic_tables(result: Result) -> list["Table | str"]:
+def dynamic_tables(result: Result) -> list[Table | str]:
     """The search, if there is one, and the likelihood with the chosen setting beside the static one."""
     tables: list[Table | str] = []
     if "searched" in result:
-        tables.append(table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
+        tables.append(Table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
     setting, statistics = result["setting_normalised"], result["statistics"]
     numbers = ", ".join(f"{name} {setting[name]:.3g}" for name in ("lr", "decay", "eps"))
     about = (
@@ -63,28 +59,28 @@ def dynamic_tables(result: Result) -> list["Table | str"]:
     return [*tables, likelihood, about, *rest]
 
 
-def scoring_tables(result: Result) -> list["Table | str"]:
+def scoring_tables(result: Result) -> list[Table | str]:
     """What a scored file amounts to."""
-    rows = [{"measure": name, "value": result[name]} for name in ("lines", "tokens", "nll", "perplexity")]
-    return [table(f"{result['file']} by {result['run']}", rows), f"written to {result['output']}"]
+    scores = {name: result[name] for name in ("lines", "tokens", "nll", "perplexity")}
+    title = f"{result['file']} by {result['run']}"
+    return [Table(title, [scores], upright=True), f"written to {result['output']}"]
 
 
-def comparison_tables(comparison: Result) -> list["Table | str"]:
-    """A row for each run, an asterisk where p < .05 against the first."""
+def comparison_tables(comparison: Result) -> list[Table | str]:
+    """A row for each run, and one with the p-values of each run but the first."""
+    runs = comparison["runs"]
     rows = [
         {
             **{name: row[name] for name in ("run", "head", "parameters", "checkpoint")},
-            **{score: f"{row[score]:.2f}{mark(row['p'].get(score))}" for score in comparison["scores"]},
-            "nats a token": round(row["nll"], 4),
-            "p": row["p"].get("perplexity"),
+            **{score: row[score] for score in comparison["scores"]},
+            "nats a token": row["nll"],
         }
-        for row in comparison["runs"]
+        for row in runs
     ]
-    differ = [
-        key for key in ("checkpoint", "method", "compat") if len({row[key] for row in comparison["runs"]}) > 1
-    ]
+    differ = [key for key in ("checkpoint", "method", "compat") if len({row[key] for row in runs}) > 1]
     warning = [f"Warning: {', '.join(differ)} differ between the runs."] if differ else []
-    return [table(f"Runs on {comparison['name']} (* p < .05 against the first)", rows), *warning]
+    scores = {score: score for score in comparison["scores"]}
+    return [Table(f"Runs on {comparison['name']}", rows), *p_tables(comparison, scores), *warning]
 
 
 def _span(bucket: Result) -> str:

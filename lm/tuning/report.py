@@ -7,22 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.console import table
 from lm.errors import DataError
 from lm.meter import perplexity
 from lm.pictures import save_figure
+from lm.tables import Table
 from lm.tuning.search import Row, best_of, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 NEAR = 0.15  # of a parameter's range: what counts as near the best (Melis et al. 2020, App. B)
 NEAR_COLOR, FAR_COLOR = "#D55E00", "#0072B2"  # Okabe and Ito's, which the colour-blind tell apart
 
 
-def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list["Table | str"]:
+def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list[Table | str]:
     """The trials and the best of them."""
     shown = [
         {
@@ -37,8 +36,8 @@ def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list["Ta
         for row in rows
     ]
     if best is None:
-        return [table(title, shown), "no trial has finished"]
-    return [table(title, shown), f"best: trial {best['trial']}, {best['nll']:.4f} nats a token"]
+        return [Table(title, shown), "no trial has finished"]
+    return [Table(title, shown), f"best: trial {best['trial']}, {best['nll']:.4f} nats a token"]
 
 
 def draw(path: Path, title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
