@@ -9,8 +9,10 @@ from pydantic import BaseModel
 
 from lm.config import load_config
 from lm.console import JsonFile, Overrides, RunFolder, show, write_result
-from lm.errors import StorageError
+from lm.errors import DataError, StorageError
+from lm.lines import visible
 from lm.presets import preset_paths
+from lm.run import CONFIG
 from lm.schema import RESAMPLES
 from lm.storage import require_apart
 from lm.tables import Table
@@ -104,9 +106,22 @@ def add_compare(
         resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = RESAMPLES,
         json_file: JsonFile = None,
     ) -> None:
-        result, tables = compared(runs, name, resamples)
+        found, others = _runs_among(runs)
+        result, tables = compared(found, name, resamples)
         write_result(json_file, result)
-        show(*tables)
+        show(*tables, *others)
+
+
+def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The runs among paths, such as a shell's ``runs/*`` gives, and a note of what else exists there.
+
+    Raises DataError where nothing is a run. A path that does not exist stays, for the error that names it.
+    """
+    runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
+    others = ", ".join(visible(path) for path in paths if path not in runs)
+    if not runs:
+        raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
+    return runs, [f"left out, being no runs: {others}"] if others else []
 
 
 def add_check(app: typer.Typer) -> None:

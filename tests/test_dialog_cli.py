@@ -202,6 +202,14 @@ def test_train_evaluate_check_compare_chat(
     code, out, _ = dialog("compare", "other", "seed2")
     assert code == 0
     assert "seed2" in out
+    Path("results.json").touch()
+    code, out, err = dialog("compare", "other", "seed2", "results.json", "runs")
+    assert (code, err) == (0, "")
+    assert out.endswith("left out, being no runs: results.json, runs\n")
+    code, _, err = dialog("compare", "results.json")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "results.json: no run" in err
+    assert dialog("compare", "other", "absent")[0] == 4
 
     with Path("talk.txt").open() as lines:
         monkeypatch.setattr("sys.stdin", lines)
