@@ -192,6 +192,7 @@ def generate(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[D
     return [_dialog(split, seed, number) for number in range(count)]
 
 
+@cache  # a demo reads every split for each of its models
 def _dialog(split: str, seed: int, number: int) -> Dialog:
     name = f"smalltalk/{split}/{seed}/{number}"
     process = default_process()

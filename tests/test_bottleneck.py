@@ -250,8 +250,8 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
     shapes = [(against_size, 2)] * 2 + [(against_components, 3)] * 2
     for shown, (headers, rows) in zip(tables, shapes, strict=True):
         assert not isinstance(shown, str)
-        assert [str(column.header) for column in shown.columns] == headers
-        assert shown.row_count == rows
+        assert [column.head for column in shown.columns()] == headers
+        assert len(shown.rows) == rows
     assert "rank 6" in str(language)
     assert str(updates) == "contexts of mixtures times a factor, the papers' being 1; updates: 8 at ×10"
     assert str(wide).startswith(WIDE)
