@@ -51,6 +51,7 @@ _MEASURES = {
     "distinct-2": "inter_distinct_2",
     "length": "mean_length",
     "most common": "most_common_share",
+    "undefined share": "legacy_undefined_share",
 }
 _OPTIONS = "--data, --references, --checkpoint, --limit, --set"
 _NEEDED = (

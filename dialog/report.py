@@ -62,8 +62,8 @@ def score_tables(title: str, result: Result) -> list[Table | str]:
         Table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
         Table("Precision/recall, smoothing of NLTK 3.4 and before, as published", legacy),
         about,
-        "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this table, as"
-        " in Zhao et al.'s code",
+        "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this"
+        " table, as in Zhao et al.'s code",
     ]
 
 
