@@ -315,7 +315,9 @@ def test_csv_dialects_and_fields_of_several_lines(delimiter: str, quote: str, tm
     assert said(dialogs) == [[f"Anna: hello, {quote}you{quote}; and | you", "Bob: hi"]]
 
 
-@pytest.mark.parametrize("dialog", ["dialog", "thread_id", "Conversation", "session-id", "ticket"])
+@pytest.mark.parametrize(
+    "dialog", ["dialog", "thread_id", "Conversation", "session-id", "ticket", "conversationId"]
+)
 @pytest.mark.parametrize("text", ["text", "Body", "content", "utterance"])
 def test_csv_columns_of_usual_names(dialog: str, text: str, tmp_path: Path) -> None:
     content = f"{dialog},sender,{text}\n1,A,hello\n1,B,hi\n"
@@ -475,6 +477,12 @@ def test_telegram_of_one_chat_and_of_all(indent: int | None, tmp_path: Path) -> 
     dialogs, _ = read(write(tmp_path, "result.json", json.dumps(whole, indent=indent)))
     assert said(dialogs) == [expected, ["A: yes", "B: no"]]
     assert [dialog.id for dialog in dialogs] == ["result:0", "result:1"]
+
+
+def test_telegram_times_with_a_zone_and_without(tmp_path: Path) -> None:
+    one = telegram("hi", "you")
+    one["messages"][-1]["date"] += "+02:00"
+    assert said(read(write(tmp_path, "result.json", json.dumps(one)))[0]) == [["A: hi", "B: you"]]
 
 
 def test_the_lines_of_a_document_are_those_of_its_items(tmp_path: Path) -> None:

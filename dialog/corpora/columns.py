@@ -13,8 +13,9 @@ _USUAL = {
     "dialog": "dialog dialogue conversation conv thread session chat ticket",
     "speaker": "speaker author user username from sender name nick role who",
     "text": "text message body content utterance value msg",
-    "act": "act dialog_act dialogue_act",
+    "act": "act dialogact dialogueact",
 }
+_ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
 _LISTS = ["dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages"]
 _LONGEST = 4096  # characters of a header that are looked at to tell the dialect
 KINDS = ("dialog", "speaker", "text")
@@ -36,12 +37,10 @@ class ReadOptions:
 
 
 def usual(kind: str, columns: Iterable[Any]) -> str | None:
-    """The column whose name is usual for dialog, speaker, text or act; case and punctuation do not count."""
-    known: dict[str, str] = {}
-    for column in columns:
-        name = re.sub(r"\W+|_", "_", str(column).strip()).lower()
-        known.setdefault(name.removesuffix("_id") if kind == "dialog" else name, str(column))
-    return next((known[name] for name in _USUAL[kind].split() if name in known), None)
+    """The column whose name is usual for dialog, speaker, text or act, regardless of case and punctuation."""
+    known = {re.sub(r"[\W_]+", "", str(column)).lower(): str(column) for column in columns}
+    names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
+    return next((known[name] for name in names if name in known), None)
 
 
 def is_named(columns: Sequence[str]) -> bool:

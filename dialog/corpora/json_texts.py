@@ -116,7 +116,7 @@ def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Ite
             log.drop(name, line, "a notice or media", str(item.get("action") or item.get("media_type") or ""))
             continue
         try:
-            time = datetime.fromisoformat(item["date"])
+            time = datetime.fromisoformat(item["date"]).replace(tzinfo=None)
         except (KeyError, TypeError, ValueError):
             log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(item))
             continue
