@@ -1,5 +1,6 @@
 """Training on one's own file in one command: the corpus of a run is prepared in the run's folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dialog.corpora.columns import ReadOptions
@@ -29,12 +30,20 @@ def prepare_own(source: str, run: Path) -> tuple[list[str], Prepared | None]:
             )
         return [f"data.{split}={Path(source) / split}" for split in SPLITS], None
     corpus = run / CORPUS
-    known = read_json(corpus / MANIFEST) if (run / CONFIG).exists() and (corpus / MANIFEST).exists() else None
-    inputs = hash_inputs(path for files in located.files.values() for path in files)
-    if inputs and isinstance(known, dict) and contents(known["inputs"]) != contents(inputs):
-        raise DataError(
-            f"{visible(source)}: changed since this run began; restore it, "
-            "or train into another folder with --run"
-        )
+    if (run / CONFIG).exists():
+        _require_same(source, [path for files in located.files.values() for path in files], corpus)
     prepared = prepare(source, corpus, _OPTIONS)
     return [f"data.{split}={corpus / split}" for split in SPLITS], prepared
+
+
+def _require_same(source: str, paths: Sequence[Path], corpus: Path) -> None:
+    """Raise DataError unless a run's corpus was made of these files; of a data set only the corpus can tell."""
+    elsewhere = "train into another folder with --run"
+    if not (corpus / MANIFEST).is_file():
+        raise DataError(
+            f"{visible(corpus.parent)}: this run began without --data; leave it out, or {elsewhere}"
+        )
+    manifest = read_json(corpus / MANIFEST)
+    known = manifest.get("inputs") if isinstance(manifest, dict) else None
+    if paths and isinstance(known, dict) and contents(known) != contents(hash_inputs(paths)):
+        raise DataError(f"{visible(source)}: changed since this run began; restore it, or {elsewhere}")
