@@ -37,12 +37,10 @@ def prepare_own(source: str, run: Path) -> tuple[list[str], Prepared | None]:
 
 
 def _require_same(source: str, paths: Sequence[Path], corpus: Path) -> None:
-    """Raise DataError unless a run's corpus was made of these files; of a data set only the corpus can tell."""
+    """Raise DataError unless a run's corpus was made of these files, which a data set does not have."""
     elsewhere = "train into another folder with --run"
     if not (corpus / MANIFEST).is_file():
-        raise DataError(
-            f"{visible(corpus.parent)}: this run began without --data; leave it out, or {elsewhere}"
-        )
+        raise DataError(f"{visible(corpus.parent)}: began without --data, so leave it out; or {elsewhere}")
     manifest = read_json(corpus / MANIFEST)
     known = manifest.get("inputs") if isinstance(manifest, dict) else None
     if paths and isinstance(known, dict) and contents(known) != contents(hash_inputs(paths)):

@@ -204,7 +204,7 @@ def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]
     assert dialog("prepare", "talk.txt", "--out", "p")[0] == 0
     assert dialog("train", "own_small", "--data", "p", *SETTINGS)[0] == 0
     code, _, err = dialog("train", "own_small", "--data", "talk.txt", *SETTINGS)
-    assert (code, "this run began without --data" in err) == (DataError.exit_code, True)
+    assert (code, "own_small: began without --data" in err) == (DataError.exit_code, True)
     assert not Path("runs/own_small/corpus").exists()
     code, _, err = dialog("train", "own_small", "--data", "p/train", "--run", "other")
     assert (code, "name the folder that holds train" in err) == (DataError.exit_code, True)
