@@ -44,6 +44,11 @@ def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = Fals
     return examples
 
 
+def next_example(said: Sequence[Utterance], responder: str, context: int = 9) -> Example:
+    """The example that ``list_examples`` would make of whatever ``responder`` says next in a dialog."""
+    return Example(0, len(said), (START, *said)[-context:], responder, Utterance(responder, ""))
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """An example in token ids, ``<s>`` and ``</s>`` included; ``floors`` is 1 where the responder spoke."""

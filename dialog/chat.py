@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from dialog.schema import DecodeConfig
 from lm.errors import Interrupted
+from lm.lines import visible
+from lm.stop import interruptible
 from lm.terminal import plain, sanitize
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dialog.conversation import Conversation
+    from dialog.repl import Repl
 
 LONGEST_REMEMBERED = 10_000  # characters of a line that the history keeps
 
@@ -28,6 +31,7 @@ def chat(
     *,
     checkpoint: str = "best",
     decode: DecodeConfig | None = None,
+    replay: Path | None = None,
     source: TextIO | None = None,
     output: TextIO | None = None,
 ) -> int:
@@ -35,59 +39,84 @@ def chat(
 
     On a terminal with a prompt, history and completion, where Ctrl-C stops a reply and Ctrl-D leaves;
     otherwise each line of ``source`` is answered by a line of ``output``. They default to the standard
-    streams. ``decode`` replaces the run's own decoding settings. Raises what ``TrainedModel.load`` raises.
+    streams. ``decode`` replaces the run's own decoding settings. With ``replay``, the lines of a saved
+    conversation are said again instead. Raises what ``TrainedModel.load`` and ``read_transcript`` raise.
     """
-    from dialog.conversation import Conversation
-    from dialog.trained import TrainedModel
+    from dialog.repl import Repl
 
-    conversation = Conversation(TrainedModel.load(run, checkpoint), decode)
-    converse(conversation, source or sys.stdin, output or sys.stdout)
+    repl = Repl(opened(run, checkpoint, decode))
+    converse(repl, source or sys.stdin, output or sys.stdout, replay)
     return 0
 
 
-def converse(conversation: "Conversation", source: TextIO, output: TextIO) -> None:
+def opened(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
+    """A new conversation with the model of a run; raises what ``TrainedModel.load`` raises."""
+    from dialog.conversation import Conversation
+    from dialog.trained import TrainedModel
+    from dialog.transcript import Source
+    from lm.checkpoint import CheckpointStore
+    from lm.records import loaded
+
+    model, weights = loaded(run, checkpoint, TrainedModel.load)
+    steps = CheckpointStore(run / "checkpoints").steps(checkpoint)
+    step = steps[0] if len(steps) == 1 else None  # an average has several
+    return Conversation(
+        model, decode, Source(run=visible(run), checkpoint=checkpoint, step=step, weights=weights)
+    )
+
+
+def converse(repl: "Repl", source: TextIO, output: TextIO, replay: Path | None = None) -> None:
     """Lets the conversation run over two streams, in the way that suits them."""
     for stream, errors in ((source, "surrogateescape"), (output, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
     try:
-        if source.isatty() and output.isatty():
-            converse_on_terminal(conversation, output)
+        if replay:
+            with interruptible() as poll:
+                _write(repl.replay(replay, poll), output)
+        elif source.isatty() and output.isatty():
+            converse_on_terminal(repl, output)
         else:
-            converse_by_lines(conversation, source, output)
+            converse_by_lines(repl, source, output)
     except BrokenPipeError:  # nobody reads on, as in `dialog chat RUN < lines | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what is still to be flushed
 
 
-def converse_by_lines(conversation: "Conversation", source: TextIO, output: TextIO) -> None:
+def converse_by_lines(repl: "Repl", source: TextIO, output: TextIO) -> None:
     """Answers every line as it comes, without prompts; empty lines get no answer.
 
-    What is not UTF-8 is left out of its line, which standard error is told.
+    Standard error is told of words that are unknown, of loops, and of what is left out for not being UTF-8.
     """
     for number, line in enumerate(source, 1):
         if any("\udc80" <= character <= "\udcff" for character in line):
             print(f"line {number}: not UTF-8; left out what is not", file=sys.stderr)
-        for answer in conversation.feed(line):
-            output.write(f"{answer}\n")
-            output.flush()
-        if conversation.ended:
+        _write(repl.answers(line), output)
+        for note in repl.notes:
+            print(f"line {number}: {sanitize(note)}", file=sys.stderr)
+        if repl.ended:
             return
 
 
-def converse_on_terminal(conversation: "Conversation", output: TextIO) -> None:
+def _write(lines: Iterable[str], output: TextIO) -> None:
+    for line in lines:
+        output.write(f"{line}\n")
+        output.flush()
+
+
+def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
     """Prompts until Ctrl-D or /quit; Ctrl-C empties the line, or stops the reply that is being made."""
     from rich.console import Console
 
-    console = Console(file=output, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    settings = conversation.decode
+    console = Console(file=output, highlight=False, markup=False, emoji=False)
+    settings = repl.conversation.decode
     _print(
         console,
         [f"{settings.method}, seed {settings.seed} · /help lists the commands · Ctrl-D leaves"],
         "dim",
     )
     session = prompt_session()
-    with interruptible() as poll:
-        while not conversation.ended:
+    with forgiving() as poll:
+        while not repl.ended:
             try:
                 line = session.prompt("> ")
             except KeyboardInterrupt:
@@ -95,11 +124,11 @@ def converse_on_terminal(conversation: "Conversation", output: TextIO) -> None:
             except EOFError:
                 return
             poll.reset()
-            answers = conversation.feed(line, poll)
-            _print(console, answers, "dim" if line.lstrip().startswith("/") else "cyan")
+            _print(console, repl.answers(line, poll), "dim" if line.lstrip().startswith("/") else "cyan")
+            _print(console, repl.notes, "dim italic")
 
 
-def _print(console: "Console", lines: list[str], style: str) -> None:
+def _print(console: "Console", lines: Iterable[str], style: str) -> None:
     for line in lines:
         console.print(plain(line), style=style)
 
@@ -119,7 +148,7 @@ class Poll:
 
 
 @contextmanager
-def interruptible() -> Iterator[Poll]:
+def forgiving() -> Iterator[Poll]:
     """Turns Ctrl-C into a poll instead of an exception in the middle of anything."""
     poll = Poll()
 
@@ -145,7 +174,7 @@ def prompt_session() -> "PromptSession[str]":
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory
 
-    from dialog.conversation import COMMANDS
+    from dialog.repl import COMMANDS
 
     class History(FileHistory):
         """Keeps what can be kept: a full disk or an unreadable file must not end a conversation."""
@@ -162,5 +191,6 @@ def prompt_session() -> "PromptSession[str]":
     path = history_file()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
+    settings = [f"/set {key}=" for key in DecodeConfig.model_fields]
+    completer = WordCompleter([*(f"/{name}" for name in COMMANDS), *settings], sentence=True)
     return PromptSession(history=History(path), completer=completer)

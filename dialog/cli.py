@@ -328,7 +328,15 @@ add_compare(app, "dialog compare runs/softmax runs/mos", _compared)
 
 
 @app.command()
-def chat(run: RunFolder, checkpoint: Checkpoint = "best", overrides: DecodeOverrides = None) -> None:
+def chat(
+    run: RunFolder,
+    checkpoint: Checkpoint = "best",
+    overrides: DecodeOverrides = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Say the lines of a saved conversation again, and leave."),
+    ] = None,
+) -> None:
     """Talk with a model; /help lists the commands. Lines from a pipe are answered one by one.
 
     Example: dialog chat runs/mos --set decode.method=sample
@@ -336,7 +344,7 @@ def chat(run: RunFolder, checkpoint: Checkpoint = "best", overrides: DecodeOverr
     decode = _decoding(run, overrides).config.decode
     from dialog.chat import chat as converse
 
-    raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode))
+    raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode, replay=replay))
 
 
 add_check(app)

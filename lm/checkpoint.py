@@ -142,15 +142,20 @@ class CheckpointStore:
             f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
         )
 
+    def steps(self, which: str) -> list[int]:
+        """The steps of the checkpoints that a name stands for now, several for ``average``."""
+        folders = dict(self._folders())
+        average = which == "average"
+        steps = self.pointed("best") if average else [self._step_of(which, list(folders))]
+        return [step for step in steps if step in folders]
+
     def fingerprint(self, which: str) -> str | None:
         """A hash of the manifests of what a name stands for now, ``average`` too; None where that is nothing.
 
         The weights are neither read nor verified.
         """
         folders = dict(self._folders())
-        average = which == "average"
-        steps = self.pointed("best") if average else [self._step_of(which, list(folders))]
-        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in steps if step in folders]
+        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in self.steps(which)]
         return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:

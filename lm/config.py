@@ -69,17 +69,25 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
 
 
 def override(
-    resolved: Resolved[C], overrides: Sequence[str], schema: type[C], *, sections: Collection[str]
+    resolved: Resolved[C],
+    overrides: Sequence[str],
+    schema: type[C],
+    *,
+    sections: Collection[str],
+    place: str = COMMAND_LINE,
 ) -> Resolved[C]:
     """Change keys of a config already read, and only those of the named sections.
 
-    Raises ConfigError as ``load_config`` does, and for keys of other sections.
+    ``place`` is where they stand, for messages. Raises ConfigError as ``load_config`` does, and for keys of
+    other sections.
     """
-    changes = _override_settings(overrides, schema)
+    changes = _override_settings(overrides, schema, place)
     for key in changes:
         if key.split(".")[0] not in sections:
             allowed = ", ".join(f"{section}.*" for section in sections)
-            raise ConfigError(f"--set {key}: fixed when the run was trained; only {allowed} can be set here")
+            raise ConfigError(
+                f"{place} {key}: fixed when the run was trained; only {allowed} can be set here"
+            )
     return with_settings(resolved, changes, schema)
 
 
@@ -204,17 +212,19 @@ def _flatten(
     return settings
 
 
-def _override_settings(overrides: Sequence[str], schema: type[BaseModel]) -> Settings:
+def _override_settings(
+    overrides: Sequence[str], schema: type[BaseModel], place: str = COMMAND_LINE
+) -> Settings:
     """``section.key=value`` texts; a value is TOML, or a string where it is not TOML or the key wants one."""
     settings = Settings()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
-            raise ConfigError(f"--set {text}: give a key and a value, as in --set train.seed=2")
-        field = require_key(key, schema, COMMAND_LINE)
+            raise ConfigError(f"{place} {text}: give a key and a value, as in {place} KEY=VALUE")
+        field = require_key(key, schema, place)
         if key == "extends":
             raise ConfigError("--set extends: only a file can extend another; name that file instead")
-        settings[key] = Setting(_value(value, field), COMMAND_LINE)
+        settings[key] = Setting(_value(value, field), place)
     return settings
 
 

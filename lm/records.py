@@ -44,18 +44,22 @@ def plain(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
 
-def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
-    """What ``load`` makes of a run, and a fingerprint of the weights in it, for ``result["weights"]``.
+def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
+    """What ``load`` makes of a run, and a fingerprint of the weights in it.
 
-    Where training gives other weights the name ``checkpoint`` meanwhile, it is loaded again. StorageError
-    where :func:`keep` could not write the result afterwards.
+    Where training gives other weights the name ``checkpoint`` meanwhile, it is loaded again.
     """
     store = CheckpointStore(run / "checkpoints")
     while True:
         weights = store.fingerprint(checkpoint)
         trained = load(run, checkpoint)
         if store.fingerprint(checkpoint) == weights:
-            break
+            return trained, weights
+
+
+def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
+    """As :func:`loaded`, for ``result["weights"]``; StorageError where :func:`keep` could not write later."""
+    trained, weights = loaded(run, checkpoint, load)
     folder = run / FOLDER
     require_space(run, _ROOM)
     require_writable((folder if folder.is_dir() else run) / "evaluation.json")

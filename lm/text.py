@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from string import punctuation
 from typing import Any, Self, get_args
 
 from lm.errors import ConfigError, DataError, StorageError
@@ -24,6 +25,7 @@ from lm.tokenizers import (
     EOS,
     PAD,
     PLAIN,
+    SPACE,
     SPECIALS,
     UNK,
     SentencePiece,
@@ -45,6 +47,7 @@ __all__ = [
     "Vocabulary",
     "build_codec",
     "require_known",
+    "unknown_words",
 ]
 
 
@@ -250,6 +253,19 @@ class Codec:
             raise StorageError(f"{visible(path)}: {reason}; {RESTORE}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(f"{visible(path)}: damaged or foreign; {RESTORE}") from error
+
+
+def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
+    """``unknown: zürich, qqq``: the words of a text that are read as ``<unk>``, each once; empty for none."""
+    vocabulary = codec.vocabulary
+    if vocabulary.unk is None or (vocabulary.framed and text == DIALOG):
+        return ""
+    tokens = codec.tokenizer.split(text.replace(UNK, " ").replace("\n", " "))
+    known = SPECIALS if vocabulary.framed else ()
+    missing = dict.fromkeys(t.strip(f"{SPACE} ")[:40] for t in tokens if t in known or t not in vocabulary)
+    words = [word for word in missing if word.strip(punctuation)]
+    rest = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return f"unknown: {', '.join(words[:most])}{rest}" if words else ""
 
 
 def require_known(unknown: float, source: object) -> None:

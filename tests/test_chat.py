@@ -1,6 +1,7 @@
 """Chat: what the model hears, the commands, hostile lines, parity with evaluation, a real terminal."""
 
 import fcntl
+import gc
 import io
 import json
 import os
@@ -11,6 +12,9 @@ import subprocess
 import sys
 import termios
 import time
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +26,27 @@ from prompt_toolkit.history import FileHistory
 from test_terminal import FORBIDDEN, anything, mixtures
 from toy_responder import ToyResponder
 
-from dialog.batches import START, list_examples
-from dialog.chat import converse, history_file, interruptible, prompt_session
-from dialog.conversation import COMMANDS, Conversation
+from dialog.batches import START, Example, list_examples
+from dialog.chat import converse, forgiving, history_file, prompt_session
+from dialog.conversation import Conversation
 from dialog.corpus import Dialog, Utterance, load_dialogs
+from dialog.repl import COMMANDS, Repl
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.task import build_model
 from dialog.trained import TrainedModel
-from dialog.transcript import read_transcript
-from lm.errors import DivergenceError, Interrupted
+from dialog.transcript import Source, one_line, read_transcript
+from lm.errors import DivergenceError, Interrupted, StorageError
 from lm.text import DIALOG, build_codec
 
 
-def conversation() -> Conversation:
-    return Conversation(ToyResponder())
+def conversation() -> Repl:
+    return Repl(Conversation(ToyResponder()))
+
+
+def heard(chat: Repl) -> list[Example]:
+    """The examples that a toy was asked to answer."""
+    assert isinstance(chat.conversation.model, ToyResponder)
+    return chat.conversation.model.heard
 
 
 def safe(lines: list[str]) -> bool:
@@ -64,27 +75,29 @@ def tiny() -> TrainedModel:
 def test_replies_are_those_of_evaluation(tiny: TrainedModel, method: str) -> None:
     """The same context as an example of a corpus, among others in a batch, gets the same response."""
     decode = DecodeConfig.model_validate(tiny.config.decode.model_dump() | {"method": method, "seed": 7})
-    chat = Conversation(tiny, decode)
+    chat = Repl(Conversation(tiny, decode))
     said = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so", "uh-huh", "oh yeah"]
     replies = [chat.feed(line) for line in said]
-    utterances = [u for exchange in chat.exchanges for u in (exchange.said, exchange.reply)]
+    utterances = [u for exchange in chat.conversation.exchanges for u in (exchange.said, exchange.reply)]
     corpus = [Dialog("x", "", tuple(utterances)), Dialog("y", "", tuple(utterances[4:] + utterances[:3]))]
     corpus[0] = Dialog("x", "", (*utterances, Utterance("A", "bye")))
     examples = list_examples(corpus, tiny.config.data.context)
     found = tiny.respond(examples, decode, batch_size=5)
     for index, reply in enumerate(replies):
         best = found[2 * index + 1][0]
-        assert chat.exchanges[index].hypotheses[0].tokens == best.tokens
-        assert chat.exchanges[index].hypotheses[0].log_prob == pytest.approx(best.log_prob, abs=1e-4)
+        assert chat.conversation.exchanges[index].hypotheses[0].tokens == best.tokens
+        assert chat.conversation.exchanges[index].hypotheses[0].log_prob == pytest.approx(
+            best.log_prob, abs=1e-4
+        )
         assert reply == [tiny.codec.decode(best.tokens) or "(says nothing)"]
     assert len({tuple(reply) for reply in replies}) > 1
 
 
 def test_shares_of_the_components_sum_to_the_probability(tiny: TrainedModel) -> None:
-    chat = Conversation(tiny)
+    chat = Repl(Conversation(tiny))
     chat.feed("well was it long")
     lines = chat.feed("/probs 4")
-    best = chat.exchanges[-1].hypotheses[0]
+    best = chat.conversation.exchanges[-1].hypotheses[0]
     heads = [line for line in lines if not line.startswith(" ")]
     assert len(heads) == len(best.tokens) + best.finished
     assert len(lines) == 5 * len(heads)
@@ -100,14 +113,14 @@ def test_shares_of_the_components_sum_to_the_probability(tiny: TrainedModel) -> 
 def test_the_model_hears_the_last_utterances() -> None:
     chat = conversation()
     chat.feed("hello there")
-    (example,) = chat.model.heard
+    (example,) = heard(chat)
     assert example.context == (START, Utterance("A", "hello there"))
     assert example.responder == "B"
     for number in range(20):
         chat.feed(f"line {number}")
-    spoken = [u for exchange in chat.exchanges for u in (exchange.said, exchange.reply)]
-    assert chat.model.heard[-1].context == tuple(spoken[-10:-1])
-    assert len(chat.model.heard[-1].context) == 9
+    spoken = [u for exchange in chat.conversation.exchanges for u in (exchange.said, exchange.reply)]
+    assert heard(chat)[-1].context == tuple(spoken[-10:-1])
+    assert len(heard(chat)[-1].context) == 9
 
 
 def test_undo_and_reset_restore_what_the_model_heard() -> None:
@@ -126,11 +139,11 @@ def test_undo_and_reset_restore_what_the_model_heard() -> None:
 def test_settings_reach_the_model() -> None:
     chat = conversation()
     chat.feed("/beam 7")
-    assert (chat.decode.method, chat.decode.beam) == ("beam", 7)
+    assert (chat.conversation.decode.method, chat.conversation.decode.beam) == ("beam", 7)
     chat.feed("/greedy")
-    assert (chat.decode.method, chat.decode.beam) == ("beam", 1)
+    assert (chat.conversation.decode.method, chat.conversation.decode.beam) == ("beam", 1)
     (line,) = chat.feed("/sample T=0.5 top_k=4 top_p=0.9 on=components")
-    decode = chat.decode
+    decode = chat.conversation.decode
     assert (decode.method, decode.temperature, decode.top_k, decode.top_p) == ("sample", 0.5, 4, 0.9)
     assert decode.temperature_on == "components"
     assert "T=0.5" in line
@@ -138,7 +151,7 @@ def test_settings_reach_the_model() -> None:
     chat.feed("/undo")
     chat.feed("/seed 99")
     assert chat.feed("hello") != before
-    assert chat.decode.seed == 99
+    assert chat.conversation.decode.seed == 99
     assert chat.feed("/quit") == []
     assert chat.ended
 
@@ -148,13 +161,15 @@ def test_nbest_lists_scores_and_says_the_first() -> None:
     chat.feed("/nbest 3")
     lines = chat.feed("hello")
     assert [line.split()[:2] for line in lines] == [["1.", "-1.500"], ["2.", "-2.500"], ["3.", "-3.500"]]
-    assert (chat.exchanges[0].reply.text or "(says nothing)") in lines[0]
+    assert (chat.conversation.exchanges[0].reply.text or "(says nothing)") in lines[0]
 
 
 def test_help_lists_every_command_and_show_the_context() -> None:
     chat = conversation()
     listed = chat.feed("/help")
-    assert [line.split()[0] for line in listed] == [f"/{name}" for name in COMMANDS]
+    assert [line.split()[0] for line in listed if line.startswith("/")] == [f"/{name}" for name in COMMANDS]
+    assert max(map(len, [*listed, *chat.feed("/set")])) <= 60, "whole on a narrow terminal"
+    assert "nats" in " ".join(listed)
     chat.feed("hello")
     shown = chat.feed("/show")
     assert shown[0] == "(beam search, 10 beams)"
@@ -169,21 +184,43 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/", "/help"),
         ("/nbets 3", "did you mean /nbest?"),
         ("/beam", "use /beam N"),
-        ("/beam x", "whole number, got x"),
-        ("/beam 0", "from 1 to 1000"),
-        ("/beam 1000000", "from 1 to 1000"),
-        ("/beam " + "9" * 5000, "whole number"),
+        ("/beam x", "/beam: decode.beam must be an integer, got 'x'"),
+        ("/beam 0", "decode.beam must be greater than or equal to 1, got 0"),
+        ("/beam 1000000", "decode.beam must be at most 1,000"),
+        ("/beam " + "9" * 5000, "no setting is longer"),
         ("/beam 1 2", "use /beam N"),
         ("/nbest -1", "from 1 to 1000"),
-        ("/seed -1", "from 0 to"),
-        ("/sample T=0", "temperature: input should be greater than 0"),
-        ("/sample T=nan", "temperature"),
-        ("/sample T=inf", "temperature"),
-        ("/sample top_p=2", "top_p: input should be less than or equal to 1"),
-        ("/sample top_k=0.5", "whole number"),
+        ("/nbest " + "9" * 5000, "from 1 to 1000"),
+        ("/seed -1", "decode.seed must be greater than or equal to 0"),
+        ("/sample T=0", "decode.temperature must be greater than 0"),
+        ("/sample T=nan", "decode.temperature"),
+        ("/sample T=inf", "decode.temperature"),
+        ("/sample top_p=2", "decode.top_p must be less than or equal to 1"),
+        ("/sample top_k=0.5", "decode.top_k must be an integer"),
         ("/sample on=words", "temperature_on"),
-        ("/sample hotter", "use /sample"),
-        ("/sample x=1", "use /sample"),
+        ("/sample hotter", "as in /sample KEY=VALUE"),
+        ("/sample tmperature=1", "did you mean decode.temperature?"),
+        ("/set beam", "as in /set KEY=VALUE"),
+        ("/set =3", "/set: unknown key"),
+        ("/set bmea=3", "/set: unknown key decode.bmea; did you mean decode.beam?"),
+        ("/set method=smaple", "must be 'beam' or 'sample', got 'smaple'; did you mean sample?"),
+        ("/set beam=3 nbest=none", "decode.nbest must be an integer"),
+        ("/set beam=3.5", "decode.beam must be an integer, got 3.5"),
+        ("/set train.seed=2", "train.seed: fixed when the run was trained"),
+        ("/set min_length=40", "must be at most max_length = 30"),
+        ("/set max_length=5000", "decode.max_length must be at most 1,000"),
+        ("/set beam=" + "9" * 5000, "no setting is longer"),
+        ("/set beam=" + "[" * 150, "decode.beam must be an integer"),
+        ("/set temperature=0x" + "f" * 9000, "no setting is longer"),
+        ("/retry", "nothing to answer again"),
+        ("/retry 2", "use /retry"),
+        ("/history", "nothing was said yet"),
+        ("/load", "use /load FILE"),
+        ("/load nothing.jsonl", "nothing.jsonl: no such file"),
+        ("/load .", "not a regular file"),
+        ("/load /dev/zero", "not a regular file"),
+        ("/replay", "use /replay FILE"),
+        ("/replay nothing.jsonl", "nothing.jsonl: no such file"),
         ("/probs 0", "from 1 to 1000"),
         ("/reset now", "use /reset"),
         ("/save", "use /save FILE"),
@@ -192,11 +229,11 @@ def test_help_lists_every_command_and_show_the_context() -> None:
 )
 def test_bad_commands_get_one_line_and_change_nothing(line: str, says: str, in_tmp: Path) -> None:
     chat = conversation()
-    before = (chat.decode, chat.shown)
+    before = (chat.conversation.decode, chat.shown)
     (answer,) = chat.feed(line)
     assert says in answer
-    assert (chat.decode, chat.shown) == before
-    assert chat.exchanges == []
+    assert (chat.conversation.decode, chat.shown) == before
+    assert chat.conversation.exchanges == []
     assert list(in_tmp.iterdir()) == []
 
 
@@ -311,22 +348,292 @@ def test_conversations_of_before_are_recognised(in_tmp: Path) -> None:
     assert chat.feed("/save old.jsonl") == ["(saved 2 utterances to old.jsonl)"]
 
 
-commands = st.tuples(
-    st.sampled_from([*COMMANDS, "x", ""]), mixtures | anything | st.integers().map(str)
-).filter(lambda pair: not pair[0].startswith("save"))
+def test_set_changes_any_setting_of_decoding() -> None:
+    chat = conversation()
+    assert chat.feed("/set beam=3 no_repeat_ngram = 2") == ["(beam=3 no_repeat_ngram=2)"]
+    assert chat.feed("/set decode.method=sample temperature=1") == ["(method=sample)"]
+    assert chat.feed("/set beam=3") == ["(as it was)"]
+    decode = chat.conversation.decode
+    assert (decode.beam, decode.no_repeat_ngram, decode.method) == (3, 2, "sample")
+    listed = [line.split()[0] for line in chat.feed("/set") if not line.startswith(" ")]
+    assert listed == [f"{key}={value}" for key, value in decode.model_dump().items()]
+
+
+def test_retry_takes_the_next_of_a_beam() -> None:
+    chat = conversation()
+    first = chat.feed("hello")
+    texts = chat.conversation.exchanges[0].texts
+    others = [[text or "(says nothing)"] for text in dict.fromkeys(texts) if [text] != first]
+    assert [chat.feed("/retry") for _ in others] == others
+    assert chat.conversation.exchanges[0].reply.text == texts[-1]
+    assert len(heard(chat)) == 1, "the same search serves all"
+    (answer,) = chat.feed("/retry")
+    assert "no other reply was found" in answer
+    chat.feed("/set nbest=9")
+    (answer,) = chat.feed("/retry")
+    assert answer == chat.conversation.exchanges[0].texts[5]
+    assert len(chat.conversation.exchanges) == 1
+    chat.feed("and then")
+    assert heard(chat)[-1].context[-2] == Utterance("B", answer), "the model hears what was said at last"
+
+
+def test_retry_draws_a_sample_again_with_the_next_seed(tiny: TrainedModel) -> None:
+    chat = Repl(Conversation(tiny))
+    chat.feed("/sample T=2")
+    chat.feed("/seed 7")
+    chat.feed("well i saw that film")
+    drawn = [chat.feed("/retry") for _ in range(4)]
+    assert chat.conversation.exchanges[0].decode == chat.conversation.decode.model_copy(update={"seed": 11})
+    assert len({tuple(answer) for answer in drawn}) > 1
+    again = Repl(Conversation(tiny, chat.conversation.exchanges[0].decode))
+    assert again.feed("well i saw that film") == drawn[-1], "the seed that is saved gives the reply"
+
+
+def test_a_stopped_retry_leaves_the_reply() -> None:
+    chat = conversation()
+    chat.feed("hello")
+    before = list(chat.conversation.exchanges)
+    chat.feed("/sample")
+
+    def fail() -> None:
+        raise DivergenceError("the model's probabilities are not numbers")
+
+    wait = Example(0, 1, (Utterance("A", "wait"),), "B", Utterance("B", ""))
+    chat.conversation.exchanges[0] = replace(before[0], example=wait)
+    assert chat.feed("/retry", fail) == ["the model's probabilities are not numbers"]
+    assert chat.conversation.exchanges[0].reply == before[0].reply
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_a_loaded_conversation_goes_on_as_if_never_saved(
+    tiny: TrainedModel, in_tmp: Path, method: str
+) -> None:
+    decode = DecodeConfig.model_validate(tiny.config.decode.model_dump() | {"method": method, "seed": 7})
+    source = Source(run="runs/tiny", checkpoint="best", step=5, weights="0" * 64)
+    chat = Repl(Conversation(tiny, decode, source))
+    for line in ("well i saw that film", "Oh, was it LONG?", "yeah", "/retry"):
+        chat.feed(line)
+    chat.feed("/save talk.jsonl")
+    again = Repl(Conversation(tiny, decode, source))
+    again.feed("something else")
+    assert again.feed("/load talk.jsonl") == ["(goes on after 3 lines and their replies)"]
+    for line in ("/history", "/show", "/probs", "/retry", "and then", "/probs 3", "/history"):
+        assert again.feed(line) == chat.feed(line), line
+    again.feed("/load talk.jsonl")
+    again.feed("/save copy.jsonl")
+    saved, copy = (Path(name).read_text(encoding="utf-8") for name in ("talk.jsonl", "copy.jsonl"))
+    assert copy == saved.replace('"dialog": "talk"', '"dialog": "copy"')
+    records = [json.loads(line) for line in saved.splitlines()]
+    assert records[-1]["model"] == source.model_dump()
+    assert records[-1]["decode"]["seed"] == 7 + (method == "sample")
+
+
+def test_replay_shows_old_and_new_replies(tiny: TrainedModel, in_tmp: Path) -> None:
+    chat = Repl(Conversation(tiny))
+    said = ["well i saw that film", "was it long", "yeah right"]
+    replies = [chat.feed(line)[0] for line in said]
+    chat.feed("/save talk.jsonl")
+    chat.feed("/reset")
+    both = [
+        line for pair in zip(said, replies, strict=True) for line in (f"A    {pair[0]}", f"both {pair[1]}")
+    ]
+    assert chat.feed("/replay talk.jsonl") == [*both, "(3 of 3 replies are the same)"]
+    chat.feed("/sample T=3")
+    told, *lines = chat.feed("/replay talk.jsonl")
+    assert told == "(the old replies were made with other settings: /set method=beam temperature=1.0)"
+    new = [exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges]
+    assert [exchange.said.text for exchange in chat.conversation.exchanges] == said
+    pairs = list(zip(replies, new, strict=True))
+    assert lines[-1] == f"({sum(old == now for old, now in pairs)} of 3 replies are the same)"
+    for old, now in pairs:
+        assert (f"both {old}" in lines) if old == now else {f"old  {old}", f"new  {now}"} < set(lines)
+    output = io.StringIO()
+    converse(Repl(Conversation(tiny)), io.StringIO(), output, Path("talk.jsonl"))
+    assert output.getvalue().splitlines() == [*both, "(3 of 3 replies are the same)"]
+    with pytest.raises(StorageError, match="no such file"):
+        converse(chat, io.StringIO(), output, Path("none.jsonl"))
+
+
+def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path) -> None:
+    chat_lines("talk.jsonl")
+    Path("talk.jsonl").write_text(Path("talk.jsonl").read_text().replace("how are you", "wait"))
+    chat = conversation()
+    chat.feed("before")
+
+    def press() -> None:
+        raise Interrupted("stopped")
+
+    assert chat.feed("/replay talk.jsonl", press)[-1] == "(stopped)"
+    assert [exchange.said.text for exchange in chat.conversation.exchanges] == ["before"]
+
+
+def test_a_loop_is_hinted_at_once_in_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(chat: Repl, text: str) -> None:
+        monkeypatch.setattr(chat.conversation.model.codec, "decode", lambda tokens: text)
+
+    chat = conversation()
+    says(chat, "i'm afraid i'm afraid i'm afraid")
+    chat.feed("hello there")
+    assert [note for note in chat.notes if "no_repeat_ngram=3" in note and "/sample" in note] == [
+        chat.notes[-1]
+    ]
+    chat.feed("hello again")
+    assert not any("loop" in note for note in chat.notes)
+    chat.feed("/reset")
+    says(chat, "yeah , yeah , so so .")
+    for line, hints in (("one", 0), ("two", 0), ("Two", 0), ("three", 1), ("four", 0)):
+        chat.feed(line)
+        assert sum("same reply to different lines" in note for note in chat.notes) == hints, line
+
+
+def test_unknown_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = conversation()
+    chat.feed("yeah Z\u00fcrich is zrh <unk> z\u00fcrich yeah ?! -")
+    assert chat.notes == ["unknown: z\u00fcrich, is, zrh"]
+    chat.feed("yeah well i think so")
+    assert chat.notes == []
+    chat.feed(" ".join(f"w{number}" for number in range(5000)))
+    assert chat.notes[0].endswith("w7 and 4,992 more")
+    converse(conversation(), io.StringIO("yeah\n\x1b[31mqqq\n"), output := io.StringIO())
+    assert len(output.getvalue().splitlines()) == 2, "standard output has replies alone"
+    assert capsys.readouterr().err == "line 2: unknown: qqq\n"
+
+
+def test_a_single_reply_is_not_numbered() -> None:
+    for command in ("/nbest 1", "/greedy", "/sample", "/set nbest=1"):
+        chat = conversation()
+        chat.feed(command)
+        (answer,) = chat.feed("hello")
+        assert answer == (chat.conversation.exchanges[0].reply.text or "(says nothing)"), command
+    chat.feed("/nbest 3")
+    chat.feed("/set nbest=1")
+    (answer,) = chat.feed("hello")
+    assert not answer.startswith("1.")
+
+
+NAMES = (
+    "talk.jsonl",
+    "notes",
+    "run/config.json",
+    "run",
+    "link",
+    "deep.json",
+    "none/x",
+    "new file",
+    "..",
+    "~",
+)
+SETTINGS = (
+    "beam=3",
+    "nbest=2",
+    "bmea=1",
+    "temperature=nan",
+    "seed=9",
+    "method=sample",
+    "max_length=-1",
+    "=",
+    "",
+)
+names = st.sampled_from(NAMES) | anything.filter(lambda text: "/" not in text)
+values = st.lists(st.sampled_from(SETTINGS) | mixtures, max_size=3).map(" ".join)
+commands = st.one_of(
+    st.tuples(st.sampled_from(("save", "load", "replay")), names),
+    st.tuples(st.sampled_from(("set", "sample")), values),
+    st.tuples(st.sampled_from([*COMMANDS, "x", ""]), st.just("") | mixtures | st.integers().map(str)),
+)
 lines_of_input = mixtures | anything | commands.map(lambda pair: f"/{pair[0]} {pair[1]}")
 
 
+def on_disk() -> dict[str, bytes | None]:
+    """Every file and folder below the current one, with what is in it."""
+    found = (path for path in Path().rglob("*") if not path.is_symlink())
+    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.lists(lines_of_input, max_size=12))
-def test_no_line_breaks_it_and_nothing_unsafe_comes_back(lines: list[str]) -> None:
+@given(lines=st.lists(lines_of_input, max_size=12))
+def test_no_line_breaks_it_and_nothing_is_touched_but_what_it_saves(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    """Every file afterwards is as it was, or a saved conversation under a name that was given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("chat"))
+        patch.setenv("HOME", os.getcwd())
+        chat_lines("talk.jsonl")
+        Path("run").mkdir()
+        Path("run/config.json").write_text("{}")
+        Path("notes").write_text("mine")
+        Path("deep.json").write_text("[" * 5000)
+        Path("link").symlink_to("notes")
+        chat = conversation()
+        chat.feed("hello")
+        for line in lines:
+            before = on_disk()
+            assert safe(chat.feed(line))
+            after = on_disk()
+            changed = {name for name in before | after if before.get(name) != after.get(name)}
+            saves = one_line(line)[:5].lower() == "/save"
+            assert changed <= ({os.path.normpath(one_line(line)[6:].strip())} if saves else set())
+            assert all(read_transcript(Path(name)) for name in changed)
+        assert safe(chat.feed("and then"))
+        for line in ("/retry", "/probs 50", "/show", "/history", "/undo"):
+            assert safe(chat.feed(line))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_saved_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Cut, doubled, edited and foreign: it loads as a conversation, or one line says what it is."""
+    path = tmp_path_factory.mktemp("chat") / "talk.jsonl"
+    saved = chat_lines(str(path))
+    values = st.none() | st.booleans() | st.integers() | st.floats() | anything | st.just([]) | st.just({})
+    for record in saved:
+        for key in data.draw(st.lists(st.sampled_from([*record, "x"]), max_size=1)):
+            record[key] = data.draw(values)
+    order = data.draw(st.lists(st.sampled_from(range(len(saved))), max_size=6))
+    text = "".join(f"{json.dumps(saved[place])}\n" for place in order).encode()
+    cut = data.draw(st.integers(0, len(text)))
+    path.write_bytes(text[:cut] + data.draw(st.binary(max_size=9)) + text[cut:])
     chat = conversation()
-    for line in lines:
-        assert safe(chat.feed(line))
-        assert len(chat.feed("/undo")) == 1
-    assert safe(chat.feed("and then"))
-    assert safe(chat.feed("/probs 50"))
-    assert safe(chat.feed("/show"))
+    for command in ("load", "replay"):
+        lines = chat.feed(f"/{command} {path}")
+        assert lines
+        assert safe(lines)
+        assert safe(chat.feed("/history") + chat.feed("/probs") + chat.feed("/retry"))
+
+
+def test_memory_is_that_of_the_conversation(in_tmp: Path) -> None:
+    chat = conversation()
+    for turn in range(30):
+        chat.feed(f"turn {turn}")
+    chat.feed("/save talk.jsonl")
+    commands = (
+        "/load talk.jsonl",
+        "/retry",
+        "/replay talk.jsonl",
+        "/set beam=3",
+        "/save talk.jsonl",
+        "/nope",
+    )
+
+    def round_trip() -> None:
+        for command in commands:
+            chat.feed(command)
+        heard(chat).clear()
+
+    round_trip()
+    tracemalloc.start()
+    try:
+        round_trip()
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10):
+            round_trip()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000
 
 
 def test_a_megabyte_and_many_turns(in_tmp: Path) -> None:
@@ -337,7 +644,7 @@ def test_a_megabyte_and_many_turns(in_tmp: Path) -> None:
     for turn in range(2000):
         assert len(chat.feed(f"turn {turn}")) == 1
     assert time.perf_counter() - started < 10
-    assert len(chat.model.heard[-1].context) == 9
+    assert len(heard(chat)[-1].context) == 9
 
 
 def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +658,7 @@ def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[st
 def test_empty_lines_are_passed_over() -> None:
     chat = conversation()
     assert [chat.feed(line) for line in ("", "   ", "\n", "\x1b[31m", "\udcff")] == [[]] * 5
-    assert chat.exchanges == []
+    assert chat.conversation.exchanges == []
 
 
 def test_a_stopped_or_failed_reply_leaves_the_conversation() -> None:
@@ -365,7 +672,7 @@ def test_a_stopped_or_failed_reply_leaves_the_conversation() -> None:
 
     assert chat.feed("wait", press) == ["(stopped)"]
     assert chat.feed("wait", fail) == ["the model's probabilities are not numbers"]
-    assert chat.exchanges == []
+    assert chat.conversation.exchanges == []
 
 
 def test_piped_lines_get_a_line_each() -> None:
@@ -374,10 +681,10 @@ def test_piped_lines_get_a_line_each() -> None:
     source, target = io.TextIOWrapper(io.BytesIO(raw)), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     chat = conversation()
     converse(chat, source, target)
-    said = [exchange.said.text for exchange in chat.exchanges]
+    said = [exchange.said.text for exchange in chat.conversation.exchanges]
     assert said == ["hello", "there", "last \u2028 line"]
     assert target.buffer.getvalue().decode().split("\n") == [
-        *(exchange.reply.text or "(says nothing)" for exchange in chat.exchanges),
+        *(exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges),
         "",
     ]
 
@@ -389,12 +696,12 @@ def test_a_closed_output_ends_it_quietly() -> None:
     with open(writer, "w", encoding="utf-8") as output:
         converse(chat, io.StringIO("hello\n" * 5), output)
         output.write("what is flushed at the end goes nowhere")
-    assert len(chat.exchanges) == 1
+    assert len(chat.conversation.exchanges) == 1
 
 
 def test_ctrl_c_is_polled_and_then_forgotten() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with interruptible() as poll:
+    with forgiving() as poll:
         poll()
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Interrupted):
@@ -436,10 +743,13 @@ class Terminal:
             start_new_session=True,
             cwd=folder,
         )
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.resize(100)
         os.close(slave)
         os.set_blocking(self.master, False)
-        self.screen = ""
+        self.screen = self.seen = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def expect(self, text: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -453,32 +763,105 @@ class Terminal:
             if "\x1b[6n" in read:  # the prompt asks where the cursor is
                 os.write(self.master, b"\x1b[1;1R")
             self.screen += read
+            self.seen += read
         self.screen = self.screen.partition(text)[2]
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode(errors="surrogateescape"))
 
 
-def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(tmp_path: Path) -> None:
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """A chat with the toy on a terminal of 100 columns, at its first prompt."""
     terminal = Terminal(tmp_path)
     try:
         terminal.expect("Ctrl-D leaves")
         terminal.expect(">")
-        terminal.type("half a line\x03wait\r")  # Ctrl-C at the prompt gives a new one
-        terminal.expect("thinking")
-        started = time.monotonic()
-        terminal.type("\x03")
-        terminal.expect("(stopped)")
-        assert time.monotonic() - started < 1
-        terminal.type("/nosuch \udcff\r")
-        terminal.expect("unknown command /nosuch")
-        terminal.expect(">")
-        terminal.type("\x04")
-        terminal.expect("left")
-        assert terminal.process.wait(60) == 0
+        yield terminal
     finally:
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.master)
+
+
+def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("half a line\x03wait\r")  # Ctrl-C at the prompt gives a new one
+    terminal.expect("thinking")
+    started = time.monotonic()
+    terminal.type("\x03")
+    terminal.expect("(stopped)")
+    assert time.monotonic() - started < 1
+    terminal.type("/nosuch \udcff\r")
+    terminal.expect("unknown command /nosuch")
+    terminal.expect(">")
+    terminal.type("\x04")
+    terminal.expect("left")
+    assert terminal.process.wait(60) == 0
     lines = (tmp_path / "highrank" / "chat_history").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("+")] == ["+wait", "+/nosuch "]
+
+
+AT_THE_PROMPT = (
+    "\x03",  # Ctrl-C on an empty line
+    "\x03\x03\x03",
+    "half a line\x03",
+    "half\x04 a line\x03",  # Ctrl-D deletes a character, and there is none
+    "/se\t\x03",  # completion open
+    "\x1b[A\x03",  # in the history
+    "\x12sea\x03\x03",  # in a search of it
+    "\x1b[200~pasted\nlines\x1b[201~\x03",
+    "\x1b\x03",
+)
+IN_A_REPLY = (
+    "\x03",
+    "\x03\x03",
+    "\x03\x03\x03\x03",
+    "typed ahead\x03",
+    "\x1b[A\x03",
+    "resize",
+    "\x04\x03",
+    "\r\r\x03",
+)
+
+
+def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
+    """At the prompt, in a reply, in a retry, in a replay, while the window changes: a prompt follows."""
+    for number, keys in enumerate(AT_THE_PROMPT):
+        terminal.type(f"{keys}\x03")
+        time.sleep(0.02)
+        terminal.type(f"\x15/nothing{number}\r")
+        terminal.expect(f"unknown command /nothing{number}")
+    for number, keys in enumerate(IN_A_REPLY):
+        terminal.type("wait\r")
+        terminal.expect("thinking")
+        for width in (10, 20, 300, 100) if keys == "resize" else ():
+            terminal.resize(width)
+        terminal.type("\x03" if keys == "resize" else keys)
+        terminal.expect("(stopped)")
+        terminal.type(f"\x03\x15/nobody{number}\r")
+        terminal.expect(f"unknown command /nobody{number}")
+    terminal.expect(">")
+    terminal.type("\x04")
+    terminal.expect("left")
+    assert terminal.process.wait(60) == 0
+
+
+def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("hello\r/save talk.jsonl\r")
+    terminal.expect("(saved ")
+    terminal.type("wait\r")
+    terminal.expect("thinking")
+    terminal.process.kill()
+    terminal.process.wait(60)
+    assert [turn.said for turn in read_transcript(tmp_path / "talk.jsonl")] == ["hello"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["highrank", "talk.jsonl"]
+
+
+def test_help_breaks_no_word_on_a_terminal(terminal: Terminal) -> None:
+    lines = conversation().feed("/help")
+    for width in (60, 80):
+        terminal.resize(width)
+        terminal.type("/help\r")
+        terminal.expect(lines[-1])
+        shown = terminal.seen[terminal.seen.rindex(lines[0]) :]
+        assert all(line in shown for line in lines)

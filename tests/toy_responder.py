@@ -11,6 +11,7 @@ from dialog.batches import Example
 from dialog.beam import Hypothesis
 from dialog.chat import converse_on_terminal
 from dialog.conversation import Conversation
+from dialog.repl import Repl
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.trained import StepProbabilities
 from lm.text import DIALOG, Codec, build_codec
@@ -59,5 +60,5 @@ class ToyResponder:
 
 if __name__ == "__main__":
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that a typed Ctrl-C becomes a signal
-    converse_on_terminal(Conversation(ToyResponder()), sys.stdout)
+    converse_on_terminal(Repl(Conversation(ToyResponder())), sys.stdout)
     print("left")
