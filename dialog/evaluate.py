@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dialog.corpus import Dialog, load_dialogs
+from dialog.distinct import warnings
 from dialog.records import evaluation_name, setting_name
 from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DataConfig, DialogConfig
@@ -132,6 +133,7 @@ def evaluate(
         **likelihood,
         **report,
     }
+    result["warnings"] = warnings(result)
     contexts = {
         "dialog": [score.dialog for score in scores],
         "turn": [score.turn for score in scores],

@@ -14,7 +14,7 @@ _ORDERS = ("1", "2", "3", "4")
 _MEASURES = (
     *("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts"),
     *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
-    *("mean_length", "most_common_share"),
+    *("mean_length", "length_ratio", "looping_share", "most_common_share"),
 )
 
 
@@ -40,7 +40,11 @@ def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
 def evaluation_tables(result: Result) -> list[Table | str]:
     """The scores of an evaluated run."""
     tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
-    return [*tables, f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}"]
+    return [
+        *tables,
+        *result["warnings"],
+        f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}",
+    ]
 
 
 def score_tables(title: str, result: Result) -> list[Table | str]:

@@ -68,6 +68,7 @@ class Scorer:
             },
             "sacrebleu": {"score": corpus.score, "signature": str(self._sacrebleu.get_signature())},
             **diversity(hypotheses),
+            "length_ratio": _length_ratio(hypotheses, self.references),
             "hypotheses": _spread(hypotheses),
             "references": _spread(self.references),
             "edge_cases": overlaps.edge_cases
@@ -130,6 +131,17 @@ def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
 def _line(tokens: Tokens) -> str:
     """Tokens as one line for sacreBLEU, a blank inside a token made visible so that it stays one token."""
     return " ".join("▁".join(token.split()) or "▁" for token in tokens)
+
+
+def _length_ratio(
+    hypotheses: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]]
+) -> float | None:
+    """Tokens of the first hypotheses over those of the references, whose mean each context counts.
+
+    None where the references are empty.
+    """
+    expected = sum(sum(map(len, group)) / len(group) for group in references)
+    return sum(len(group[0]) for group in hypotheses) / expected if expected else None
 
 
 def _spread(groups: Sequence[Sequence[Tokens]]) -> Result:

@@ -14,7 +14,7 @@ import pytest
 from words import WORDS
 
 from dialog.corpus import Dialog, Utterance
-from dialog.distinct import diversity
+from dialog.distinct import diversity, loops, warnings
 from dialog.evaluate import bleu_tokens, evaluate, perplexities, rescore, score_responses
 from dialog.records import evaluation_name
 from dialog.references import build_references, write_references
@@ -87,6 +87,47 @@ def test_diversity_by_hand() -> None:
     assert found["mean_length"] == pytest.approx(7 / 3)
     assert found["most_common_share"] == pytest.approx(2 / 3)
     assert found["most_common_answer"] == ["a", "a", "b"]
+
+
+def test_loops_and_one_answer_for_most_are_warned_of() -> None:
+    rng = random.Random(3)
+    references = [[rng.sample(WORDS, k=8)] for _ in range(30)]
+    loop = ["i", "'", "m", "afraid"] * 3
+
+    def warned(hypotheses: Groups) -> list[str]:
+        result, _ = responses_report(Responses(hypotheses, references), str.split)
+        return warnings(result | {"contexts": len(hypotheses)})
+
+    assert warned(references) == []
+    (told,) = warned([*([loop] for _ in range(4)), *references[4:]])
+    assert told.startswith("13% of the responses go round in a loop (true responses: 0%;")
+    assert "no_repeat_ngram=3" in told
+    (told,) = warned([*([["yeah"]] for _ in range(16)), *references[16:]])
+    assert told.startswith("53% of the contexts have one answer, 'yeah'")
+    assert "decode.method=sample" in told
+    assert len(warned([[loop]] * 30)) == 2
+    looping = [[group[0] * 3] for group in references]
+    result, _ = responses_report(Responses(looping, looping), str.split)
+    assert result["looping_share"] == 1
+    assert warnings(result | {"contexts": 30}) == [], "people who repeat themselves are no fault of the model"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loop_is_a_trigram_at_three_places(seed: int) -> None:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(100):
+        tokens = rng.choices("ab", k=rng.randint(0, 12))
+        places = [tokens[at : at + 3] for at in range(len(tokens) - 2)]
+        found.append(any(places.count(place) >= 3 for place in places))
+        assert loops(tokens) == found[-1]
+    assert {True, False} == set(found)
+
+
+def test_the_length_ratio_by_hand() -> None:
+    result = score_responses([[["a"]], [["b", "c"]]], [[["x"] * 2, ["x"] * 4], [["x"]]])
+    assert result["length_ratio"] == 3 / 4
+    assert score_responses([[["a"]]], [[[]]])["length_ratio"] is None
 
 
 def test_every_output_names_its_versions_and_edge_cases() -> None:
@@ -258,6 +299,7 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
         "perplexity nll tokens contexts perplexity_batch_mean bleu bleu_legacy sacrebleu intra_distinct_1"
     )
     wanted += " intra_distinct_2 inter_distinct_1 inter_distinct_2 mean_length most_common_share yardsticks"
+    wanted += " length_ratio looping_share warnings"
     assert set(wanted.split()) <= set(result)
     record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))
     assert record["result"] == json.loads(json.dumps(result))
