@@ -308,22 +308,26 @@ def generate(
     unknown: Annotated[bool, typer.Option("--unk/--no-unk", help="Whether <unk> may be drawn.")] = True,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write text with a run, word by word.
+    """Write text with a run, word by word, after the prompt; words of it that are unknown are named.
 
     Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
     """
     _config_of(run)
-    from lm.language.generate import GenerateOptions
+    from lm.language.generate import GenerateOptions, as_read
     from lm.language.generate import generate as write
     from lm.language.trained import TrainedLm
     from lm.terminal import sanitize
+    from lm.text import unknown_words
 
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
     with interruptible() as poll:
-        number = 0
-        for piece in write(TrainedLm.load(run, checkpoint), prompt, options, poll):
+        trained = TrainedLm.load(run, checkpoint)
+        if told := unknown_words(trained.codec, prompt):
+            typer.echo(sanitize(told), err=True)
+        begun, number = sanitize(as_read(trained.codec, prompt)), -1
+        for piece in write(trained, prompt, options, poll):
             if piece.sample != number:
-                typer.echo("\n")
+                typer.echo(f"\n\n{begun}" if piece.sample else begun, nl=False)
                 number = piece.sample
             typer.echo(sanitize(piece.text), nl=False)
     typer.echo()

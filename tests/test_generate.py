@@ -11,7 +11,7 @@ import torch
 from tiny_lm import tiny_codec, tiny_lm
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
-from lm.language.generate import Generated, GenerateOptions, generate
+from lm.language.generate import Generated, GenerateOptions, as_read, generate
 from lm.language.trained import TrainedLm
 from lm.text import Codec, Vocabulary
 from lm.tokenizers import Byte
@@ -77,6 +77,16 @@ def test_a_text_depends_on_seed_and_number_and_grows_at_its_end() -> None:
     assert [g.token for g in short] == first[:5] + second[:5]
     assert first != second
     assert [g.token for g in words(trained, max_tokens=9, seed=2)] != first
+
+
+def test_a_text_goes_on_where_its_prompt_ends() -> None:
+    trained = tiny_lm(**MIXTURE)
+    prompt = "you like\nso  you"
+    pieces = words(trained, prompt, max_tokens=12)
+    vocabulary = trained.codec.vocabulary
+    ids = [*trained.codec.encode("you like"), *trained.codec.encode("so you")[:-1]]
+    whole = trained.codec.decode([*ids, *vocabulary.ids(g.token for g in pieces)])
+    assert as_read(trained.codec, prompt) + "".join(g.text for g in pieces) == whole
 
 
 def test_texts_stream() -> None:

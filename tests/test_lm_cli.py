@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_lm import text_of
+from tiny_lm import text_of, tiny_lm
 
 from dialog.schema import DialogConfig
 from lm.analysis.bottleneck import BottleneckOptions
@@ -25,6 +25,7 @@ from lm.config import Resolved, save_config
 from lm.language.generate import GenerateOptions
 from lm.language.prepare import PrepareOptions
 from lm.language.sources import ReadOptions
+from lm.language.trained import TrainedLm
 from lm.meter import Update
 from lm.progress import NullReporter
 from lm.records import keep
@@ -206,7 +207,7 @@ def test_dynamic_evaluation_of_the_beginning(lm: Lm, inside: Path) -> None:
     assert "static" in out
 
 
-def test_score_and_generate(lm: Lm, inside: Path) -> None:
+def test_score_and_generate(lm: Lm, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("lines.txt").write_text("well so yeah\n\nyou like the dog\n")
     result, _ = measured(lm, "score", "runs/tiny", "lines.txt", "--output", "scores.jsonl")
     rows = [json.loads(line) for line in Path("scores.jsonl").read_text().splitlines()]
@@ -216,9 +217,15 @@ def test_score_and_generate(lm: Lm, inside: Path) -> None:
     write = ("generate", "runs/tiny", "--prompt", "well so", "--max-tokens", "5", "--count", "2")
     code, out, err = lm(*write)
     assert (code, err) == (0, "")
-    assert out.strip()
+    first, second = out.removesuffix("\n").split("\n\nwell so", 1)
+    assert first.startswith("well so")
+    assert second != first.removeprefix("well so")
     assert lm(*write) == (code, out, err)
     assert lm(*write, "--seed", "2")[1] != out
+    monkeypatch.setattr(TrainedLm, "load", lambda *arguments: tiny_lm())
+    code, out, err = lm("generate", "runs/tiny", "--prompt", "you Z\u00fcrich qqq you", "--max-tokens", "1")
+    assert (code, err) == (0, "unknown: Z\u00fcrich, qqq\n")
+    assert out.startswith("you Z\u00fcrich qqq you")
 
 
 def test_ranks_are_kept_by_text_and_checkpoint(lm: Lm, inside: Path) -> None:

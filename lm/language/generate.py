@@ -64,7 +64,8 @@ def generate(
 ) -> Iterator[Generated]:
     """Continue a prompt, ``options.count`` times, one text after the other.
 
-    The prompt follows ``<eos>``, and each of its line ends is one. A text depends on the seed and its number
+    The prompt follows ``<eos>``, and each of its line ends is one; what is yielded goes on where
+    :func:`as_read` ends. A text depends on the seed and its number
     alone, and a longer one begins as a shorter one.
 
     Raises:
@@ -89,7 +90,7 @@ def generate(
     for sample in range(options.count):
         generator = np.random.default_rng((options.seed, sample))
         outputs, token = read, None
-        writer = _Writer(codec)
+        writer = _Writer(codec, codec.tokenizer.split(prompt.rpartition("\n")[2]))
         for _ in range(options.max_tokens):
             poll()
             with torch.no_grad():
@@ -101,6 +102,12 @@ def generate(
             yield Generated(sample, vocabulary.tokens[index], float(log_probs[0, index]), writer.add(index))
 
 
+def as_read(codec: Codec, prompt: str) -> str:
+    """A prompt as its tokens spell it: blanks and capitals as the model has them."""
+    tokenizer = codec.tokenizer
+    return "\n".join(tokenizer.join(tokenizer.split(line)) for line in prompt.split("\n"))
+
+
 def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: GenerateOptions) -> Tensor:
     if not bool(torch.isfinite(log_probs.max())):
         raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
@@ -110,12 +117,12 @@ def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: Generat
 
 
 class _Writer:
-    """Turns tokens into text as they come; ``<eos>`` ends a line."""
+    """Turns tokens into text as they come, after the first tokens of a line; ``<eos>`` ends a line."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, begun: list[str]) -> None:
         self._codec = codec
-        self._line: list[str] = []
-        self._shown = ""
+        self._line = begun
+        self._shown = codec.tokenizer.join(begun)
 
     def add(self, index: int) -> str:
         """What a token adds to the text."""
