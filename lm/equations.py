@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lm.kernels.products import Products, products_with
 from lm.packing import rows_of, shifted
 
 _EPSILON = 1e-5  # added to variances that divide
@@ -74,10 +73,6 @@ class Equations(ABC):
         """The same of ``extra``."""
         return None
 
-    @cached_property
-    def _backwards(self) -> Products:
-        return products_with(self.weight_hh.t(), len(self.sizes))
-
 
 class LstmEquations(Equations):
     """Of the LSTM, gates i, f, g, o as in torch; kept are W x + b, h, c and tanh c."""
@@ -92,7 +87,7 @@ class LstmEquations(Equations):
     def step(self, t: int, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         a, outputs, cells, squashed = (rows[t] for rows in self.rows[:4])
         size = h.shape[1]
-        self._forwards.add(h, a)
+        a.addmm_(h, self._forwards)
         self._arguments(t, a)
         a[:, : 2 * size].sigmoid_()
         a[:, 2 * size : 3 * size].tanh_()
@@ -111,8 +106,8 @@ class LstmEquations(Equations):
         return grad
 
     @cached_property
-    def _forwards(self) -> Products:
-        return products_with(self.weight_hh, len(self.sizes))
+    def _forwards(self) -> Tensor:
+        return self.weight_hh.t()
 
     def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
         act, _, cells, squashed = self.kept[:4]
@@ -142,7 +137,7 @@ class LstmEquations(Equations):
         torch.mul(of_cell, dc[:, None], out=grad[:, : 3 * size].unflatten(1, (3, size)))
         torch.mul(dh, of_hidden, out=grad[:, 3 * size :])
         dc *= f
-        self._backwards.write(self._arguments_back(t, grad), dh)
+        torch.mm(self._arguments_back(t, grad), self.weight_hh, out=dh)
 
     @property
     def of_inputs(self) -> Tensor:
@@ -230,19 +225,17 @@ class GruEquations(Equations):
         a, outputs, inner = (rows[t] for rows in self.rows)
         gates, candidate = self._forwards
         size = h.shape[1]
-        gates.add(h, a[:, : 2 * size])
+        a[:, : 2 * size].addmm_(h, gates)
         a[:, : 2 * size].sigmoid_()
-        candidate.add(h, inner)
+        inner.addmm_(h, candidate)
         r, z, n = a.chunk(3, 1)
         n.addcmul_(r, inner).tanh_()
         return torch.lerp(n, h, z, out=outputs), c
 
     @cached_property
-    def _forwards(self) -> tuple[Products, Products]:
-        size, steps = self.weight_hh.shape[1], len(self.sizes)
-        return products_with(self.weight_hh[: 2 * size], steps), products_with(
-            self.weight_hh[2 * size :], steps
-        )
+    def _forwards(self) -> tuple[Tensor, Tensor]:
+        size = self.weight_hh.shape[1]
+        return self.weight_hh[: 2 * size].t(), self.weight_hh[2 * size :].t()
 
     def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
         act, _, inner = self.kept
@@ -268,7 +261,7 @@ class GruEquations(Equations):
         torch.mul(of_inputs, dh[:, None], out=grad.unflatten(1, shape))
         torch.mul(of_products, dh[:, None], out=grad_products.unflatten(1, shape))
         dh *= z
-        self._backwards.add(grad_products, dh)
+        dh.addmm_(grad_products, self.weight_hh)
 
     @property
     def of_inputs(self) -> Tensor:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lm.kernels.products import Products, products_with
 from lm.packing import rows_of
 
 MaybeTensors = Sequence[Tensor | None]
@@ -91,13 +90,12 @@ class Mogrify(Gating):
 
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         first, latest = (x, h), [x, h]
-        for n, ((inner, gates, gated), (down, up)) in enumerate(zip(self._rows, self._forth, strict=True)):
+        for n, ((inner, gates, gated), one) in enumerate(zip(self._rows, self.rounds, strict=True)):
             target, source = n % 2, 1 - n % 2
             read, gate = latest[source] if self.zigzag else first[source], gates[t]
-            if down is not None:
-                read = down.write(read, inner[t])
-            up.add(read, gate)
-            gate.sigmoid_().mul_(2)
+            if one.down is not None:
+                read = torch.mm(read, one.down.t(), out=inner[t])
+            gate.addmm_(read, one.up.t()).sigmoid_().mul_(2)
             latest[target] = torch.mul(latest[target], gate, out=gated[t])
         return latest[0], latest[1]
 
@@ -105,41 +103,19 @@ class Mogrify(Gating):
         grads = (dx, dh)
         into = grads if self.zigzag else (torch.zeros_like(dx), torch.zeros_like(dh))
         for n in reversed(range(len(self.rounds))):
-            (_, gates, gated), (down, up), (d_inner, d_affine) = (
-                self._rows[n],
-                self._back[n],
-                self._slope_rows[n],
-            )
+            one, (_, gates, gated), (d_inner, d_affine) = self.rounds[n], self._rows[n], self._slope_rows[n]
             target, source = n % 2, 1 - n % 2
             gate, d = gates[t], d_affine[t]
             torch.mul(grads[target], gated[t], out=d)
             d.addcmul_(d, gate, value=-0.5)  # d 2σ(z) = 2σ(z) (1 - 2σ(z) / 2) dz
             grads[target].mul_(gate)
-            if down is None:
-                up.add(d, into[source])
+            if one.down is None:
+                into[source].addmm_(d, one.up)
             else:
-                down.add(up.write(d, d_inner[t]), into[source])
+                into[source].addmm_(torch.mm(d, one.up, out=d_inner[t]), one.down)
         if not self.zigzag:
             dx.add_(into[0])
             dh.add_(into[1])
-
-    @cached_property
-    def _forth(self) -> list[tuple[Products | None, Products]]:
-        """Products with the matrices of every round."""
-        return [
-            (None if one.down is None else products_with(one.down, len(self.sizes)),
-             products_with(one.up, len(self.sizes)))
-            for one in self.rounds
-        ]  # fmt: skip
-
-    @cached_property
-    def _back(self) -> list[tuple[Products | None, Products]]:
-        """Products with their transposes."""
-        return [
-            (None if one.down is None else products_with(one.down.t(), len(self.sizes)),
-             products_with(one.up.t(), len(self.sizes)))
-            for one in self.rounds
-        ]  # fmt: skip
 
     @cached_property
     def _slopes(self) -> list[tuple[Tensor | None, Tensor]]:
@@ -190,25 +166,17 @@ class Multiply(Gating):
         self._factor, self._linear, self._product = (rows_of(one, sizes) for one in (factor, linear, product))
 
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        linear = self._forth.write(h, self._linear[t])
+        linear = torch.mm(h, self._present[1].t(), out=self._linear[t])
         return x, torch.mul(linear, self._factor[t], out=self._product[t])
 
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
         d_factor, d_linear = self._slope_rows
         torch.mul(dh, self._linear[t], out=d_factor[t])
-        self._back.write(torch.mul(dh, self._factor[t], out=d_linear[t]), dh)
+        torch.mm(torch.mul(dh, self._factor[t], out=d_linear[t]), self._present[1], out=dh)
 
     @cached_property
     def _present(self) -> list[Tensor]:
         return [tensor for tensor in self.tensors if tensor is not None]
-
-    @cached_property
-    def _forth(self) -> Products:
-        return products_with(self._present[1], len(self.sizes))
-
-    @cached_property
-    def _back(self) -> Products:
-        return products_with(self._present[1].t(), len(self.sizes))
 
     @cached_property
     def _slopes(self) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ RELU_FLOOR = 1e-8  # ε of Kanai et al. 2018, Eq. 34
 
 
 class Link(ABC):
-    """One g, as a formula (``log``, ``slope``) and in place for the loss (``log_``, ``times_slope_``).
+    """One g, as a formula (``log``, ``slope``) and in place for the loss (``shares_``, ``times_slope_``).
 
-    ``buffers`` counts the (R, V) tensors of the in-place form: the logits, and the spares that ``log_``
-    fills with whatever ``times_slope_`` then reads.
+    ``buffers`` counts the (R, V) tensors of the in-place form: the logits, and the spares that ``shares_``
+    fills with what ``times_slope_`` then reads.
     """
 
     buffers: ClassVar[int]
@@ -35,12 +35,16 @@ class Link(ABC):
         """d log g / dz, elementwise."""
 
     @abstractmethod
-    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        """log g in place of ``logits`` (R, V); ``spares`` (buffers − 1, R, V) is overwritten."""
+    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        """g(z) / u in place of ``logits`` z (R, V); returns log u (R, 1).
+
+        u is between g(m) and 2 g(m), for the largest logits m of the rows, ``peak`` (R, 1).
+        ``spares`` (buffers − 1, R, V) is overwritten.
+        """
 
     @abstractmethod
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        """``shares`` (R, V) times the slope at the logits of the last ``log_``, in place."""
+        """``shares`` (R, V) times the slope at the logits of the last ``shares_``, in place."""
 
     def log_normalised(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """log g(z) − log Σ_v g(z_v) over the last dimension."""
@@ -58,17 +62,22 @@ class Exponential(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return torch.ones_like(logits)
 
-    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        return logits
+    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        logits.sub_(peak).exp_()
+        return peak
 
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
         return shares
 
 
 class Sigsoftmax(Link):
-    """g(z) = exp(z)·σ(z + b) (Kanai et al. 2018, Eq. 11, 16); its slope is 2 − σ(z + b) (Theorem 5)."""
+    """g(z) = exp(z)·σ(z + b) (Kanai et al. 2018, Eq. 11, 16); its slope is 2 − σ(z + b) (Theorem 5).
 
-    buffers = 3
+    The loss takes one exponential of a logit, e = exp(z − m): with s = m + b, σ(z + b) is a·e / (a·e + c) for
+    a = 1 and c = exp(−s), or both times exp(s) where s < 0, so that neither overflows.
+    """
+
+    buffers = 2
 
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return logits + F.logsigmoid(logits if shift is None else logits + shift)
@@ -76,17 +85,18 @@ class Sigsoftmax(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return 1 + torch.sigmoid(-(logits if shift is None else logits + shift))
 
-    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        spare, excess = spares
-        torch.neg(logits, out=excess)
-        if shift is not None:
-            excess.sub_(shift)
-        _softplus(excess, out=spare)
-        excess.sigmoid_()  # slope − 1
-        return logits.sub_(spare)
+    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        top = peak if shift is None else peak + shift
+        a = top.clamp(max=0).exp_()
+        c = (-top).clamp(max=0).exp_().clamp_(min=torch.finfo(top.dtype).tiny)  # 0 / 0 where e is 0, too
+        ratio = torch.addcmul(c, logits.sub_(peak).exp_(), a, out=spares[0])
+        torch.div(logits, ratio, out=ratio)  # σ / a
+        logits.mul_(ratio)
+        ratio.mul_(-a).add_(2)
+        return peak + top.clamp(max=0)  # of g(m) (a + c)
 
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        return shares.addcmul_(shares, spares[1])
+        return shares.mul_(spares[0])
 
 
 class Sigmoid(Link):
@@ -100,11 +110,13 @@ class Sigmoid(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return torch.sigmoid(-logits)
 
-    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+        top = self.log(peak)
         torch.neg(logits, out=spares[0])
-        _softplus(spares[0], out=logits)
+        torch.ops.aten.softplus.out(spares[0], beta=1, threshold=50, out=logits)  # −log g, also in float64
         spares[0].sigmoid_()
-        return logits.neg_()
+        logits.neg_().sub_(top).exp_()
+        return top
 
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
         return shares.mul_(spares[0])
@@ -125,18 +137,15 @@ class Relu(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return (logits > 0) / (F.relu(logits) + RELU_FLOOR)
 
-    def log_(self, logits: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
+    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         torch.gt(logits, 0, out=spares[0])
         spares[0].div_(logits.relu_().add_(RELU_FLOOR))
-        return logits.log_()
+        top = peak.relu().add_(RELU_FLOOR)
+        logits.div_(top)
+        return top.log_()
 
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
         return shares.mul_(spares[0])
-
-
-def _softplus(values: Tensor, out: Tensor) -> None:
-    """log(1 + exp(x)) into ``out``; from 50 on it is x to the last bit of a float64."""
-    torch.ops.aten.softplus.out(values, beta=1, threshold=50, out=out)
 
 
 EXP, SIGSOFTMAX, SIGMOID, RELU = Exponential(), Sigsoftmax(), Sigmoid(), Relu()

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm.kernels import native
-from lm.kernels.rows import rows_for
+from lm.kernels import gpu
 from lm.links import Link
+from lm.rows import Rows
 
 # Bytes of the (R, V) buffer: enough for products at full speed, and no more than caches like; more on a GPU,
 # where a product of few rows ends before the next one starts.
@@ -187,7 +187,7 @@ class _Products:
         self.operand = operand  # (E, V)
         rows = min(self.tokens, self.size) * components
         self.buffer = contexts.new_empty((rows, vocab), dtype=self.dtype)
-        self.rows = rows_for(options.link, self.buffer)
+        self.rows = Rows(options.link, self.buffer)
 
     def parts(self) -> Iterator[slice]:
         """The chunks."""
@@ -343,5 +343,5 @@ def _gradients(
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
     """The Triton kernels, on a GPU, for a loss that they suit."""
-    fused = native.fused_kernels() if contexts.is_cuda else None
+    fused = gpu.fused_kernels() if contexts.is_cuda else None
     return fused if fused is not None and fused.suits(contexts, options) else None

@@ -108,7 +108,7 @@ class OutputLayer(nn.Module):
     @property
     def logit_buffers(self) -> int:
         """Tensors of the size of a chunk's logits that the loss holds at once."""
-        return self.options.link.buffers if self.one_pass else FORMULA_BUFFERS
+        return 1 if self.one_pass else FORMULA_BUFFERS
 
     @property
     def logit_bytes(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from lm.checkpoint import Commit
 from lm.errors import StorageError
 from lm.journal import Journal
-from lm.kernels import native
+from lm.kernels import gpu
 from lm.progress import Reporter
 from lm.run import Run
 from lm.schema import TrainConfig
@@ -166,5 +166,5 @@ class Saver:
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
-        kernels = native.kind(device.type)
+        kernels = gpu.kind(device.type)
         return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lm.equations import Equations
 from lm.gating import Gating, MaybeTensors
-from lm.kernels.products import products_with
 from lm.packing import State, rows_of, shifted
 
 
@@ -124,7 +123,7 @@ def _forward(
     gating = cell.gating(tensors, sizes)
     kept = cell.equations.fresh(act, weight_hh.shape[1], extra)
     equations = cell.equations(kept, weight_hh, extra, sizes)
-    mixed = None if weight_ih is None else products_with(weight_ih, len(sizes))
+    mixed = None if weight_ih is None else weight_ih.t()
     rows, of_h, of_c = (rows_of(one, sizes) for one in (inputs, *masks))
     h, c = state
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
@@ -132,7 +131,7 @@ def _forward(
         h, c = _first(now, h), _first(now, c)
         x, h = gating.step(t, rows[t], h * of_h[t] if of_h else h)
         if mixed is not None:
-            mixed.add(x, equations.rows[0][t])
+            equations.rows[0][t].addmm_(x, mixed)
         h, c = equations.step(t, h, c * of_c[t] if of_c else c)
         if following < now:
             last_h[following:now], last_c[following:now] = h[following:], c[following:]
@@ -172,17 +171,16 @@ class _Unrolled(torch.autograd.Function):
         equations.open(h, c0, mask_c)
         grads = equations.of_inputs
         grad_inputs = grads if weight_ih is None else torch.empty_like(inputs)
-        mixed = None if weight_ih is None else products_with(weight_ih.t(), len(sizes))
         from_outputs, into_inputs = rows_of(grad_outputs, sizes), rows_of(grad_inputs, sizes)
         of_h, of_c = rows_of(mask_h, sizes), rows_of(mask_c, sizes)
-        from_inputs = () if mixed is None else rows_of(grads, sizes)
+        from_inputs = () if weight_ih is None else rows_of(grads, sizes)
         all_dh, all_dc = (grad.clone(memory_format=torch.contiguous_format) for grad in (grad_h, grad_c))
         for t, now in reversed(list(enumerate(sizes))):
             dh, dc, dx = _first(now, all_dh), _first(now, all_dc), into_inputs[t]
             dh += from_outputs[t]
             equations.step_back(t, dh, dc)
-            if mixed is not None:
-                mixed.write(from_inputs[t], dx)
+            if weight_ih is not None:
+                torch.mm(from_inputs[t], weight_ih, out=dx)
             gating.step_back(t, dx, dh)
             if of_h:
                 dh *= of_h[t]

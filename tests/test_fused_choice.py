@@ -12,7 +12,7 @@ import torch
 from test_heads import example, make_head
 from torch import Tensor
 
-from lm.kernels import native
+from lm.kernels import gpu
 from lm.links import EXP, RELU
 from lm.mixture_loss import LossOptions
 
@@ -36,18 +36,17 @@ def test_kernels_that_do_not_work_are_told_of_once_and_left(
     fused.works.cache_clear()
 
 
-@pytest.mark.parametrize("switch", [native.SWITCH, native.FUSED])
-def test_kernels_for_a_gpu_can_be_switched_off(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.kind("cuda") == "fused"
-    monkeypatch.setenv(switch, "0")
-    assert native.kind("cuda") == "in tensor operations"
+def test_kernels_for_a_gpu_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.kind("cuda") == "fused"
+    monkeypatch.setenv(gpu.FUSED, "0")
+    assert gpu.kind("cuda") == "in tensor operations"
 
 
 BROKEN = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from lm.kernels import native
-print(native.kind("cuda"), native.kind("cuda"))
+from lm.kernels import gpu
+print(gpu.kind("cuda"), gpu.kind("cuda"))
 """
 
 
@@ -76,9 +75,9 @@ def test_a_head_uses_them_unless_they_are_switched_off(
         loss = head.loss(hidden.float(), targets, weights.float())
         return [loss, *torch.autograd.grad(loss, list(head.parameters()))]
 
-    monkeypatch.setenv(native.FUSED, "0")
+    monkeypatch.setenv(gpu.FUSED, "0")
     plain = gradients()
-    monkeypatch.delenv(native.FUSED)
+    monkeypatch.delenv(gpu.FUSED)
     for wanted, got in zip(plain, gradients(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3)
     assert len(calls) == 1

@@ -117,7 +117,7 @@ def test_gradcheck(cell: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_long_sequences_in_float32_do_not_depend_on_their_neighbours(cell: dict[str, Any]) -> None:
-    """Where products are compiled; within rounding of those in float64."""
+    """And are within rounding of those in float64."""
     stack = stack_of(cell).float()
     lengths = torch.tensor([40, 33, 20, 2])
     inputs = torch.randn(4, 40, I)

@@ -1,1 +1,1 @@
-"""Fast paths of mixture loss and recurrent cells, each beside the tensor operations that it stands for."""
+"""The mixture loss on a GPU, beside the tensor operations that it stands for."""

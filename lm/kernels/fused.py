@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.kernels import fused_tiles, native
+from lm.kernels import fused_tiles, gpu
 from lm.links import EXP, SIGSOFTMAX, Link
 from lm.mixture_loss import LossOptions, Output, logits_of
 
@@ -77,7 +77,7 @@ def works(device: torch.device, size: int, link: Link, bf16_products: bool) -> b
         if disagreement <= TOLERANCE:
             return True
         wrong = f"they are off by {disagreement:.1e} on an example"
-    native.tell_without_fused(wrong)
+    gpu.tell_without_fused(wrong)
     return False
 
 

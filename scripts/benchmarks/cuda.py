@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.head import SIZE, Inputs, fused_by_torch, naive, ours
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.kernels.native import SWITCH
+from lm.kernels.gpu import FUSED
 from lm.links import EXP, SIGSOFTMAX
 from lm.mixture_loss import LossOptions, Output, mixture_nll
 
@@ -142,7 +142,7 @@ def _autocast(loss: Callable[[Inputs], Tensor], inputs: Inputs) -> object:
 
 def _eager(options: LossOptions, inputs: Inputs) -> object:
     """The product's loss with its compiled paths switched off."""
-    with patch.dict(os.environ, {SWITCH: "0"}):
+    with patch.dict(os.environ, {FUSED: "0"}):
         return inputs.gradients(ours(options, inputs))
 
 
