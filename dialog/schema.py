@@ -98,8 +98,10 @@ class DecodeConfig(Section):
     )
     top_k: int = Field(0, ge=0, description="sample among the k most probable tokens; 0 is all")
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
-    products: Literal["float32", "bfloat16"] = Field(
-        "float32", description="precision of the head's products; bfloat16 is faster and changes some words"
+    products: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="precision of the head's products: float32, bfloat16, which changes some words, or auto,"
+        " the faster when the run was trained",
     )
     seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds sampling")
 

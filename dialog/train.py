@@ -7,6 +7,7 @@ from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.describe import describe
 from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
+from lm.choice import kept_choices, measured_choices
 from lm.config import Resolved
 from lm.device import configure_device
 from lm.errors import DataError
@@ -35,6 +36,7 @@ def train(
             :func:`lm.train.fit`.
         StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and :meth:`lm.run.Run.open`.
     """
+    resolved = kept_choices(resolved, folder)
     config = resolved.config
     require_end(config.train)
     keys = RESUMABLE | {f"decode.{key}" for key in type(config.decode).model_fields}  # never read in training
@@ -45,6 +47,9 @@ def train(
     # without activations, whose estimate is for utterances of full length: few are a third as long
     needed = memory["training"] - memory["activations"]
     require_memory(needed, device, "lower data.vocab_size, head.components or the model's sizes")
+    sizes = len(codec.vocabulary), config.head.embedding_size or config.decoder.hidden_size
+    resolved = measured_choices(resolved, sizes, device, folder, report)
+    config = resolved.config
     seed_everything(config.train.seed)
     task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
     with Run.open(folder, resolved, resumable_keys=keys) as run:

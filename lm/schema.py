@@ -52,9 +52,10 @@ class HeadConfig(Section):
     )
     learn_context_scale: bool = Field(False, description="learn the factor, starting from context_scale")
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
-    products: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="precision of the matrix products of the training loss; statistics stay float32",
+    products: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="precision of the matrix products of the training loss: float32, bfloat16, or auto, the"
+        " faster at the start of a training; statistics stay float32",
     )
     skip_below: float = Field(
         0.0,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lm.checkpoint import CheckpointStore
+from lm.choice import kept_choices, measured_choices
 from lm.config import Resolved, override, read_config
 from lm.device import configure_device
 from lm.errors import ConfigError, DataError
@@ -17,6 +18,7 @@ from lm.lines import visible
 from lm.memory import require_memory
 from lm.progress import Reporter
 from lm.run import Run, require_same_config
+from lm.shapes import shapes_only
 from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
@@ -44,6 +46,7 @@ def train(
         ConfigError: more memory than there is would be needed; see also :func:`lm.train.fit`.
         StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and :meth:`lm.run.Run.open`.
     """
+    resolved = kept_choices(resolved, folder)
     config = resolved.config
     require_end(config.train)
     require_same_config(folder, resolved, resumable_keys=RESUMABLE)
@@ -52,6 +55,10 @@ def train(
     needed = describe(config, len(codec.vocabulary))["memory"]["training"]
     remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
     require_memory(needed, device, remedy)
+    with shapes_only():
+        sizes = len(codec.vocabulary), LanguageModel(config, len(codec.vocabulary)).head.size
+    resolved = measured_choices(resolved, sizes, device, folder, report)
+    config = resolved.config
     seed_everything(config.train.seed)
     model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos)
     hashes = {
