@@ -18,11 +18,12 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks import beam, cuda, head, load, rank, recurrent, scaling, step
+from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scaling, step
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ from lm.storage import require_writable
 
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
-    "scaling": scaling, "cuda": cuda,
+    "dialog": dialog, "scaling": scaling, "cuda": cuda,
 }  # fmt: skip
 STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
 INTERRUPTED = 130  # exit code, as shells have it
@@ -50,6 +51,8 @@ def main() -> None:
     options = _options()
     if options.malloc == "tuned" and not TUNED.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | TUNED)
+    if options.joeynmt:
+        os.environ[dialog.PEER] = str(options.joeynmt)
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.memory_of:
@@ -58,12 +61,13 @@ def main() -> None:
     ceiling = ceilings()
     console = Console()
     console.print(
-        f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, malloc"
+        f"{_processor()}: {_features()}; {torch.get_num_threads()} threads, torch {torch.__version__}, malloc"
         f" {options.malloc}; products reach {ceiling.float32 / 1e9:.0f} GFLOP/s in float32,"
         f" {ceiling.bfloat16 / 1e9:.0f} in bfloat16"
     )
     records, complete = _measured(options, ceiling, console)
     report = {
+        "processor": f"{_processor()}: {_features()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "malloc": options.malloc,
@@ -91,6 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("subjects", nargs="+", choices=SUBJECTS, help="what to measure")
     parser.add_argument("--rounds", type=int, default=9, help="rounds after the warm-up, at least 2")
     parser.add_argument("--only", help="cases whose name has this in it")
+    parser.add_argument("--without", help="no variants whose name has this in it, such as bfloat16")
     parser.add_argument("--threads", type=int, help="CPU threads; torch's choice if left out")
     parser.add_argument(
         "--malloc",
@@ -99,6 +104,12 @@ def _options() -> argparse.Namespace:
         help="tuned: glibc keeps freed memory, which spares the naive formula most of its page faults",
     )
     parser.add_argument("--memory", action="store_true", help="measure peaks too, a process for each")
+    parser.add_argument(
+        "--joeynmt",
+        type=Path,
+        metavar="PYTHON",
+        help="dialog: an interpreter that has joeynmt, measured beside ours; see CONTRIBUTING.md",
+    )
     parser.add_argument("--json", type=Path, help="write every number here")
     parser.add_argument("--picture", type=Path, help="draw the records of scaling; needs --memory")
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
@@ -131,6 +142,8 @@ def _measured(options: argparse.Namespace, ceiling: Ceiling, console: Console) -
             for case in SUBJECTS[subject].cases(ceiling):
                 if options.only and options.only not in case.name:
                     continue
+                kept = [one for one in case.variants if not (options.without and options.without in one.name)]
+                case = replace(case, variants=kept)
                 found = _records(subject, case, measure(case, options.rounds), options)
                 console.print(_table(case, found))
                 records += found
@@ -203,12 +216,25 @@ def _ratios(records: Sequence[Record], malloc: str) -> dict[str, float]:
 
 
 def _processor() -> str:
+    return _cpuinfo("model name") or platform.machine()
+
+
+def _features() -> str:
+    """What products depend on: instructions, those of them that torch takes, caches of a core."""
+    flags = set(_cpuinfo("flags").split())
+    known = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 bfloat16": "avx512_bf16", "AMX": "amx_tile"}
+    has = ", ".join(name for name, flag in known.items() if flag in flags) or "no vector instructions known"
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    caches = " + ".join(path.read_text().strip() for path in sizes) or "of unknown size"
+    return f"{has} (torch takes {torch.backends.cpu.get_cpu_capability()}); caches {caches}"
+
+
+def _cpuinfo(key: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _check(ratios: dict[str, float], console: Console) -> int:

@@ -155,3 +155,52 @@ def test_every_sweep_prepares_its_smallest_work(bench: ModuleType) -> None:
 
     for values, prepare in SWEEPS.values():
         assert callable(prepare(values[0]))
+
+
+def test_a_peer_in_another_interpreter_does_an_update_a_call(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import dialog
+
+    log, peer = tmp_path / "log", tmp_path / "python"
+    peer.write_text(f"#!/bin/sh\necho $1 $2 $3 >{log}\nread line; echo done; read line; echo sorry\n")
+    peer.chmod(0o755)
+    monkeypatch.setenv(dialog.PEER, str(peer))
+    ours, *_ = dialog.cases(bench.UNKNOWN)
+    update = ours.variants[0].prepare()
+    update()
+    with pytest.raises(RuntimeError, match="does not answer"):
+        update()
+    script, attention, threads = log.read_text().split()
+    assert Path(script) == SCRIPTS / "benchmarks/joeynmt.py"
+    assert (attention, threads) == ("luong", str(torch.get_num_threads()))
+
+
+def test_both_encoder_decoders_read_the_same_conversations(bench: ModuleType) -> None:
+    from benchmarks import dialog, joeynmt
+
+    pairs = joeynmt.conversations()
+    assert pairs == joeynmt.conversations()
+    (name, tokens) = dialog.cases(bench.UNKNOWN)[0].unit
+    assert (name, tokens) == ("tokens", sum(len(target) + 1 for _, target in pairs))
+    assert len(pairs) == joeynmt.SIZES.responses
+
+
+def test_variants_can_be_left_out(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.timing import Case, Ceiling, Variant
+
+    def cases(_: Ceiling) -> list[Case]:
+        return [Case("letters", [Variant(name, lambda: lambda: None) for name in ("a", "b of c")])]
+
+    monkeypatch.setitem(bench.SUBJECTS, "load", bench.argparse.Namespace(cases=cases))
+    monkeypatch.setattr(bench, "ceilings", lambda: Ceiling(1e11, 2e11, 5e10))
+    kept = tmp_path / "bench.json"
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "load", "--without", "of", "--rounds", "2", "--json", str(kept)]
+    )
+    bench.main()
+    report = json.loads(kept.read_text())
+    assert [record["variant"] for record in report["records"]] == ["a"]
+    assert "caches" in report["processor"]

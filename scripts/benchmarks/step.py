@@ -47,9 +47,8 @@ def _floor(config: LmConfig, ceiling: Ceiling) -> float:
     head = sum(parameter.numel() for parameter in model.head.parameters()) - model.head.weight.numel()
     tokens = config.train.batch_size * STEPS
     output = model.head.components * model.head.weight.numel()
-    return ceiling.seconds(6 * tokens * (layers + head)) + ceiling.seconds(
-        6 * tokens * output, config.head.products
-    )
+    precision = "bfloat16" if config.head.products == "bfloat16" else "float32"  # auto is for trainings
+    return ceiling.seconds(6 * tokens * (layers + head)) + ceiling.seconds(6 * tokens * output, precision)
 
 
 def _work(config: LmConfig, loss: LossOf) -> Work:
