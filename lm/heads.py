@@ -136,7 +136,8 @@ class Head(OutputLayer):
         if below:
             others = (layer(states) for layer, states in zip(self.lower, below, strict=True))
             latent = torch.cat((latent, *others), -1)
-        latent = self._drop(torch.tanh(latent), streams) * self.scale
+        copies = self.components if self.config.shared_latent_mask else 1
+        latent = self._drop(torch.tanh(latent), streams, copies) * self.scale
         latent = latent.unflatten(-1, (self.components, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None
@@ -159,7 +160,8 @@ class Head(OutputLayer):
         if config.temperature_loss_scaling:
             objective = objective * self.mean_word_temperature(mixture.states)
         if config.prior_penalty:
-            penalty = prior_penalty(mixture.log_prior)
+            of_streams = config.prior_penalty_of == "streams"
+            penalty = prior_penalty(mixture.log_prior, _streams(hidden, streams) if of_streams else None)
             objective = objective + targets.numel() * config.prior_penalty * penalty
         return objective, loss
 
@@ -235,21 +237,39 @@ class Head(OutputLayer):
         """The last layer's states (N, H), which temperatures and gates read, at least float32."""
         return precise(hidden[..., : self.hidden_size]).reshape(-1, self.hidden_size)
 
-    def _drop(self, states: Tensor, streams: Tensor | None) -> Tensor:
+    def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
+        """Latent dropout; the mask of the first of ``copies`` equal parts of every state is that of all."""
         rate = self.config.latent_dropout
         if not self.training or rate == 0:
             return states
+        width = states.shape[-1] // copies
         if streams is not None:
             count = int(streams.max()) + 1 if streams.numel() else 0
-            return states * dropout_mask(states, (count, states.shape[-1]), rate)[streams]
-        shape = states.shape if states.dim() < 3 else (1, *states.shape[1:])
-        return states * dropout_mask(states, shape, rate)
+            mask = dropout_mask(states, (count, width), rate)[streams]
+        else:
+            places = states.shape[:-1] if states.dim() < 3 else (1, *states.shape[1:-1])
+            mask = dropout_mask(states, (*places, width), rate)
+        return states * (mask if copies == 1 else torch.cat([mask] * copies, -1))
 
 
-def prior_penalty(log_prior: Tensor) -> Tensor:
+def prior_penalty(log_prior: Tensor, streams: Tensor | None = None) -> Tensor:
     """β of Takase et al. (2018): (std(B) / avg(B))² of B_k = Σ π_k over the tokens of log π (N, K).
 
-    The authors' code has a B for every place in a stream instead, and K − 1 times the variance.
+    With ``streams`` (N,), the stream of every token, it is what the authors' code computes (main.py of
+    nttcslab-nlp/doc_lm): B is summed over the tokens of each stream, and the variance of all B·K sums,
+    unbiased, is taken K − 1 times.
     """
-    totals = log_prior.exp().sum(0)
-    return totals.var(correction=0) / totals.mean().square()
+    shares, components = log_prior.exp(), log_prior.shape[-1]
+    if streams is None:
+        totals = shares.sum(0)
+        return totals.var(correction=0) / totals.mean().square()
+    totals = shares.new_zeros(int(streams.max()) + 1, components).index_add(0, streams, shares)
+    return (components - 1) * totals.var() / totals.mean().square()
+
+
+def _streams(hidden: Tensor, streams: Tensor | None) -> Tensor:
+    """The stream of every token, (N,): a column of (T, B, H), and every token its own of (N, H)."""
+    if streams is not None:
+        return streams
+    columns = torch.arange(hidden.shape[-2], device=hidden.device)
+    return columns.repeat(hidden.numel() // (hidden.shape[-1] * len(columns)))

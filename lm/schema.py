@@ -86,6 +86,14 @@ class HeadConfig(Section):
         description="mos, moss, doc: weight of the squared coefficient of variation of the components' shares"
         " of a batch",
     )
+    prior_penalty_of: Literal["batch", "streams"] = Field(
+        "batch",
+        description="prior_penalty compares shares of a batch, or those of every stream, as the authors' code"
+        " of doc does: about 20 times as much",
+    )
+    shared_latent_mask: bool = Field(
+        False, description="doc: latent_dropout has one mask for all components, as in the authors' code"
+    )
     temperature: Temperature = Field(
         "none",
         description="what divides the logits: none, constant, or of the word in its context: contextual (as"
@@ -136,6 +144,8 @@ class HeadConfig(Section):
             "interval_range": ("plif",),
             "lower_components": ("doc",),
             "prior_penalty": ("mos", "moss", "doc"),
+            "prior_penalty_of": ("mos", "moss", "doc"),
+            "shared_latent_mask": ("doc",),
             "skip_below": ("mos", "moss", "doc"),
         }
         self._refuse_strangers("kind", owners)

@@ -114,6 +114,35 @@ def test_the_penalty_on_the_prior_is_the_squared_coefficient_of_variation() -> N
     assert prior_penalty(even).item() == pytest.approx(0)
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_penalty_of_streams_is_that_of_the_authors_code(flat: bool) -> None:
+    """main.py of doc_lm: shares (T, B, K) summed over time, their unbiased variance K − 1 times."""
+    head = make_head("doc", prior_penalty=0.5, prior_penalty_of="streams")
+    hidden = torch.randn(7, 4, example()[0].shape[-1], dtype=torch.float64)
+    targets = torch.randint(V, (7, 4))
+    streams = torch.arange(4).repeat(7)
+    batch = (hidden.flatten(0, 1), targets.flatten(), streams) if flat else (hidden, targets, None)
+    objective, loss = head.objective(*batch)
+    totals = head.contexts(hidden)[1].exp().sum(0)  # (B, K)
+    variation = ((totals - totals.mean()) ** 2).sum() / (totals.numel() - 1) * (totals.shape[1] - 1)
+    torch.testing.assert_close(objective, loss + 28 * 0.5 * variation / totals.mean() ** 2)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_components_of_doc_share_a_mask_where_the_authors_do(shared: bool, flat: bool) -> None:
+    head = make_head("doc", components=3, latent_dropout=0.5, shared_latent_mask=shared).train()
+    hidden = torch.randn(6, 5, example()[0].shape[-1], dtype=torch.float64)
+    if flat:
+        contexts = head.contexts(hidden.flatten(0, 1), torch.arange(5).repeat(6))[0].unflatten(0, (6, 5))
+    else:
+        contexts = head.contexts(hidden)[0]
+    dropped = contexts == 0  # (T, B, K, E)
+    assert 0 < dropped.float().mean() < 1
+    assert (dropped == dropped[:1]).all(), "one mask for all time steps"
+    assert (dropped == dropped[:, :, :1]).all() == shared
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

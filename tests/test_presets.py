@@ -110,8 +110,8 @@ def recipes() -> dict[str, dict[str, Any]]:
     for name in CORPUS:
         found[f"{name}_doc"] = found[f"{name}_mos"] | {
             "head.kind": "doc", "head.components": 20, "head.lower_components": (5,),
-            "head.latent_dropout": 0.6, "head.prior_penalty": 0.001, "optim.average_trigger": 60,
-            "train.max_epochs": 500,
+            "head.latent_dropout": 0.6, "head.prior_penalty": 0.001, "head.prior_penalty_of": "streams",
+            "head.shared_latent_mask": True, "optim.average_trigger": 60, "train.max_epochs": 500,
         }  # fmt: skip
     for components in (3, 5, 10, 20):
         found[f"ptb_mos_k{components}"] = found["ptb_mos"] | {"head.components": components}

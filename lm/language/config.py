@@ -128,3 +128,12 @@ class LmConfig(Section):
     head: HeadConfig = HeadConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _streams_known(self) -> Self:
+        if self.head.prior_penalty_of == "streams" and self.model.dropout_masks == "per_step":
+            raise ValueError(
+                'head.prior_penalty_of = "streams" needs the streams, which model.dropout_masks = "per_step"'
+                ' hides; set one of them to "batch" or "shared"'
+            )
+        return self
