@@ -11,6 +11,7 @@ of a response.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -56,31 +57,51 @@ class Item:
     context: tuple[tuple[int, ...], ...]
     floors: tuple[int, ...]
     response: tuple[int, ...]
+    cut: int = 0  # tokens of the response that are left out
 
 
 class Encoder:
-    """Turns examples into token ids with a codec, remembering the utterances it has seen."""
+    """Turns examples into token ids with a codec, remembering the utterances it has seen.
 
-    def __init__(self, codec: Codec, max_tokens: int) -> None:
-        self.codec, self.max_tokens = codec, max_tokens
-        self._seen: dict[str, tuple[int, ...]] = {}
+    Args:
+        codec: of the run.
+        max_tokens: cap of an utterance of the context, ``<s>`` and ``</s>`` counted.
+        max_response: cap of a response, likewise; 0 is none.
+    """
+
+    def __init__(self, codec: Codec, max_tokens: int, max_response: int = 0) -> None:
+        self.codec, self.max_tokens, self.max_response = codec, max_tokens, max_response
+        self._words: dict[str, tuple[int, ...]] = {}
+        self._seen: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def utterance(self, utterance: Utterance) -> tuple[int, ...]:
         """``<s>`` … ``</s>``, at most ``max_tokens`` long: the words that are too many at the end are cut."""
-        vocabulary = self.codec.vocabulary
-        ids = self._seen.get(utterance.text)
-        if ids is None:
-            words = self.codec.encode(utterance.text)[: self.max_tokens - 2]
-            ids = self._seen[utterance.text] = (vocabulary.bos, *words, vocabulary.eos)
-        return ids
+        return self._marked(utterance.text, self.max_tokens)
 
     def item(self, example: Example) -> Item:
         """The example in token ids."""
+        text = example.response.text
+        response = self._marked(text, self.max_response or len(self._encoded(text)) + 2)
         return Item(
             context=tuple(self.utterance(u) for u in example.context),
             floors=tuple(int(u.speaker == example.responder) for u in example.context),
-            response=self.utterance(example.response),
+            response=response,
+            cut=len(self._encoded(text)) + 2 - len(response),
         )
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        ids = self._words.get(text)
+        if ids is None:
+            ids = self._words[text] = tuple(self.codec.encode(text))
+        return ids
+
+    def _marked(self, text: str, most: int) -> tuple[int, ...]:
+        """At most so many tokens of a text, its marks counted; equal ones are stored once."""
+        vocabulary, words = self.codec.vocabulary, self._encoded(text)[: most - 2]
+        key = (text, len(words))
+        if key not in self._seen:
+            self._seen[key] = (vocabulary.bos, *words, vocabulary.eos)
+        return self._seen[key]
 
 
 @dataclass(frozen=True)
@@ -139,9 +160,11 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.from_numpy(table)
 
 
-def encode_examples(examples: Iterable[Example], codec: Codec, max_tokens: int) -> list[Item]:
+def encode_examples(
+    examples: Iterable[Example], codec: Codec, max_tokens: int, max_response: int = 0
+) -> list[Item]:
     """All examples in token ids."""
-    encoder = Encoder(codec, max_tokens)
+    encoder = Encoder(codec, max_tokens, max_response)
     return [encoder.item(example) for example in examples]
 
 
@@ -165,10 +188,28 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def grouped(runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:
-    """Example indices of the batches from number ``start`` on, ``size`` runs a batch."""
-    for at in range(start * size, len(runs), size):
-        yield [index for run in runs[at : at + size] for index in run]
+def grouped(
+    runs: Sequence[range], size: int, items: Sequence[Item], most: int, start: int = 0
+) -> Iterator[list[int]]:
+    """Example indices of the batches from number ``start`` on.
+
+    A batch has ``size`` runs. Where its responses, padded to the longest, would be of more than ``most``
+    tokens it is divided, so that memory grows with the longest single response and not with all.
+    """
+    return islice(_grouped(runs, size, items, most), start, None)
+
+
+def _grouped(runs: Sequence[range], size: int, items: Sequence[Item], most: int) -> Iterator[list[int]]:
+    for at in range(0, len(runs), size):
+        piece, longest = list[int](), 0
+        for index in chain.from_iterable(runs[at : at + size]):
+            length = len(items[index].response)
+            if piece and (len(piece) + 1) * max(longest, length) > most:
+                yield piece
+                piece, longest = [], 0
+            piece.append(index)
+            longest = max(longest, length)
+        yield piece
 
 
 def fingerprint(items: Iterable[Item]) -> str:

@@ -15,7 +15,7 @@ from lm import bootstrap
 from lm.bootstrap import Floats, by_unit
 from lm.errors import ConfigError, DataError
 from lm.lines import visible
-from lm.records import Evaluation, common_name, load_evaluation, lookup
+from lm.records import Evaluation, common_name, guesses, guessing_warning, load_evaluation, lookup
 from lm.report import p_tables
 from lm.schema import RESAMPLES
 from lm.tables import Table
@@ -76,8 +76,8 @@ def compare(
 
     Returns:
         ``{"name", "data", "bootstrap", "runs": [{"run", "head", "parameters", scores …, "p": {…}}]}``. ``p``
-        is two-sided, by score (``perplexity``, ``bleu/1/precision`` …), None below 5 conversations, and
-        empty for the first run.
+        is two-sided, by score (``perplexity``, ``bleu/1/precision`` …), None below 5 conversations or where
+        both are ``near_guessing``, and empty for the first run.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -117,7 +117,8 @@ def p_values(first: Evaluation, other: Evaluation, counts: Floats) -> dict[str, 
             for order in _ORDERS:
                 sums = by_unit(dialogs, better[:, int(order) - 1])
                 pairs[f"{version}/{order}/{side}"] = (sums, ones)
-    return bootstrap.p_values(pairs, counts)
+    found = bootstrap.p_values(pairs, counts)
+    return dict.fromkeys(found) if guesses(first) and guesses(other) else found
 
 
 def comparison_tables(comparison: Result) -> list[Table | str]:
@@ -131,7 +132,8 @@ def comparison_tables(comparison: Result) -> list[Table | str]:
         for row in comparison["runs"]
     ]
     title = f"Runs on {comparison['name']}"
-    return [Table(title, rows), *p_tables(comparison, _SCORES), _caption(comparison["runs"])]
+    warning = guessing_warning(comparison["runs"])
+    return [Table(title, rows), *p_tables(comparison, _SCORES), _caption(comparison["runs"]), *warning]
 
 
 def _caption(rows: Sequence[Result]) -> str:
@@ -148,7 +150,8 @@ def _caption(rows: Sequence[Result]) -> str:
 
 
 def _row(evaluation: Evaluation) -> Result:
-    return {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
+    row = {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
+    return row | {"near_guessing": guesses(evaluation)}
 
 
 def _check_same(first: Evaluation, other: Evaluation) -> None:
@@ -162,7 +165,7 @@ def _check_same(first: Evaluation, other: Evaluation) -> None:
         raise DataError(f"{names}: evaluated on different contexts; run `dialog evaluate` with equal --limit")
     if first.contexts["tokens"] != other.contexts["tokens"]:
         raise DataError(
-            f"{names}: they count different tokens of the same text; train them with equal data.max_tokens"
+            f"{names}: they count different tokens of the same text; train them with equal data.max_response"
         )
 
 

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from dialog.corpus import SMALLTALK
-from dialog.schema import DataConfig, DialogConfig
+from dialog.schema import WHOLE_DIALOG, DataConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.heads import Head
 from lm.memory import head_scratch, training_memory
@@ -61,14 +61,14 @@ def _smalltalk_words() -> frozenset[str]:
 
 
 def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
-    """Bytes of training: ``activations`` assume that every utterance is as long as ``data.max_tokens``."""
+    """Bytes of training: ``activations`` assume that all utterances are of ``data.max_tokens``."""
     activations = _encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)
     return training_memory(model, config.optim, activations)
 
 
 def _responses(config: DialogConfig) -> int:
-    """Responses of a batch; a whole dialog is taken to have 100."""
-    return config.train.batch_size * (config.data.segment or 100)
+    """Responses of a batch."""
+    return config.train.batch_size * (config.data.segment or WHOLE_DIALOG)
 
 
 def _encoder_floats(config: DialogConfig) -> int:

@@ -20,7 +20,7 @@ from dialog.schema import DataConfig, DialogConfig
 from dialog.scores import Responses, Scorer, responses_report
 from lm.config import Resolved, override
 from lm.errors import ConfigError, DataError
-from lm.guard import require_finite
+from lm.guard import guessing, require_finite
 from lm.lines import visible
 from lm.meter import perplexity
 from lm.records import keep, opened
@@ -128,9 +128,11 @@ def evaluate(
         "data": _describe_data(test, unknown),
         "tokenizer": model.codec.tokenizer.kind,
         "bleu_tokens": judge.kind,
+        "vocabulary": len(model.codec.vocabulary),
         "vocabulary_sha256": model.codec.fingerprint,
         "decode": search.model_dump(),
         **likelihood,
+        "near_guessing": guessing(likelihood["nll"], len(model.codec.vocabulary)),
         **report,
     }
     result["warnings"] = warnings(result)
@@ -196,7 +198,8 @@ def load_test_set(
 def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
     """Corpus perplexity exp(Σ nll / Σ tokens), ``</s>`` counted, and Zhao et al.'s mean over batches.
 
-    Their batches are taken as 30 consecutive examples. DivergenceError where a number is not finite.
+    Theirs hold one place of 30 dialogs; ours are 30 consecutive examples. ``tokens_cut`` of responses that
+    are longer than ``data.max_response`` are in neither. DivergenceError where a number is not finite.
     """
     for score in scores:
         require_finite(score.nll, name)
@@ -207,6 +210,8 @@ def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
         "perplexity": require_finite(perplexity(nll / tokens), name),
         "nll": nll / tokens,
         "tokens": tokens,
+        "responses_cut": sum(s.cut > 0 for s in scores),
+        "tokens_cut": sum(s.cut for s in scores),
         "contexts": len(scores),
         "perplexity_batch_mean": require_finite(math.fsum(means) / len(means), name),
         "perplexity_batch_size": ZHAO_BATCH,

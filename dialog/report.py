@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dialog.utterance import Dialog
+from lm.guard import guessing_note
 from lm.report import preparation_tables
 from lm.tables import Table
 from lm.terminal import sanitize
@@ -16,6 +17,7 @@ _MEASURES = (
     *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
     *("mean_length", "length_ratio", "looping_share", "most_common_share"),
 )
+_CUT = ("responses_cut", "tokens_cut")  # left out of the perplexity, beyond data.max_response
 
 
 def prepared_tables(report: Result) -> list[Table | str]:
@@ -40,8 +42,10 @@ def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
 def evaluation_tables(result: Result) -> list[Table | str]:
     """The scores of an evaluated run."""
     tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
+    guess = [guessing_note(result["nll"], result["vocabulary"])] if result.get("near_guessing") else []
     return [
         *tables,
+        *guess,
         *result["warnings"],
         f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}",
     ]
@@ -50,6 +54,7 @@ def evaluation_tables(result: Result) -> list[Table | str]:
 def score_tables(title: str, result: Result) -> list[Table | str]:
     """Likelihood, if there is a model, and variety, then BLEU beside its yardsticks, if there are any."""
     scores = {name: result[name] for name in _MEASURES if name in result}
+    scores |= {name: result[name] for name in _CUT if result.get(name)}
     systems = {"model": result}
     references = result["references"]
     about = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"

@@ -1,5 +1,6 @@
 """The typed configuration of a dialog run; free of torch like :mod:`lm.schema`."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, model_validator
 from lm.schema import MAX_SEED, CellKind, CellSettings, HeadConfig, OptimConfig, Section, TrainConfig
 from lm.tokenizers import TokenizerKind
 
+WHOLE_DIALOG = 100  # responses that a whole dialog is taken to have
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
 
 
@@ -24,7 +26,13 @@ class DataConfig(Section):
         10_000, ge=1, description="most frequent training tokens kept, besides <pad> and <unk>"
     )
     max_tokens: int = Field(
-        40, ge=3, description="cap of an utterance, <s> and </s> counted (Zhao et al.: 40)"
+        40, ge=3, description="cap of an utterance of the context, <s> and </s> counted (Zhao et al.: 40)"
+    )
+    max_response: int = Field(
+        0,
+        ge=0,
+        description="cap of a response that is learnt and scored, <s> and </s> counted (Zhao et al.: 40);"
+        " 0 = none",
     )
     context: int = Field(9, ge=1, description="utterances before the response that the encoder sees")
     last_response: bool = Field(
@@ -33,6 +41,17 @@ class DataConfig(Section):
     segment: int = Field(
         16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs"
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if 0 < self.max_response < 3:
+            raise ValueError(f"max_response = {self.max_response}: <s>, a word and </s> need 3; 0 = no cap")
+        return self
+
+    @property
+    def padded(self) -> int:
+        """The tokens that the responses of a segment are taken to have at most, padding counted."""
+        return (self.segment or WHOLE_DIALOG) * self.max_tokens
 
 
 class EncoderConfig(Section):
@@ -119,6 +138,7 @@ class DialogConfig(Section):
     """A whole dialog run, as ``dialog train`` reads it."""
 
     family: ClassVar[str] = "dialog"
+    before: ClassVar[Mapping[str, str]] = {"data.max_response": "data.max_tokens"}
     extends: str = Field("", description="config that this one starts from, relative to its file")
     about: str = Field("", description="one line for `dialog presets`")
     data: DataConfig = DataConfig()

@@ -8,7 +8,6 @@ from torch import Tensor
 from dialog.batches import (
     Batch,
     Example,
-    Item,
     collate,
     encode_examples,
     epoch_order,
@@ -18,7 +17,7 @@ from dialog.batches import (
     segments,
 )
 from dialog.corpus import Dialog
-from dialog.schema import DialogConfig
+from dialog.schema import DataConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.stop import Poll
 from lm.text import UNK, Codec
@@ -54,14 +53,14 @@ class DialogTask:
         return {"train_sha256": fingerprint(self.train.items), "valid_sha256": fingerprint(self.valid.items)}
 
     def epoch_length(self) -> int:
-        """Batches in an epoch."""
+        """Batches in an epoch, where none is divided for its long responses."""
         return -(-len(self.train.runs) // self.config.train.batch_size)
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
         """The batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
         runs = self.train.runs
         order = [runs[i] for i in epoch_order(len(runs), self.config.train.seed, number)]
-        for indices in grouped(order, self.config.train.batch_size, start):
+        for indices in self.train.grouped(order, self.config.train.batch_size, start):
             yield self.train.batch(indices, self.codec.vocabulary.pad).to(self.device)
 
     def loss(self, batch: Batch) -> StepLoss:
@@ -88,9 +87,18 @@ class DialogTask:
 class EncodedDialogs:
     """The examples of a corpus in token ids, and the segments that batches are made of."""
 
-    def __init__(self, examples: Sequence[Example], items: Sequence[Item], segment: int) -> None:
-        self.examples, self.items = examples, items
-        self.runs = segments(examples, segment)
+    def __init__(self, examples: Sequence[Example], codec: Codec, data: DataConfig) -> None:
+        self.examples = examples
+        self.items = encode_examples(examples, codec, data.max_tokens, data.max_response)
+        self.runs = segments(examples, data.segment)
+        self._padded = data.padded
+
+    def grouped(self, runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:
+        """The batches of :func:`dialog.batches.grouped`, with no more tokens than ``describe`` reckons with.
+
+        Only a single response may have more.
+        """
+        return grouped(runs, size, self.items, size * self._padded, start)
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
         """The examples of these numbers as one batch."""
@@ -100,9 +108,7 @@ class EncodedDialogs:
 def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
     """All examples of the dialogs in token ids."""
     examples = list_examples(dialogs, config.data.context, config.data.last_response)
-    return EncodedDialogs(
-        examples, encode_examples(examples, codec, config.data.max_tokens), config.data.segment
-    )
+    return EncodedDialogs(examples, codec, config.data)
 
 
 def score_items(
@@ -112,7 +118,7 @@ def score_items(
     training = model.training
     model.eval()
     try:
-        for indices in grouped(data.runs, SCORED_TOGETHER):
+        for indices in data.grouped(data.runs, SCORED_TOGETHER):
             poll()
             batch = data.batch(indices, codec.vocabulary.pad).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)

@@ -60,7 +60,7 @@ def train(
                 f"{source}: the conversations changed since this run began ({folder / DATA}); "
                 "restore them, or train into another folder with --run"
             )
-        result = fit(task, config.train, config.optim, run, report, verdict)
+        result = fit(task, config.train, config.optim, run, report, verdict, len(codec.vocabulary))
     require_learnt(result.best_nll, len(codec.vocabulary), folder)
     return result
 

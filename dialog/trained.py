@@ -32,12 +32,16 @@ NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is
 
 @dataclass(frozen=True, slots=True)
 class TargetScore:
-    """How well the true response of an example was predicted: nats and tokens, ``</s>`` counted."""
+    """How well the true response of an example was predicted: nats and tokens, ``</s>`` counted.
+
+    ``cut`` tokens more, beyond ``data.max_response``, were left out.
+    """
 
     dialog: int
     turn: int
     nll: float
     tokens: int
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,8 @@ class TrainedModel:
         scores = score_items(self.model, data, self.codec, self.device, poll)
         pairs = [(n, t) for nll, tokens in scores for n, t in zip(nll.tolist(), tokens.tolist(), strict=True)]
         return [
-            TargetScore(example.dialog, example.turn, nll, tokens)
-            for example, (nll, tokens) in zip(data.examples, pairs, strict=True)
+            TargetScore(example.dialog, example.turn, nll, tokens, item.cut)
+            for example, item, (nll, tokens) in zip(data.examples, data.items, pairs, strict=True)
         ]
 
     @torch.no_grad()

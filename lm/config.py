@@ -130,7 +130,11 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     require_family(path, saved, schema)
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
-            resolved = _build(schema, _flatten(values, schema, path, {}))
+            settings = _flatten(values, schema, path, {})
+            for key, decided in keys_before(schema).items():
+                if key not in settings and decided in settings:
+                    settings[key] = settings[decided]
+            resolved = _build(schema, settings)
             known = {key: str(where) for key, where in provenance.items() if key in resolved.provenance}
             return Resolved(resolved.config, resolved.provenance | known)
     raise StorageError(f"{path}: not the config of a run; it has no config and provenance")
@@ -139,6 +143,12 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
 def family_of(schema: type[BaseModel]) -> str:
     """``dialog`` or ``lm``: the command line that a config belongs to; "" for one that belongs to none."""
     return str(getattr(schema, "family", ""))
+
+
+def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
+    """Keys that configs saved before they came lack, and the key of such a config that had their part."""
+    found: Mapping[str, str] = getattr(schema, "before", {})
+    return found
 
 
 def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:

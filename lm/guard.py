@@ -25,6 +25,21 @@ def learnt(nll: float, words: int) -> bool:
     return nll < math.log(2 * words)
 
 
+def guessing(nll: float, words: int) -> bool:
+    """Whether a loss is of more than half the perplexity of guessing among so many words."""
+    return nll > math.log(words / 2)
+
+
+def guessing_note(nll: float, words: int) -> str:
+    """A warning where a model is near guessing; nothing otherwise."""
+    if not guessing(nll, words):
+        return ""
+    return (
+        f"warning: a perplexity of {perplexity(nll):,.0f} is near guessing among {words:,} words;"
+        " train longer, or with another optim.lr"
+    )
+
+
 def require_learnt(best_nll: float, words: int, run: Path) -> None:
     """DivergenceError where a training's best validation has twice the perplexity of guessing, or more.
 

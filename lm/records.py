@@ -123,6 +123,19 @@ def load_evaluation(
     return Evaluation(str(run), result, contexts)
 
 
+def guesses(evaluation: Evaluation) -> bool:
+    """Whether the model is near guessing, so that its difference to another such model is noise."""
+    return bool(evaluation.result.get("near_guessing"))
+
+
+def guessing_warning(rows: Sequence[Result]) -> list[str]:
+    """What a comparison says of its runs that are near guessing; nothing where there is none."""
+    names = ", ".join(str(visible(row["run"])) for row in rows if row["near_guessing"])
+    if not names:
+        return []
+    return [f"Warning: near guessing, so that differences between them are noise, without a p: {names}."]
+
+
 def evaluation_names(run: Path) -> list[str]:
     """What the evaluations of a run are called; StorageError where there is no run."""
     if not run.is_dir():

@@ -21,7 +21,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from lm.checkpoint import CheckpointStore
-from lm.config import Resolved, require_family, save_config
+from lm.config import Resolved, keys_before, require_family, save_config
 from lm.errors import ConfigError, StorageError
 from lm.filelock import FileLock
 from lm.lines import visible
@@ -236,6 +236,9 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
         )
     was, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))
     before = dict(_flat(_dump(type(resolved.config)()))) | was  # keys that came since then had no other value
+    for key, decided in keys_before(type(resolved.config)).items():
+        if key not in was and now[key] == was.get(decided):  # or the part of another key
+            before[key] = now[key]
     changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     if fixed := sorted(set(changed) - resumable_keys):
         listed = ", ".join(f"{key} = {_value(now, key)} (was {_value(before, key)})" for key in fixed[:8])

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
-from lm.guard import Guard
+from lm.guard import Guard, guessing_note
 from lm.journal import Journal
 from lm.meter import Goal, Update, perplexity
 from lm.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
@@ -79,10 +79,12 @@ def fit(
     run: Run,
     report: Reporter,
     verdict: Verdict | None = None,
+    words: int = 0,
 ) -> FitResult:
     """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
 
     ``verdict`` may end it at any validation, as a limit does; a resumed run asks again where it stands.
+    ``words`` is the size of the vocabulary, for a warning where validation is near guessing; 0 = none.
 
     The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
     that validation, and a run of that length from the start has not; where the end was due for validation
@@ -96,7 +98,7 @@ def fit(
     """
     require_end(train)
     engine = _Engine(task, train, optim, run, report)
-    engine.verdict = verdict
+    engine.verdict, engine.words = verdict, words
     try:
         return engine.fit()
     finally:
@@ -116,6 +118,7 @@ class _Engine(Generic[BatchT]):
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
         self.batches: Batches[BatchT] | None = None
         self.verdict: Verdict | None = None
+        self.words = 0
 
     @property
     def progress(self) -> Progress:
@@ -292,6 +295,8 @@ class _Engine(Generic[BatchT]):
         self.journal.record(self.progress, "valid", metrics)
         averaged = self.state.averager.count > 0
         self.report.validated(self.progress.step, metrics, best, averaged)
+        if self.words and (warning := guessing_note(nll, self.words)):
+            self.report.note(warning)
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
             self.report.note("validation stalls: from here on the average of the weights counts")

@@ -1,5 +1,7 @@
 """Examples, batches and their order."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -53,6 +55,7 @@ def test_items_mark_the_responders_own_utterances_and_are_capped() -> None:
     words = codec.vocabulary.words(items[3].context[3])
     assert words == ["<s>", "how", "are", "</s>"]
     assert codec.vocabulary.words(items[0].context[0]) == ["<s>", "<d>", "</s>"]
+    assert codec.vocabulary.words(items[2].response) == ["<s>", *["how", "are", "you"], "</s>"]
 
 
 def test_a_batch_holds_every_item_once_and_equal_utterances_once() -> None:
@@ -85,10 +88,40 @@ def test_segments_cover_every_example_once_within_dialogs(size: int) -> None:
 def test_an_epoch_can_be_resumed_at_any_batch() -> None:
     runs = segments(list_examples(DIALOGS * 10), 2)
     shuffled = [runs[i] for i in epoch_order(len(runs), seed=3, epoch=1)]
-    whole = list(grouped(shuffled, 4))
-    assert sorted(i for batch in whole for i in batch) == list(range(60))
-    for start in range(len(whole) + 1):
-        assert list(grouped(shuffled, 4, start)) == whole[start:]
+    items = encode_examples(list_examples(DIALOGS * 10), train_codec(DIALOGS, "wordpunct", vocab_size=50), 40)
+    for most in (5, 12, 1000):  # tokens; the longest response has 5 with its marks
+        whole = list(grouped(shuffled, 4, items, most))
+        assert sorted(i for batch in whole for i in batch) == list(range(60))
+        for start in range(len(whole) + 1):
+            assert list(grouped(shuffled, 4, items, most, start)) == whole[start:]
+
+
+def test_a_batch_is_divided_where_long_responses_would_make_it_large() -> None:
+    words = {3: 200, 4: 30, 8: 90}
+    texts = [f"A {'so ' * words.get(number, 2)}" for number in range(17)]
+    examples = list_examples([talk(*texts)])
+    items = encode_examples(examples, train_codec(DIALOGS, "wordpunct", vocab_size=50), 40)
+    runs = segments(examples, 2)
+    assert list(grouped(runs, 4, items, 8 * 202)) == [[*range(8)], [*range(8, 16)]]  # as large as it may be
+    divided = list(grouped(runs, 4, items, 120))
+    assert [i for batch in divided for i in batch] == list(range(16))
+    for batch in divided:
+        padded = len(batch) * max(len(items[i].response) for i in batch)
+        assert padded <= 120 or len(batch) == 1
+    for batch, after in pairwise(divided):  # and no more often than it needs be
+        joined = [*batch, after[0]]
+        assert after[0] % 8 == 0 or len(joined) * max(len(items[i].response) for i in joined) > 120
+
+
+@pytest.mark.parametrize(("most", "words", "cut"), [(0, 5, 0), (40, 5, 0), (7, 5, 0), (6, 4, 1), (3, 1, 4)])
+def test_a_response_is_whole_unless_it_has_a_cap(most: int, words: int, cut: int) -> None:
+    codec = train_codec(DIALOGS, "wordpunct", vocab_size=50)
+    examples = list_examples([talk("A hello", "B how are you hello there", "A good")])
+    item = encode_examples(examples, codec, 4, most)[1]
+    said = codec.vocabulary.words(item.response)
+    assert said == ["<s>", *["how", "are", "you", "hello", "there"][:words], "</s>"]
+    assert item.cut == cut
+    assert all(len(utterance) <= 4 for utterance in item.context)
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
@@ -115,5 +148,6 @@ def test_the_fingerprint_notices_changed_text() -> None:
 def test_zhaos_files_have_the_published_number_of_contexts(corpora: object, split: str, count: int) -> None:
     examples = list_examples(load_dialogs(f"{corpora}/swda/{split}.jsonl"))
     assert len(examples) == count
-    batches = grouped(segments(examples, 16), 7)
+    items = encode_examples(examples, train_codec([], "wordpunct", vocab_size=50), 40, 40)
+    batches = grouped(segments(examples, 16), 7, items, 7 * 16 * 40)
     assert sum(len(batch) for batch in batches) == count

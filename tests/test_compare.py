@@ -72,6 +72,17 @@ def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
     assert set(p) == {"perplexity", *(f"{v}/{n}/{s}" for v in versions for n in orders for s in sides)}
 
 
+def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> None:
+    guess = write_run(tmp_path / "a", near_guessing=True)
+    worse = write_run(tmp_path / "b", seed=2, better=0.3, near_guessing=True)
+    better = write_run(tmp_path / "c", seed=2, better=0.3)
+    assert set(p_of(guess, worse).values()) == {None}
+    assert max(p_of(guess, better).values()) < 0.01
+    comparison = compare([guess, worse, better], resamples=1000)
+    assert [row["near_guessing"] for row in comparison["runs"]] == [True, True, False]
+    assert "near guessing" in str(comparison_table(comparison).caption)
+
+
 def test_clear_differences_are_significant_in_both_directions(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.3)
     assert max(p_of(a, b).values()) < 0.01
@@ -195,7 +206,7 @@ def damage(run: Path, *keys: str, value: Any = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "message"), [("tokens", "equal data.max_tokens"), ("turn", "--limit"), ("dialog", "--limit")]
+    ("column", "message"), [("tokens", "equal data.max_response"), ("turn", "--limit"), ("dialog", "--limit")]
 )
 def test_runs_that_count_other_tokens_are_refused(tmp_path: Path, column: str, message: str) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from words import WORDS
 
+from dialog.batches import list_examples
 from dialog.corpus import Dialog, Utterance
 from dialog.distinct import diversity, loops, warnings
 from dialog.evaluate import bleu_tokens, evaluate, perplexities, rescore, score_responses
 from dialog.records import evaluation_name
 from dialog.references import build_references, write_references
+from dialog.report import evaluation_tables
 from dialog.schema import DialogConfig
 from dialog.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
 from dialog.task import build_model
@@ -301,12 +303,36 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
     wanted += " intra_distinct_2 inter_distinct_1 inter_distinct_2 mean_length most_common_share yardsticks"
     wanted += " length_ratio looping_share warnings"
     assert set(wanted.split()) <= set(result)
+    assert (result["responses_cut"], result["tokens_cut"]) == (0, 0)
+    assert result["near_guessing"] == (result["perplexity"] > result["vocabulary"] / 2)
+    assert result["near_guessing"]  # random weights
+    assert "near guessing among" in str(evaluation_tables(result)[1])
     record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))
     assert record["result"] == json.loads(json.dumps(result))
     contexts = record["contexts"]
     assert sum(contexts["nll"]) / sum(contexts["tokens"]) == pytest.approx(result["nll"])
     precision = [row[1] for row in contexts["bleu"]["precision"]]
     assert sum(precision) / 15 == pytest.approx(result["bleu"]["2"]["precision"])
+
+
+def test_what_is_cut_from_responses_is_told(run: Path) -> None:
+    whole = evaluate(run)
+    assert not any("cut" in row for row in _measures(whole))
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["data"]["max_response"] = 4
+    (run / "config.json").write_text(json.dumps(saved))
+    result = evaluate(run)
+    lengths = [len(e.response.text.split()) for e in list_examples(conversations(2), 9)]
+    assert result["responses_cut"] == sum(length > 2 for length in lengths) > 0
+    assert result["tokens_cut"] == sum(max(0, length - 2) for length in lengths)
+    assert result["tokens"] + result["tokens_cut"] == whole["tokens"]
+    assert {"responses_cut", "tokens_cut"} <= set(_measures(result))
+
+
+def _measures(result: dict[str, Any]) -> list[str]:
+    """The names in the first table that is shown."""
+    shown: Any = evaluation_tables(result)[0]
+    return [str(cell) for cell in shown.columns[0].cells]
 
 
 def test_hypotheses_are_written_and_score_the_same_again(run: Path) -> None:

@@ -59,6 +59,20 @@ def test_p_values_are_those_of_a_paired_bootstrap_over_blocks(tmp_path: Path) ->
     assert 0.01 < p_of(first, other) < 0.99
 
 
+def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> None:
+    names = ("guess", "worse", "better")
+    guess, worse, better = (
+        keep_run(tmp_path / name, seed=number, better=number / 10, near_guessing=name != "better")
+        for number, name in enumerate(names)
+    )
+    assert p_of(guess, worse) is None
+    assert p_of(guess, better) == p_of(better, worse) == pytest.approx(2 / 2001)  # one of them has learnt
+    (shown, warning) = comparison_tables(compare([guess, worse, better], resamples=1000))
+    assert str(warning).startswith("Warning: near guessing")
+    assert str(warning).count(str(tmp_path)) == 2
+    assert "*" not in str(list(shown.columns[4].cells)[1])  # type: ignore[union-attr]
+
+
 def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path: Path) -> None:
     first, same = keep_run(tmp_path / "a"), keep_run(tmp_path / "b")
     better = keep_run(tmp_path / "c", seed=2, better=0.1)

@@ -195,6 +195,16 @@ def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> 
     assert config.train.max_steps == 4
 
 
+def test_finetuning_ends_by_the_trigger_of_its_run(corpus: Path) -> None:
+    """The authors of DOC finetune with --nonmono 60, as they train."""
+    train(resolved("optim.average_trigger=60", "train.max_steps=3"), Path("run"), NullReporter())
+    first = finetuned(Path("run"), [])
+    assert (first.config.train.stop_trigger, first.config.optim.average_trigger) == (60, 0)
+    train(finetuned(Path("run"), ["train.max_steps=2"]), Path("run-finetuned"), NullReporter())
+    assert finetuned(Path("run-finetuned"), []).config.train.stop_trigger == 60
+    assert finetuned(Path("run"), ["train.stop_trigger=7"]).config.train.stop_trigger == 7
+
+
 def test_a_resumed_run_keeps_its_vocabulary_whatever_the_test_text_is(corpus: Path) -> None:
     train(resolved("train.max_steps=2"), Path("run"), NullReporter())
     vocabulary = Path("run/vocabulary.json").read_bytes()

@@ -286,3 +286,12 @@ def test_bfloat16_trains_and_resumes_exactly(folder: Path) -> None:
         train(folder, settings, task=TinyTask(Faults(on_loss=at(2, lambda: interrupt(0)))))
     train(folder, settings)
     assert outcome(folder) == expected
+
+
+@pytest.mark.parametrize(("perplexity", "warned"), [(6.0, True), (5.0, False)])
+def test_a_validation_near_guessing_is_told(perplexity: float, warned: bool) -> None:
+    task, notes = TinyTask(), Notes()
+    task.faults.nll = lambda _: math.log(perplexity)
+    with run_folder() as folder, open_run(folder) as run:
+        fit(task, TrainConfig(max_steps=5), OptimConfig(), run, notes, words=11)
+    assert any("near guessing among 11 words" in line for line in notes.lines) == warned

@@ -10,7 +10,7 @@ import torch
 from polls import stop_after
 
 from dialog.batches import list_examples
-from dialog.corpus import Dialog
+from dialog.corpus import Dialog, load_dialogs
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.train import train
 from dialog.trained import TrainedModel
@@ -49,6 +49,28 @@ def settings(corpus: Path, head: str, steps: int, *more: str) -> Resolved[Dialog
     text += ["optim.schedule=constant", "train.validate_every=50", "train.patience=0", "head.tied=false"]
     text += ["optim.warmup_steps=0", "model.init_range=0.3", f"head.context_scale={4.0 if mixture else 1.0}"]
     return load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=[*text, *more])
+
+
+def test_runs_from_before_the_cap_of_responses_keep_theirs(corpus: Path, tmp_path: Path) -> None:
+    """data.max_tokens was the cap of responses, too: old runs are read, and resumed, with it."""
+    resolved = settings(
+        corpus, "softmax", 2, "data.max_tokens=4", "data.max_response=4", "train.validate_every=2"
+    )
+    train(resolved, tmp_path / "run", NullReporter())
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    del saved["config"]["data"]["max_response"]
+    del saved["provenance"]["data.max_response"]
+    path.write_text(json.dumps(saved))
+    model = TrainedModel.load(tmp_path / "run")
+    assert model.config.data.max_response == 4
+    dialogs = load_dialogs(str(corpus))
+    scores = model.nll(dialogs)
+    assert max(score.tokens for score in scores) == 3
+    lengths = [len(example.response.text.split()) for example in list_examples(dialogs, 9)]
+    assert [score.cut for score in scores] == [max(0, length - 2) for length in lengths]
+    train(resolved, tmp_path / "run", NullReporter())
+    assert json.loads(path.read_text())["config"]["data"]["max_response"] == 4
 
 
 @pytest.fixture(scope="module")

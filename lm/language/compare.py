@@ -14,7 +14,7 @@ from lm import bootstrap
 from lm.errors import ConfigError, DataError
 from lm.language.evaluate import BLOCK
 from lm.lines import visible
-from lm.records import Evaluation, common_name, load_evaluation
+from lm.records import Evaluation, common_name, guesses, load_evaluation
 from lm.schema import RESAMPLES
 
 Result = dict[str, Any]
@@ -51,7 +51,7 @@ def compare(
     Returns:
         ``{"name", "data", "bootstrap", "scores", "runs": [{"run", "head", "parameters", scores …, "p"}]}``.
         ``p`` is two-sided, by score (``perplexity``, and ``temperature_search`` or ``mc_dropout`` where all
-        have it), None below 5 blocks, and empty for the first run.
+        have it), None below 5 blocks or where both are ``near_guessing``, and empty for the first run.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -73,12 +73,14 @@ def compare(
     rows = []
     for evaluation in evaluations:
         row = {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
+        row["near_guessing"] = guesses(evaluation)
         row |= {score: evaluation.result[score]["perplexity"] for score in columns if score in REFINED}
         pairs = {
             score: (np.asarray(evaluation.contexts[key]) - np.asarray(first.contexts[key]), tokens)
             for score, key in columns.items()
         }
-        rows.append(row | {"p": {} if evaluation is first else bootstrap.p_values(pairs, counts)})
+        p = {} if evaluation is first else bootstrap.p_values(pairs, counts)
+        rows.append(row | {"p": dict.fromkeys(p) if guesses(first) and guesses(evaluation) else p})
     unit = {"unit": f"block of {BLOCK} tokens", "units": counts.shape[1]}
     return {
         "name": name,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lm.errors import ConfigError
-from lm.guard import require_finite
+from lm.guard import guessing, require_finite
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
@@ -95,6 +95,7 @@ def evaluate(
     nll = scores()
     result = facts(trained, run, checkpoint, text, compat) | {"weights": weights, "method": "static"}
     result |= likelihood(nll, trained, text)
+    result["near_guessing"] = guessing(result["nll"], result["vocabulary"])
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
     name = text.name if checkpoint == "best" else f"{text.name}.{plain(checkpoint)}"

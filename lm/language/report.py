@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lm.guard import guessing_note
+from lm.records import guessing_warning
 from lm.report import p_tables
 from lm.tables import Table
 
@@ -32,6 +34,8 @@ def evaluation_tables(result: Result) -> list[Table | str]:
     tables: list[Table | str] = [Table(title, [scores], upright=True)]
     if buckets:
         tables.append(Table("By frequency of the word", buckets))
+    if result.get("near_guessing"):
+        tables.append(guessing_note(result["nll"], result["vocabulary"]))
     if search := result.get("temperature_search"):
         tables.append(
             f"logits × {search['multiplier']:g}, chosen on {search['searched_tokens']:,} tokens"
@@ -79,6 +83,7 @@ def comparison_tables(comparison: Result) -> list[Table | str]:
     ]
     differ = [key for key in ("checkpoint", "method", "compat") if len({row[key] for row in runs}) > 1]
     warning = [f"Warning: {', '.join(differ)} differ between the runs."] if differ else []
+    warning += guessing_warning(runs)
     scores = {score: score for score in comparison["scores"]}
     return [Table(f"Runs on {comparison['name']}", rows), *p_tables(comparison, scores), *warning]
 

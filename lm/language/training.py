@@ -27,9 +27,10 @@ from lm.train import FitResult, Verdict, fit, require_end, seed_everything
 START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
     'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',
-    "optim.average_start=0", "optim.average_trigger=0", "optim.average_patience=0", "train.stop_trigger=5",
-    "train.patience=0", "train.max_steps=0", "train.max_minutes=0.0",
+    "optim.average_start=0", "optim.average_trigger=0", "optim.average_patience=0", "train.patience=0",
+    "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
+STALLED = 5  # validations, where the run does not say otherwise
 SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 
 
@@ -80,7 +81,7 @@ def train(
             raise DataError(
                 f"{what} changed since this run began; restore it, or train into another folder with --run"
             )
-        result = fit(task, config.train, config.optim, run, report, verdict)
+        result = fit(task, config.train, config.optim, run, report, verdict, len(codec.vocabulary))
     require_learnt(result.best_nll, len(codec.vocabulary), folder)
     return result
 
@@ -88,8 +89,9 @@ def train(
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     """The config that finetunes a run: its own, with averaged SGD from its best weights on, and overrides.
 
-    The limits of the run do not hold, but for ``train.max_epochs``. ConfigError where the run was not trained
-    with SGD and no rate is given: that of another optimiser would be far too low.
+    It ends by the trigger that began the run's own averages (60 for DOC, as in its authors' README), or 5.
+    The limits of the run do not hold, except for ``train.max_epochs``. ConfigError where the run was not
+    trained with SGD and no rate is given: that of another optimiser would be far too low.
     """
     resolved = read_config(run / "config.json", LmConfig)
     given = {text.partition("=")[0].strip() for text in overrides}
@@ -99,7 +101,9 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
             f"{visible(run)}: trained by {trained_by}, whose rate is not one for SGD;"
             " give one, as in --set optim.lr=20"
         )
-    settings = FINETUNING if trained_by == "sgd" else (*FINETUNING, *SGD_ONLY)
+    own = resolved.config.train
+    trigger = resolved.config.optim.average_trigger or (own.stop_trigger if own.start_from else 0) or STALLED
+    settings = (*FINETUNING, f"train.stop_trigger={trigger}", *(() if trained_by == "sgd" else SGD_ONLY))
     usual = [text for text in settings if text.partition("=")[0] not in given]
     changes = [*usual, f'train.start_from="{run}"', *overrides]
     return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
