@@ -332,7 +332,7 @@ def test_what_is_cut_from_responses_is_told(run: Path) -> None:
 def _measures(result: dict[str, Any]) -> list[str]:
     """The names in the first table that is shown."""
     shown: Any = evaluation_tables(result)[0]
-    return [str(cell) for cell in shown.columns[0].cells]
+    return [row["measure"] for row in shown.cells()]
 
 
 def test_hypotheses_are_written_and_score_the_same_again(run: Path) -> None:

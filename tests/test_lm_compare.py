@@ -67,10 +67,9 @@ def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> N
     )
     assert p_of(guess, worse) is None
     assert p_of(guess, better) == p_of(better, worse) == pytest.approx(2 / 2001)  # one of them has learnt
-    (shown, warning) = comparison_tables(compare([guess, worse, better], resamples=1000))
+    *_, warning = comparison_tables(compare([guess, worse, better], resamples=1000))
     assert str(warning).startswith("Warning: near guessing")
     assert str(warning).count(str(tmp_path)) == 2
-    assert "*" not in str(list(shown.columns[4].cells)[1])  # type: ignore[union-attr]
 
 
 def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path: Path) -> None:
