@@ -110,7 +110,8 @@ def evaluate(
     texts = test.texts()
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
-    likelihood = perplexities(scores, f"{visible(run)} on {visible(test.source)}")
+    name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
+    likelihood = perplexities(scores, name, words)
     answers = model.respond(test.examples, search, poll, batch_size, progress)
     responses = Responses(
         hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
@@ -128,11 +129,10 @@ def evaluate(
         "data": _describe_data(test, unknown),
         "tokenizer": model.codec.tokenizer.kind,
         "bleu_tokens": judge.kind,
-        "vocabulary": len(model.codec.vocabulary),
+        "vocabulary": words,
         "vocabulary_sha256": model.codec.fingerprint,
         "decode": search.model_dump(),
         **likelihood,
-        "near_guessing": guessing(likelihood["nll"], len(model.codec.vocabulary)),
         **report,
     }
     result["warnings"] = warnings(result)
@@ -195,7 +195,7 @@ def load_test_set(
     return EvaluationData(name, source, dialogs, examples, items, str(references) if references else None)
 
 
-def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
+def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Result:
     """Corpus perplexity exp(Σ nll / Σ tokens), ``</s>`` counted, and Zhao et al.'s mean over batches.
 
     Theirs hold one place of 30 dialogs; ours are 30 consecutive examples. ``tokens_cut`` of responses that
@@ -209,6 +209,7 @@ def perplexities(scores: Sequence["TargetScore"], name: str) -> Result:
     return {
         "perplexity": require_finite(perplexity(nll / tokens), name),
         "nll": nll / tokens,
+        "near_guessing": guessing(nll / tokens, words),
         "tokens": tokens,
         "responses_cut": sum(s.cut > 0 for s in scores),
         "tokens_cut": sum(s.cut for s in scores),

@@ -197,7 +197,7 @@ def test_mismatches_that_sacrebleu_accepts_are_refused() -> None:
 def test_perplexities_by_hand() -> None:
     rng = random.Random(1)
     scores = [TargetScore(i // 9, i % 9, rng.uniform(1, 30), rng.randint(1, 12)) for i in range(70)]
-    result = perplexities(scores, "run")
+    result = perplexities(scores, "run", 40)
     tokens = sum(s.tokens for s in scores)
     assert result["perplexity"] == pytest.approx(math.exp(sum(s.nll for s in scores) / tokens))
     assert (result["tokens"], result["contexts"]) == (tokens, 70)
@@ -210,7 +210,7 @@ def test_perplexities_by_hand() -> None:
 @pytest.mark.parametrize("nll", [math.nan, math.inf, -math.inf, 1e6])
 def test_numbers_that_are_not_finite_are_an_error(nll: float) -> None:
     with pytest.raises(DivergenceError, match="run: the model's probabilities are not finite"):
-        perplexities([TargetScore(0, 0, 1.0, 2), TargetScore(0, 1, nll, 2)], "run")
+        perplexities([TargetScore(0, 0, 1.0, 2), TargetScore(0, 1, nll, 2)], "run", 40)
 
 
 @pytest.mark.parametrize(
