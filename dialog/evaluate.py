@@ -107,7 +107,6 @@ def evaluate(
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
     test = load_test_set(data or model.config.data.test, references, limit, model.config.data, poll)
     judge = bleu_tokenizer(model.codec.tokenizer)
-    texts = test.texts()
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
     name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
@@ -115,7 +114,7 @@ def evaluate(
     answers = model.respond(test.examples, search, poll, batch_size, progress)
     responses = Responses(
         hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
-        references=[[judge.split(text) for text in group] for group in texts],
+        references=[[judge.split(text) for text in group] for group in test.texts()],
     )
     report, contexts = responses_report(responses, judge.split, poll)
     result: Result = {

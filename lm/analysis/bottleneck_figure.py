@@ -167,8 +167,14 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
         _draw_guides(panels[1, 1], dict.fromkeys(result["swept_components"], size + 2), settings)
         panels[1, 0].set_ylim(bottom=0)
     handles, labels = panels[0, 0].get_legend_handles_labels()
+    columns = 6 if len(settings["steps"]) == 1 else 4  # with their updates names are long
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=10
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=min(columns, len(labels)),
+        frameon=False,
+        fontsize=10,
     )
 
 
