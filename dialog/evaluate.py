@@ -128,7 +128,6 @@ def evaluate(
         "data": _describe_data(test, unknown),
         "tokenizer": model.codec.tokenizer.kind,
         "bleu_tokens": judge.kind,
-        "vocabulary": words,
         "vocabulary_sha256": model.codec.fingerprint,
         "decode": search.model_dump(),
         **likelihood,
@@ -208,6 +207,7 @@ def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Resu
     return {
         "perplexity": require_finite(perplexity(nll / tokens), name),
         "nll": nll / tokens,
+        "vocabulary": words,
         "near_guessing": guessing(nll / tokens, words),
         "tokens": tokens,
         "responses_cut": sum(s.cut > 0 for s in scores),
