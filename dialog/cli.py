@@ -9,7 +9,7 @@ import typer
 
 from dialog.corpora.formats import FORMATS, PAGE
 from dialog.schema import DialogConfig
-from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
+from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
 from lm.config import Resolved, load_config, override, read_config
 from lm.console import (
     Checkpoint,
@@ -348,6 +348,7 @@ def chat(
 
 
 add_check(app)
+add_runs(app)
 
 
 def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:

@@ -10,7 +10,7 @@ import typer
 
 from lm.analysis.cli import Data, Limit, analyze, spare_texts
 from lm.analysis.study_cli import bottleneck, reverse_copy
-from lm.commands import add_check, add_compare, add_describe, add_presets, config_argument
+from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
 from lm.config import load_config, read_config
 from lm.console import (
     Checkpoint,
@@ -385,6 +385,7 @@ app.add_typer(analyze, name="analyze")
 app.command()(bottleneck)
 app.command()(reverse_copy)
 add_check(app)
+add_runs(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

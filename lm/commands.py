@@ -8,10 +8,10 @@ import typer
 from pydantic import BaseModel
 
 from lm.config import load_config
-from lm.console import JsonFile, Overrides, RunFolder, show, write_result
+from lm.console import JsonFile, Overrides, RunFolder, show, utf8, write_result
 from lm.errors import DataError, StorageError
 from lm.lines import visible
-from lm.presets import preset_paths
+from lm.presets import preset_paths, recorded_parameters, sizes_of
 from lm.run import CONFIG
 from lm.schema import RESAMPLES
 from lm.storage import require_apart
@@ -56,11 +56,13 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
     @app.command()
     def presets() -> None:
         """List the configs that come with Highrank; parameters are for the largest vocabulary they allow."""
-        rows = []
+        rows, recorded = [], recorded_parameters(family)
         for path in preset_paths(family):
-            config = load_config(str(path), schema, family=family).config
-            about = getattr(config, "about", "")
-            rows.append({"preset": path.stem, "about": about, "parameters": size(config)["parameters"]})
+            config: Any = load_config(str(path), schema, family=family).config  # every family's has about
+            known = recorded.get(path.stem, {})
+            fresh = known.get("of") == sizes_of(config)  # a preset that was changed since is counted
+            parameters = known["parameters"] if fresh else size(config)["parameters"]
+            rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
         show(Table("Presets", rows))
 
 
@@ -122,6 +124,31 @@ def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     if not runs:
         raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
     return runs, [f"left out, being no runs: {others}"] if others else []
+
+
+def add_runs(app: typer.Typer) -> None:
+    """Gives a command line the command ``runs``."""
+
+    @app.command()
+    def runs(
+        folder: Annotated[
+            Path, typer.Argument(metavar="[FOLDER]", help="A run, or a folder of runs.")
+        ] = Path("runs"),
+        json_file: JsonFile = None,
+    ) -> None:
+        """List runs with state, last step, best validation and size; of one run also its learning curve.
+
+        The state is running, finished, interrupted, diverged, not begun, or damaged.
+        """
+        from lm.overview import curve_lines, run_row, runs_in, validations
+
+        found = runs_in(folder)
+        if not found:
+            raise StorageError(f"{visible(folder)}: no run there; name a run, or a folder that has some")
+        rows = [run_row(run) for run in found]
+        write_result(json_file, {"runs": rows})
+        table = Table(str(folder), rows, upright=len(rows) == 1)
+        show(table, *(curve_lines(validations(found[0]), unicode=utf8()) if len(found) == 1 else ()))
 
 
 def add_check(app: typer.Typer) -> None:

@@ -147,6 +147,14 @@ def write_commit(
     return _state_sha256(step, hashes)
 
 
+def require_sizes(folder: Path) -> None:
+    """Raises StorageError unless the files of a commit are as large as its manifest says; hashes nothing."""
+    for name, record in _read_manifest(folder / MANIFEST).files.items():
+        with storage_errors(folder / name):
+            size = os.lstat(folder / name).st_size
+        _check(folder / name, record, size, record.sha256)
+
+
 def _state_sha256(step: int, hashes: Mapping[str, str]) -> str:
     lines = [f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items())]
     return hashlib.sha256(f"step {step}\n{''.join(lines)}".encode()).hexdigest()

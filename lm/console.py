@@ -20,7 +20,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperGroup
 
-from lm import __version__
+from lm import __version__, numbers
 from lm.errors import HighrankError, Interrupted, StorageError
 from lm.lines import visible
 from lm.named_data import NamedSplits, require_splits
@@ -83,12 +83,21 @@ def check_data(data: NamedSplits, command: str) -> None:
 
 
 def show_training(folder: Path, result: "FitResult") -> None:
-    """One line about how a training ended."""
-    best = f"best validation {result.best_nll:.4f} nats a token, at update {result.best_step}"
+    """How a training ended, in one line, and its learning curve."""
+    from lm.overview import curve_lines, validations
+
+    nll, minutes = (numbers.number(*told) for told in (("nll", result.best_nll), ("minutes", result.minutes)))
+    best = f"best validation {nll} nats a token, at update {result.best_step:,}"
     show(
-        f"{folder}: {result.reason}, after {result.step} updates and {result.minutes:.1f} minutes; "
-        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}"
+        f"{folder}: {result.reason}, after {result.step:,} updates and {minutes} minutes; "
+        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}",
+        *curve_lines(validations(folder), unicode=utf8()),
     )
+
+
+def utf8() -> bool:
+    """Whether stdout can show more than ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 class Commands(TyperGroup):
@@ -214,9 +223,12 @@ def _report(error: Exception) -> int:
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, where that is a terminal, for a loop that tells (done, total)."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    from lm.progress import TimeLeft
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeft())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     task = bar.add_task(what, visible=False)
 
     def progress(done: int, total: int) -> None:

@@ -35,6 +35,11 @@ class Journal:
         with suppress(StorageError):  # not needed to go on
             self._timing.append({"step": progress.step, "seconds": seconds, "tokens_per_second": speed})
 
+    def ended(self, state: str, progress: Progress, seconds: float) -> None:
+        """A last line of timing.jsonl: how a training ended. Resuming takes it back."""
+        with suppress(StorageError):  # only shown
+            self._timing.append({"step": progress.step, "seconds": seconds, "ended": state})
+
     def flush(self) -> tuple[int, int]:
         """Brings every line to the disk and returns the sizes of both files; raises StorageError."""
         self._write()

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lm.numbers import number
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -80,14 +82,20 @@ class Meter:
             left.append(max(0.0, pace * (self._goal.steps - self._last.step)))
         return min(left) if left else None
 
-    def line(self) -> str:
-        """One line: steps, epoch, loss, perplexity, speed, learning rate."""
+    def line(self, room: int | None = None) -> str:
+        """Steps, perplexity, loss, speed, epoch and learning rate: as many of them as have room, in cells."""
         update = self._last
-        steps = f"{update.step}/{self._goal.steps}" if self._goal.steps else f"{update.step}"
-        return (
-            f"step {steps} · epoch {update.epoch} · nll {self.nll:.4f} · ppl {perplexity(self.nll):.2f} · "
-            f"{self.tokens_per_second:,.0f} tokens/s · lr {update.lr:.3g}"
+        steps = f"{update.step:,}/{self._goal.steps:,}" if self._goal.steps else f"{update.step:,}"
+        parts = (
+            f"step {steps}",
+            f"ppl {number('ppl', perplexity(self.nll))}",
+            f"nll {number('nll', self.nll)}",
+            f"{number('tokens', round(self.tokens_per_second))} tokens/s",
+            f"epoch {update.epoch}",
+            f"lr {update.lr:.3g}",
         )
+        lines = [" · ".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        return next((line for line in lines if room is None or len(line) <= room), "")
 
 
 def perplexity(nll: float) -> float:
@@ -99,13 +107,17 @@ def perplexity(nll: float) -> float:
 
 
 def validation_line(step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> str:
-    """One line for a validation: whose weights, every metric of the task, whether it is the best so far."""
-    values = " · ".join(
-        f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4f}"
+    """One line for a validation: whose weights, every metric of the task, whether it is the best so far.
+
+    How many tokens were read is left out: it is the same at every validation.
+    """
+    values = [
+        f"{'ppl' if name == 'perplexity' else name} {number(name, value)}"
         for name, value in metrics.items()
-    )
-    weights = " (averaged weights)" if averaged else ""
-    return f"validation at step {step}{weights} · {values}{' · best so far' if best else ''}"
+        if name != "tokens"
+    ]
+    weights = " (averaged)" if averaged else ""
+    return " · ".join([f"validation at step {step:,}{weights}", *values, *(["best so far"] if best else [])])
 
 
 def clock(seconds: float) -> str:

@@ -1,10 +1,15 @@
-"""The configs that come with Highrank: where they are and what they are called."""
+"""The configs that come with Highrank: where they are, what they are called, how large their models are."""
 
+import hashlib
+import json
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from lm.errors import ConfigError
 from lm.suggest import did_you_mean
 
+SIZES = "parameters.json"
 PACKAGES = Path(__file__).resolve().parent.parent
 
 
@@ -24,6 +29,20 @@ def space_paths(family: str) -> list[Path]:
 def _folder(family: str) -> Path:
     installed = PACKAGES / family / "configs"
     return installed if installed.is_dir() else PACKAGES / "configs" / family
+
+
+def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
+    """What ``scripts/preset_sizes.py`` has written: parameters by preset, and the sizes that they are of."""
+    path = _folder(family) / SIZES
+    found: dict[str, dict[str, str | int]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
+def sizes_of(config: BaseModel) -> str:
+    """A fingerprint of all that the number of parameters may depend on; defaults do not count in it."""
+    apart = {"about", "extends", "optim", "train", "window", "decode"}
+    values = config.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find_config(source: str, family: str) -> Path:

@@ -12,11 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import ProgressColumn, Task
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from lm.meter import Goal, Meter, Update, clock, validation_line
+
+_BAR, _LEAST_BAR = 24, 8  # cells of the bar
 
 
 class Reporter(Protocol):
@@ -93,41 +98,58 @@ class PlainReporter:
 
 
 class RichReporter:
-    """A progress bar with time left, speed, loss, perplexity and learning rate."""
+    """A line with time left, bar, step, loss, perplexity, speed and learning rate, as room allows."""
 
     def __init__(self, console: Console) -> None:
-        self._meter = Meter()
-        columns = (
-            BarColumn(bar_width=24),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        self._progress = Progress(*columns, console=console, refresh_per_second=4)
-        self._bar = self._progress.add_task("", total=None)
+        self._meter, self._console = Meter(), console
+        self._live = Live(
+            get_renderable=self._line, console=console, refresh_per_second=4, redirect_stdout=False,
+            redirect_stderr=False,
+        )  # fmt: skip
 
     def start(self, step: int, goal: Goal) -> None:
         self._meter.start(step, goal)
-        done = self._meter.done
-        self._progress.reset(self._bar, start=True, total=None if done is None else 1.0)
-        self._progress.update(self._bar, completed=done or 0.0)
-        self._safely(self._progress.start)
+        self._safely(self._live.start)
 
     def step(self, update: Update) -> None:
         self._meter.step(update)
-        self._progress.update(self._bar, completed=self._meter.done or 0.0, description=self._meter.line())
 
     def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
         self.note(validation_line(step, metrics, best, averaged))
 
     def note(self, line: str) -> None:
-        self._safely(lambda: self._progress.console.print(Text(line)))
+        self._safely(lambda: self._console.print(Text(line)))
 
     def close(self) -> None:
-        self._safely(self._progress.stop)
+        self._safely(self._live.stop)
+
+    def _line(self) -> RenderableType:
+        """The line for the width of the terminal: the learning rate goes first, the time left last."""
+        meter, room = self._meter, self._console.width
+        remaining = "" if meter.remaining is None else clock(meter.remaining)
+        done = meter.done
+        bar = 0 if done is None else min(_BAR, room - len(remaining) - 2, max(_LEAST_BAR, room // 5))
+        parts = [Text(remaining)] if remaining else []
+        text = meter.line(room - len(remaining) - max(0, bar) - 3)
+        line = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [*parts]
+        if bar >= _LEAST_BAR:
+            cells.append(ProgressBar(total=1.0, completed=done or 0.0, width=bar))
+        line.add_row(*cells, Text(text, no_wrap=True))
+        return line
 
     def _safely(self, action: Callable[[], None]) -> None:
         with suppress(OSError, ValueError):  # the terminal was closed, which must not end the training
             action()
+
+
+class TimeLeft(ProgressColumn):
+    """The time left at the mean pace so far; nothing before the first step of it."""
+
+    def render(self, task: Task) -> Text:
+        elapsed, done, total = task.elapsed, task.completed, task.total
+        left = elapsed * (total - done) / done if elapsed and done and total else None
+        return Text("" if left is None else clock(left))
 
 
 class TensorboardReporter:

@@ -133,6 +133,10 @@ class _Engine(Generic[BatchT]):
             reason = self.loop()
         except Interrupted:
             raise Interrupted(self.interrupted()) from None
+        except DivergenceError:
+            self.journal.ended("diverged", self.progress, self.saver.seconds)
+            raise
+        self.journal.ended("finished", self.progress, self.saver.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
         minutes = self.saver.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
@@ -171,7 +175,8 @@ class _Engine(Generic[BatchT]):
         if train.max_epochs and progress.epoch >= train.max_epochs:
             return f"train.max_epochs = {train.max_epochs} reached"
         if train.patience and progress.stale >= train.patience:
-            return f"no better validation for {progress.stale} times (train.patience = {train.patience})"
+            times = "1 time" if progress.stale == 1 else f"{progress.stale} times"
+            return f"no better validation for {times} (train.patience = {train.patience})"
         if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
             return f"validation is worse than its best before (train.stop_trigger = {train.stop_trigger})"
         if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:

@@ -1,6 +1,9 @@
 """Presets of language models against the published recipes, number by number; the sizes of all presets."""
 
+import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from dialog.schema import DialogConfig
 from lm.config import load_config
 from lm.language.config import LmConfig
 from lm.language.describe import describe
-from lm.presets import preset_paths
+from lm.presets import preset_paths, recorded_parameters, sizes_of
 from lm.schema import MIXTURES, CellConfig
 
 BUDGETED = [  # of Melis et al. (2020): see test_lamb_presets.py
@@ -283,3 +286,27 @@ def test_the_page_of_results_names_tests_that_there_are() -> None:
     named = set(re.findall(r"`(test_\w+)`", page))
     assert named
     assert named <= there
+
+
+@pytest.mark.parametrize("family", ["lm", "dialog"])
+def test_recorded_sizes_of_presets_are_those_of_their_models(family: str) -> None:
+    """Written anew by scripts/preset_sizes.py; what is out of date is counted, which takes seconds."""
+    recorded, counted = recorded_parameters(family), dict[str, tuple[str, int]]()
+    for path in preset_paths(family):
+        if family == "lm":
+            counted[path.stem] = (sizes_of(preset(path.stem)), describe(preset(path.stem))["parameters"])
+        else:
+            config = load_config(path.stem, DialogConfig, family=family).config
+            counted[path.stem] = (sizes_of(config), describe_dialog(config)["parameters"])
+    assert {name: (entry["of"], entry["parameters"]) for name, entry in recorded.items()} == counted
+
+
+@pytest.mark.parametrize("family", ["lm", "dialog"])
+def test_presets_are_listed_without_torch(family: str) -> None:
+    program = f"import sys\nfrom {family}.cli import main\ntry:\n  main(['presets'])\n"
+    program += "except SystemExit:\n  assert 'torch' not in sys.modules"
+    before = os.times()
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < 3  # about 1 s of a processor that does nothing else

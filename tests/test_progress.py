@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 from tiny_task import TinyTask, open_run, run_folder
 
 import lm.progress
@@ -20,6 +21,7 @@ from lm.progress import (
     Reporters,
     RichReporter,
     TensorboardReporter,
+    TimeLeft,
     make_reporter,
 )
 from lm.schema import OptimConfig, TrainConfig
@@ -62,7 +64,9 @@ def test_the_meter_averages_over_tokens_and_time() -> None:
     assert meter.tokens_per_second == 10.0
     assert meter.done == 0.3
     assert meter.remaining == pytest.approx(14.0)
-    assert meter.line() == "step 3/10 · epoch 1 · nll 2.5000 · ppl 12.18 · 10 tokens/s · lr 0.001"
+    assert meter.line() == "step 3/10 · ppl 12.18 · nll 2.5000 · 10 tokens/s · epoch 1 · lr 0.001"
+    assert meter.line(40) == "step 3/10 · ppl 12.18 · nll 2.5000"
+    assert meter.line(3) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_plain_lines_are_rate_limited_but_never_withheld() -> None:
     drive(PlainReporter(stream, seconds=1e9))
     assert stream.getvalue().splitlines() == [
         "warning: [red]step 3[/foo] is skipped",
-        "validation at step 20 · nll 1.5000 · perplexity 4.4817 · best so far",
+        "validation at step 20 · nll 1.5000 · ppl 4.48 · best so far",
     ]
     stream = io.StringIO()
     drive(PlainReporter(stream, seconds=0.0))
@@ -130,8 +134,37 @@ def test_the_bar_shows_numbers_and_text_as_it_is(goal: Goal) -> None:
     drive(RichReporter(Console(file=stream, force_terminal=True, width=120)), goal=goal)
     shown = stream.getvalue()
     assert "[red]step 3[/foo]" in shown
-    assert "nll 2.0000 · ppl 7.39" in shown
+    assert "ppl 7.39 · nll 2.0000" in shown
     assert "best so far" in shown
+
+
+@pytest.mark.parametrize("width", [20, 30, 60, 80, 120])
+def test_the_line_fits_and_time_left_goes_last(width: int) -> None:
+    reporter = RichReporter(Console(file=io.StringIO(), force_terminal=True, width=width))
+    reporter.start(0, Goal(998, 0.0))
+    for step in range(1, 500):
+        reporter.step(update(step, 5.7595, 700))
+    reporter.close()
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(reporter._line())
+    (line,) = console.export_text().splitlines()
+    assert len(line.rstrip()) <= width
+    assert line.split()[0].count(":") == 2
+    assert {"━", "╸"} & set(line)
+    assert ("step 499/998 · ppl 317.19" in line) == (width >= 60)
+    assert ("lr" in line) == (width >= 120)
+
+
+def test_the_time_left_of_a_loop_is_that_of_its_mean_pace() -> None:
+    progress = Progress(TimeLeft(), get_time=lambda: now[0])
+    now = [0.0]
+    task = progress.add_task("responding", total=100)
+    assert str(TimeLeft().render(progress.tasks[0])) == ""
+    progress.update(task, completed=89)
+    now[0] = 89.0
+    assert str(TimeLeft().render(progress.tasks[0])) == "0:00:11"
+    now[0] = 178.0  # nothing has come since: it is slower than it seemed, and not at its end
+    assert str(TimeLeft().render(progress.tasks[0])) == "0:00:22"
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -225,7 +258,7 @@ def test_numbers_are_written_for_people() -> None:
     assert math.isnan(perplexity(math.nan))
     assert validation_line(3, {"nll": 2.0}, best=False) == "validation at step 3 · nll 2.0000"
     averaged = validation_line(3, {"nll": 2.0}, best=True, averaged=True)
-    assert averaged == "validation at step 3 (averaged weights) · nll 2.0000 · best so far"
+    assert averaged == "validation at step 3 (averaged) · nll 2.0000 · best so far"
 
 
 @pytest.mark.parametrize(("average", "expected"), [("none", [False] * 3), ("uniform", [False, True, True])])
@@ -237,4 +270,4 @@ def test_a_validation_says_whose_weights_it_measures(average: str, expected: lis
     with run_folder() as folder, open_run(folder) as run:
         fit(TinyTask(), limits, optim, run, PlainReporter(stream))
     said = [line for line in stream.getvalue().splitlines() if line.startswith("validation at")]
-    assert ["(averaged weights)" in line for line in said] == expected
+    assert ["(averaged)" in line for line in said] == expected

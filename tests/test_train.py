@@ -220,8 +220,9 @@ def test_log_lines_are_means_over_tokens(folder: Path) -> None:
     first = [0.5 + 0.1 * float(batch[0, 0]) for batch in TinyTask().epoch(0, 0)]  # lr_scale of the batches
     assert [line["lr"] for line in each[:5]] == pytest.approx([1e-3 * scale for scale in first])
     timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in timing] == [3, 6]
-    assert all(line["tokens_per_second"] > 0 for line in timing)
+    assert [line["step"] for line in timing] == [3, 6, 6]
+    assert all(line["tokens_per_second"] > 0 for line in timing[:2])
+    assert timing[2]["ended"] == "finished"
 
 
 def test_max_minutes_and_elapsed_time_count_earlier_sittings(folder: Path) -> None:

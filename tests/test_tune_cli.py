@@ -98,7 +98,7 @@ def test_without_optuna_one_line_says_how_to_get_it(
         importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
     )
     code, _, err = lm("tune", "tiny.toml", "--space", "s.toml")
-    assert (code, err) == (2, "tune needs optuna: pip install 'highrank[tune]'\n")
+    assert (code, err) == (2, "tune needs optuna: install it with `pip install optuna`\n")
     assert not (in_tmp / "runs").exists()
 
 

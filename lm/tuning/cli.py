@@ -14,11 +14,11 @@ from lm.config import C, load_config
 from lm.console import JsonFile, Overrides, show, writable, write_result
 from lm.errors import ConfigError, DivergenceError
 from lm.pictures import require_format
-from lm.progress import PlainReporter, Reporter, make_reporter
 from lm.storage import require_apart
 from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
+    from lm.progress import Reporter
     from lm.tuning.search import Plan, Train
 
 _WORKERS = 4  # a processor, at most
@@ -85,12 +85,13 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
 def require_optuna(who: str = "tune") -> None:
     """ConfigError where it is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"{who} needs optuna: pip install 'highrank[tune]'")
+        raise ConfigError(f"{who} needs optuna: install it with `pip install optuna`")
 
 
 def _search(
     folder: Path, plan: "Plan[C]", train: "Train[C]", trials: int, workers: int, minutes: float
 ) -> None:
+    from lm.progress import PlainReporter, make_reporter
     from lm.tuning.search import Search
     from lm.tuning.workers import Job, work_together
 
@@ -105,7 +106,7 @@ def _search(
         work_together(Job(folder, plan, train, trials, minutes, threads), workers)
         return
 
-    def report(run: Path) -> Reporter:
+    def report(run: Path) -> "Reporter":
         return make_reporter(sys.stderr, run / "tensorboard")
 
     search.run(trials, train, report, PlainReporter(sys.stderr).note, minutes)

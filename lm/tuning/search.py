@@ -22,7 +22,7 @@ from lm.device import configure_device
 from lm.errors import ConfigError, DivergenceError, StorageError
 from lm.filelock import FileLock
 from lm.lines import visible
-from lm.presets import find_config
+from lm.presets import find_config, preset_paths
 from lm.progress import Reporter
 from lm.stop import RESUME, interruptible
 from lm.storage import make_folder, read_json, storage_errors, write_atomic, write_json
@@ -133,9 +133,9 @@ class Search(Generic[C]):
         """TOML: the config searched from, what ``--set`` changed in it, and the best values."""
         base = self.plan.base
         folder = self.folder.resolve()
-        extends = os.path.relpath(
-            find_config(self.plan.source, family_of(type(base.config))).resolve(), folder
-        )
+        family, extends = family_of(type(base.config)), self.plan.source
+        if extends not in {path.stem for path in preset_paths(family)}:  # a preset goes by its name
+            extends = os.path.relpath(find_config(extends, family).resolve(), folder)
         dumped = base.config.model_dump(mode="json")
         values = {
             key: dumped[key.split(".")[0]][key.split(".")[1]]

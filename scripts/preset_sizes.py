@@ -1,0 +1,33 @@
+"""Write how many parameters every preset has, so that `presets` need not build the models.
+
+python scripts/preset_sizes.py
+"""
+
+import json
+
+from dialog.describe import describe as describe_dialog
+from dialog.schema import DialogConfig
+from lm.config import load_config
+from lm.language.config import LmConfig
+from lm.language.describe import describe
+from lm.presets import SIZES, preset_paths, sizes_of
+
+
+def parameters(family: str, name: str) -> dict[str, str | int]:
+    """How many parameters a preset has, and the fingerprint of the sizes that they are of."""
+    if family == "dialog":
+        dialog = load_config(name, DialogConfig, family=family).config
+        return {"of": sizes_of(dialog), "parameters": describe_dialog(dialog)["parameters"]}
+    config = load_config(name, LmConfig, family=family).config
+    return {"of": sizes_of(config), "parameters": describe(config)["parameters"]}
+
+
+def main() -> None:
+    for family in ("dialog", "lm"):
+        entries = {path.stem: parameters(family, path.stem) for path in preset_paths(family)}
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+        (preset_paths(family)[0].parent / SIZES).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

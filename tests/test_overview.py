@@ -1,0 +1,102 @@
+"""Runs at a glance: what has become of them, and their curves as text."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import run as command
+from typing import Any
+
+import pytest
+from tiny_task import Faults, TinyTask, open_run, train
+
+from dialog.cli import main
+from lm.errors import DivergenceError
+from lm.overview import curve_lines, run_row, runs_in, validations
+
+LIMITS = {"max_steps": 6, "validate_every": 2, "checkpoint_every": 2}
+
+
+def state(run: Path) -> str:
+    return str(run_row(run)["state"])
+
+
+def test_every_state_that_a_run_can_be_in(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def killed(call: int) -> None:
+        assert state(run) == "running"
+        if call == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, LIMITS, task=TinyTask(Faults(on_loss=killed)))
+    assert (state(run), run_row(run)["step"]) == ("interrupted", 4)
+    train(run, LIMITS)
+    row = run_row(run)
+    assert (row["state"], row["step"], row["at step"]) == ("finished", 6, validations_best(run))
+    assert row["best perplexity"] == min(value for _, value in validations(run))
+    assert row["MB"] > 0
+    with open_run(tmp_path / "new"):
+        pass
+    assert state(tmp_path / "new") == "not begun"
+    with pytest.raises(DivergenceError):
+        train(tmp_path / "nan", {"max_steps": 30}, task=TinyTask(Faults(nan_loss=lambda call: True)))
+    assert state(tmp_path / "nan") == "diverged"
+    assert [path.name for path in runs_in(tmp_path)] == ["nan", "new", "run"]
+
+
+def validations_best(run: Path) -> int:
+    return min(validations(run), key=lambda point: point[1])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.json", "{"), ("config.json", "[]"), ("step/state.json", "{}"), ("step/manifest.json", "{}")],
+)
+def test_a_damaged_run_is_listed_as_such(tmp_path: Path, name: str, text: str) -> None:
+    train(tmp_path / "run", LIMITS)
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    folder = newest if name.startswith("step/") else tmp_path / "run"
+    (folder / Path(name).name).write_text(text)
+    assert state(tmp_path / "run").startswith("damaged: ")
+
+
+def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
+    points = [(250, 200.0), (500, 80.0), (750, 55.7), (1000, 90.0)]
+    for unicode in (True, False):
+        lines = curve_lines(points, unicode=unicode)
+        text = "\n".join(lines)
+        assert lines[0] == "validation perplexity, best 55.70 at update 750"
+        assert text.isascii() != unicode
+        assert text.count("•" if unicode else "*") == 3
+        assert lines[1].startswith("200.00 ")
+        assert lines[8].startswith(" 55.70 ")
+        assert lines[8].rstrip().endswith("●" if unicode else "O")
+        assert lines[-1].endswith("1,000 updates")
+        assert max(map(len, lines)) <= 79
+    assert curve_lines(points[:1], unicode=True) == []
+    assert curve_lines([(0, math.inf), (1, 3.0)], unicode=True)
+    assert validations(tmp_path) == []
+
+
+def test_the_command_lists_runs_without_torch(
+    ending: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        train(tmp_path / "runs" / name, LIMITS)
+    code, out, _ = ending(main, "runs", "--json", "r.json")
+    assert code == 0
+    assert out.count("finished") == 2
+    assert "in runs/" in out
+    assert [row["run"] for row in json.loads(Path("r.json").read_text())["runs"]] == ["runs/a", "runs/b"]
+    code, out, _ = ending(main, "runs", "runs/b")
+    assert code == 0
+    assert "validation perplexity, best" in out
+    code, _, err = ending(main, "runs", "none")
+    assert (code, err.count("\n")) == (4, 1)
+    program = "import sys\nfrom dialog.cli import main\ntry:\n  main(['runs'])\nexcept SystemExit:\n  pass\n"
+    program += "assert 'torch' not in sys.modules"
+    assert command([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
