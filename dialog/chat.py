@@ -89,12 +89,19 @@ def converse_by_lines(repl: "Repl", source: TextIO, output: TextIO) -> None:
     """
     for number, line in enumerate(source, 1):
         if any("\udc80" <= character <= "\udcff" for character in line):
-            print(f"line {number}: not UTF-8; left out what is not", file=sys.stderr)
+            _remark(f"line {number}: not UTF-8; left out what is not")
         _write(repl.answers(line), output)
         for note in repl.notes:
-            print(f"line {number}: {sanitize(note)}", file=sys.stderr)
+            _remark(f"line {number}: {sanitize(note)}")
         if repl.ended:
             return
+
+
+def _remark(text: str) -> None:
+    """A line on standard error; where that is closed or full, nobody is told, and the chat goes on."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(text, file=sys.stderr)
 
 
 def _write(lines: Iterable[str], output: TextIO) -> None:

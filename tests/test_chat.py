@@ -655,6 +655,22 @@ def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "line 2: not UTF-8; left out what is not\n"
 
 
+@pytest.mark.parametrize("error", ["none", "closed", "full"])
+def test_remarks_that_nobody_takes_change_nothing(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "hello qqq\n\udcff\nhello zzz\n"
+    output, expected = io.StringIO(), io.StringIO()
+    converse(conversation(), io.StringIO(said), expected)
+    with open("/dev/full", "wb", buffering=0) as full:
+        stream = io.TextIOWrapper(full, write_through=True)
+        if error == "closed":
+            stream.close()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", None if error == "none" else stream)
+            patch.setattr("sys.stdout", output)  # what print takes for a standard error that is None
+            converse(conversation(), io.StringIO(said), output)
+    assert output.getvalue() == expected.getvalue()
+
+
 def test_empty_lines_are_passed_over() -> None:
     chat = conversation()
     assert [chat.feed(line) for line in ("", "   ", "\n", "\x1b[31m", "\udcff")] == [[]] * 5
