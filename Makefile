@@ -24,7 +24,7 @@ help:  ## this list
 
 install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
 
-demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS models (about 4 minutes on 2 cores)
+demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS models (see the README for how long)
 	@$(BIN)/dialog demo --out runs/demo
 
 test: $(READY)  ## the test suite
@@ -50,6 +50,6 @@ $(READY): pyproject.toml constraints.txt
 		echo "$(PYTHON) could not make .venv: install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; \
 		exit 1; }; fi
 	@rm -f $(READY) && touch .venv/incomplete
-	@echo "installing into .venv (once; torch is large)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@echo "installing into .venv (once; torch is large): each package is named as it is fetched"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-color $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@mv .venv/incomplete $(READY) && touch $(READY)

@@ -40,8 +40,10 @@ def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
 
 def sizes_of(config: BaseModel) -> str:
     """A fingerprint of all that the number of parameters may depend on; defaults do not count in it."""
-    apart = {"about", "extends", "optim", "train", "window", "decode"}
-    values = config.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+    vocabulary = {"train", "vocab_size", "tokenizer"}
+    sized = {**dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True), "data": vocabulary}
+    speed = {"head": {"products", "skip_below"}}
+    values = config.model_dump(mode="json", include=sized, exclude=speed, exclude_defaults=True)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
