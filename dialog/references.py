@@ -8,6 +8,7 @@ Nobody has judged whether retrieved references fit: they are what was said in si
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from dialog.nearest import Documents, Index
 from lm.errors import DataError
 from lm.lines import open_regular, visible
 from lm.stop import Poll, no_poll
-from lm.storage import write_atomic
+from lm.storage import MAX_JSON, readable, write_atomic
 from lm.text import BOS, DIALOG, EOS
 from lm.tokenizers import WordPunct
 
@@ -134,6 +135,10 @@ def read_references(path: Path) -> list[ReferenceItem]:
     """
     name = visible(path)
     with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > MAX_JSON:
+            raise DataError(
+                f"{name}: {readable(size)}, and references are read up to {readable(MAX_JSON)}; split it"
+            )
         raw = file.read()
     try:
         items = json.loads(raw.decode("utf-8-sig"))

@@ -1,5 +1,7 @@
 """Strict, memory-bounded reading of text files, and the one policy for input that is not as it should be."""
 
+import errno
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,18 +71,35 @@ class InputLog:
         self.dropped.append(Dropped(file, line, reason, excerpt[:_EXCERPT]))
 
 
+def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Open a regular file to read its bytes; links are followed on demand alone.
+
+    Never waits for a pipe and never reads a device: OSError for all that is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENXIO, "not a regular file", str(path))
+    return open(fd, "rb")
+
+
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular, non-empty, readable file; DataError for anything else (FIFOs, devices, folders …)."""
+    """Open a file of the user's data; DataError where it is empty, no regular file or not readable."""
     name = visible(path)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{name}: not a regular file; save its content to a file and name that")
-        if status.st_size == 0:
-            raise DataError(f"{name}: the file is empty; check how it was made")
-        return path.open("rb")
+        stream = open_file(path)
     except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror}); check path and permissions") from error
+        if error.errno == errno.ENXIO:
+            problem = "not a regular file; save its content to a file and name that"
+        else:
+            problem = f"cannot be read ({error.strerror}); check path and permissions"
+        raise DataError(f"{name}: {problem}") from error
+    except ValueError as error:
+        raise DataError(f"{name}: a path cannot hold a NUL character; choose another") from error
+    if os.fstat(stream.fileno()).st_size == 0:
+        stream.close()
+        raise DataError(f"{name}: the file is empty; check how it was made")
+    return stream
 
 
 def read_lines(

@@ -10,7 +10,7 @@ from lm.errors import ConfigError
 from lm.heads import Head
 from lm.optim import numbers_per_parameter
 from lm.schema import OptimConfig
-from lm.storage import megabytes
+from lm.storage import readable
 
 FLOAT = 4  # bytes
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -48,8 +48,8 @@ def require_memory(needed: int, device: torch.device, remedy: str) -> None:
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_limit()
     if needed > total:
         raise ConfigError(
-            f"training would take about {megabytes(needed)} of memory where there are {megabytes(total)};"
-            f" {remedy}"
+            f"training would take about {readable(needed)} of memory where there are "
+            f"{readable(total, up=False)}; {remedy}"
         )
 
 

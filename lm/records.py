@@ -17,6 +17,7 @@ from lm.storage import (
     canonical_json,
     make_folder,
     read_json,
+    remove_leftovers,
     require_space,
     require_writable,
     write_atomic,
@@ -74,6 +75,7 @@ def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
     """
     folder = run / FOLDER
     make_folder(folder)
+    remove_leftovers(folder)
     if _data_of(folder / f"{name}.json") not in (None, result["data"]["sha256"]):
         name = f"{name}.{result['data']['sha256'][:6]}"
     result["name"] = name

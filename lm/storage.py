@@ -5,10 +5,12 @@ the path and what to do about it.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -18,11 +20,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lm.errors import ConfigError, StorageError
-from lm.lines import visible
+from lm.lines import open_file, visible
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 CHUNK = 4 << 20  # bytes in one write or read
+SEAL = "sha256"
+MAX_JSON = 200_000_000  # bytes of a JSON file that are still believable
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _NO_ROOM = "free {needed} there, then run the same command again"
 _NO_LOCKS = "the file system cannot lock files: choose a folder on another one"
 _DEVICE = "check the disk, or keep the run on another one"
@@ -43,13 +48,17 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOLCK: _NO_LOCKS,
     errno.ENOTSUP: _NO_LOCKS,
+    errno.ENXIO: "replace it by a file",
     errno.ELOOP: "replace the symbolic link by what it points to",
 }
 
 
-def megabytes(size: int) -> str:
-    """A size in bytes, rounded up for a message."""
-    return f"{max(1, math.ceil(size / 1e6)):,} MB"
+def readable(size: int, *, up: bool = True) -> str:
+    """A size in bytes to three digits, rounded up or down, with its unit."""
+    step = 10 ** max(0, len(str(size)) - 3)
+    size = (-(-size // step) if up else size // step) * step
+    unit = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
+    return f"{size / 1000**unit:,.{'3g' if size < 1000 ** len(_UNITS) else '0f'}} {_UNITS[unit]}"
 
 
 @contextmanager
@@ -60,7 +69,9 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
-        raise StorageError(f"{visible(path)}: {reason}; {remedy.format(needed=megabytes(needed))}") from error
+        raise StorageError(
+            f"{visible(path)}: {reason}; {remedy.format(needed=readable(max(needed, 10**6)))}"
+        ) from error
     except ValueError as error:
         if "\0" not in str(path):
             raise
@@ -132,23 +143,57 @@ def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
     Whatever happens, the path holds its old content or the new one. Raises StorageError, which names the
     path and never the temporary one, also where the path is a folder, a device or a symbolic link.
     """
-    number = secrets.randbelow(10**12)  # in a container a process that was killed had the same number, too
-    tmp = Path(os.path.dirname(path)) / f".{os.path.basename(path)}.{number}.tmp"
     needed = 0 if callable(data) else len(data)
-    try:
-        with storage_errors(path, needed):
-            _require_replaceable(path)
+    with storage_errors(path, needed):
+        _require_replaceable(path)
+        remove_leftovers(path.parent, path.name)
+        tmp, fd = _temporary(path)
+        try:
             if callable(data):
                 data(tmp)
                 _sync(tmp)
             else:
-                _write_new(tmp, data)
+                write_all(fd, data)
+                os.fsync(fd)
             move(tmp, path)
             sync(tmp.parent)
-    except Exception:
-        with suppress(OSError, ValueError):
-            os.unlink(tmp)
-        raise
+        except Exception:
+            with suppress(OSError):
+                os.unlink(tmp)
+            raise
+        finally:
+            os.close(fd)
+
+
+def _temporary(path: Path) -> tuple[Path, int]:
+    """A new file beside ``path``, open and locked, which tells the living from what the dead left."""
+    while True:
+        number = secrets.randbelow(10**12)  # in a container a killed process had the same number, too
+        tmp = path.parent / f".{path.name}.{number}.tmp"
+        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with suppress(OSError):  # busy: somebody tidies up; or the file system has no locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.lexists(tmp):
+            return tmp, fd
+        os.close(fd)
+
+
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left of files that they wrote into ``folder``, or of one of them."""
+    leftover = re.compile(rf"\.{re.escape(name) or '.+'}\.\d{{1,12}}\.tmp", re.ASCII | re.DOTALL)
+    with suppress(OSError):
+        for found in filter(leftover.fullmatch, os.listdir(folder)):
+            _remove_unless_locked(folder / found)
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(fd)
 
 
 def commit_folder(tmp: Path, final: Path) -> None:
@@ -178,33 +223,30 @@ def remove_tree(path: Path) -> None:
         os.rmdir(path)
 
 
-def open_regular(path: Path, *, follow: bool = True) -> int:
-    """A descriptor for reading a regular file; never blocks on a pipe, follows a link only if told to.
-
-    Raises OSError, and StorageError where it is no regular file.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise StorageError(f"{visible(path)}: not a regular file; name one")
-
-
 def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
     """The bytes of a regular file; StorageError where it is missing, unreadable or longer than ``limit``."""
-    with storage_errors(path):
-        fd = open_regular(path, follow=follow)
-        with open(fd, "rb") as file:
-            data = file.read(min(limit, os.fstat(fd).st_size) + 1)
-    if len(data) > limit:
+    with storage_errors(path), open_file(path, follow=follow) as file:
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
+    if data is None or len(data) > limit:
         raise StorageError(f"{visible(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
     return data
 
 
-def sha256_file(path: Path, *, follow: bool = True) -> str:
-    """SHA-256 of a regular file in hex, read in chunks; raises StorageError."""
-    with storage_errors(path), open(open_regular(path, follow=follow), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256_file(path: Path, *, follow: bool = True, size: int | None = None) -> str:
+    """SHA-256 of a regular file in hex, or of its first ``size`` bytes; raises StorageError."""
+    with storage_errors(path), open_file(path, follow=follow) as file:
+        if size is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of(file.fileno(), size).hexdigest()
+
+
+def digest_of(fd: int, size: int) -> "hashlib._Hash":
+    """SHA-256 of the first ``size`` bytes of an open file, or of all where it has fewer; raises OSError."""
+    digest, at = hashlib.sha256(), 0
+    while at < size and (block := os.pread(fd, min(CHUNK, size - at), at)):
+        digest.update(block)
+        at += len(block)
+    return digest
 
 
 def canonical_json(value: JSON) -> bytes:
@@ -221,11 +263,25 @@ def parse_json(data: bytes, path: Path) -> JSON:
     return value
 
 
+def sealed(value: Mapping[str, JSON]) -> dict[str, JSON]:
+    """An object with the SHA-256 of all that is in it, as ``sha256``."""
+    rest = {name: part for name, part in value.items() if name != SEAL}
+    return rest | {SEAL: hashlib.sha256(canonical_json(rest)).hexdigest()}
+
+
+def is_sealed(value: JSON) -> bool:
+    """Whether an object holds what :func:`sealed` gave it, and nothing has changed since."""
+    try:
+        return isinstance(value, Mapping) and value.get(SEAL) == sealed(value)[SEAL]
+    except (ValueError, RecursionError):
+        return False
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def read_json(path: Path, *, limit: int = 1 << 30, follow: bool = True) -> JSON:
+def read_json(path: Path, *, limit: int = MAX_JSON, follow: bool = True) -> JSON:
     """Read a JSON file of at most ``limit`` bytes; raises StorageError."""
     return parse_json(read_file(path, limit=limit, follow=follow), path)
 
@@ -306,6 +362,6 @@ def require_space(folder: Path, needed: int) -> None:
         free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
-            f"{visible(folder)}: {megabytes(needed)} are needed and {free / 1e6:,.0f} MB are free; "
-            f"free {megabytes(needed - free)} more, or choose a folder on another disk"
+            f"{visible(folder)}: {readable(needed)} are needed and {readable(free, up=False)} are free; "
+            f"free {readable(needed - free)} more, or choose a folder on another disk"
         )

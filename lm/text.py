@@ -10,6 +10,7 @@ the order of the ids), ``tokenizer.json`` and, for sentencepiece, ``tokenizer.mo
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from string import punctuation
 from typing import Any, Self, get_args
 
 from lm.errors import ConfigError, DataError, StorageError
-from lm.lines import visible
-from lm.storage import write_atomic
+from lm.lines import open_file, visible
+from lm.storage import MAX_JSON, write_atomic
 from lm.tokenizers import (
     BOS,
     DIALOG,
@@ -233,18 +234,18 @@ class Codec:
         """Read what :meth:`save` wrote. StorageError where a file is missing, damaged or not ours."""
         path = folder / "tokenizer.json"
         try:
-            settings = json.loads(path.read_bytes())
+            settings = json.loads(_read(path))
             kind, lowercase = settings["kind"], settings["lowercase"]
             if kind in ("unigram", "bpe"):
                 path = folder / "tokenizer.model"
-                model = path.read_bytes()
+                model = _read(path)
                 if hashlib.sha256(model).hexdigest() != settings["model_sha256"]:
                     raise ValueError("its SHA-256 is not the one in tokenizer.json")
                 tokenizer: Tokenizer = SentencePiece(kind, model, lowercase)
             else:
                 tokenizer = PLAIN[kind](lowercase)
             path = folder / "vocabulary.json"
-            tokens, counts = zip(*json.loads(path.read_bytes()), strict=True)
+            tokens, counts = zip(*json.loads(_read(path)), strict=True)
             if not all(isinstance(token, str) for token in tokens):
                 raise ValueError("tokens must be strings")
             return cls(tokenizer, Vocabulary(tokens, counts))
@@ -266,6 +267,13 @@ def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
     words = [word for word in missing if word.strip(punctuation)]
     rest = f" and {len(words) - most:,} more" if len(words) > most else ""
     return f"unknown: {', '.join(words[:most])}{rest}" if words else ""
+
+
+def _read(path: Path) -> bytes:
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_JSON:
+            raise ValueError("larger than any that we write")
+        return file.read()
 
 
 def require_known(unknown: float, source: object) -> None:

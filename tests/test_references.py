@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -216,3 +217,11 @@ def test_switchboard_references_align_and_are_found_again(corpora: Path) -> None
     built = build_references(load_dialogs(str(folder / "train.jsonl")), test)
     shared = sum(len({*a.responses[1:]} & {*b.responses[1:]}) for a, b in zip(built, items, strict=True))
     assert shared / sum(len(item.responses) - 1 for item in items) > 0.85
+
+
+def test_a_file_of_a_gigabyte_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    path.touch()
+    os.truncate(path, 10**9)
+    with pytest.raises(DataError, match=r"huge\.json: 1 GB, and references are read up to 200 MB; split"):
+        read_references(path)

@@ -4,6 +4,9 @@ import errno
 import hashlib
 import math
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,8 +230,73 @@ def test_free_space_is_checked_where_the_folder_will_be(tmp_path: Path) -> None:
     storage.require_space(tmp_path / "not" / "yet", 1)
     with pytest.raises(StorageError) as error:
         storage.require_space(tmp_path / "not" / "yet", 10**18)
-    assert "1,000,000,000,000 MB are needed" in str(error.value)
+    assert "1 EB are needed" in str(error.value)
     assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "up", "down"),
+    [
+        (0, "0 bytes", "0 bytes"),
+        (999, "999 bytes", "999 bytes"),
+        (1000, "1 kB", "1 kB"),
+        (1001, "1.01 kB", "1 kB"),
+        (1 << 20, "1.05 MB", "1.04 MB"),
+        (999_999, "1 MB", "999 kB"),
+        (123_456_789_012, "124 GB", "123 GB"),
+        (5 * 10**21, "5,000 EB", "5,000 EB"),
+    ],
+)
+def test_sizes_are_readable(size: int, up: str, down: str) -> None:
+    assert (storage.readable(size), storage.readable(size, up=False)) == (up, down)
+
+
+def test_what_is_lacking_is_told_in_numbers_that_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = storage.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(StorageError, match=r"1\.05 MB are needed and 1 MB are free; free 48\.6 kB more"):
+        storage.require_space(tmp_path, 1 << 20)
+
+
+def test_what_the_dead_left_goes_and_what_the_living_write_stays(tmp_path: Path) -> None:
+    dead = [tmp_path / name for name in (".a.json.1.tmp", ".a.json.999999999999.tmp")]
+    others = [tmp_path / name for name in (".b.json.1.tmp", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1")]
+    for path in (*dead, *others):
+        path.write_bytes(b"half")
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"whole")
+        storage.remove_leftovers(tmp_path)  # another process tidies up
+        assert path.exists()
+
+    storage.write_atomic(tmp_path / "a.json", write)
+    assert set(contents(tmp_path)) == {"a.json", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1"}
+    assert (tmp_path / "a.json").read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("name", ["a.json", "[a]*.json", "ü\n.json"])
+def test_a_file_of_a_killed_process_goes_when_it_is_written_again(tmp_path: Path, name: str) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from lm.storage import write_atomic\n"
+        "write_atomic(Path(sys.argv[1]), lambda path: os.kill(os.getpid(), 9))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / name)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    storage.write_atomic(tmp_path / name, b"whole")
+    assert contents(tmp_path) == {name: b"whole"}
+
+
+def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(storage.fcntl, "flock", refuse)
+    (tmp_path / ".a.json.1.tmp").write_bytes(b"perhaps of the living")
+    storage.write_atomic(tmp_path / "a.json", b"whole")
+    assert set(contents(tmp_path)) == {"a.json", ".a.json.1.tmp"}
 
 
 def test_folders_that_cannot_be_synced_are_tolerated_but_files_are_not(

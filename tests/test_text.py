@@ -1,4 +1,5 @@
 import json
+import os
 import string
 from collections import Counter
 from pathlib import Path
@@ -315,3 +316,17 @@ def test_codecs_of_dialogs_stay_what_they_were() -> None:
         "char": "d0f244a4ab74eaaaad0d785432bab862bafbd266450fde8e950c266ee1e6ae53",
     }
     assert {kind: codec_of(kind).fingerprint for kind in known} == known
+
+
+@pytest.mark.parametrize("name", ["vocabulary.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["pipe", "huge", "device"])
+def test_a_codec_is_read_from_files_of_believable_size(tmp_path: Path, name: str, kind: str) -> None:
+    build_codec("wordpunct", ["a b"], vocab_size=5).save(tmp_path)
+    path = tmp_path / name
+    if kind == "huge":
+        os.truncate(path, 10**9)
+    else:
+        path.unlink()
+        os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match=name):
+        Codec.load(tmp_path)

@@ -125,7 +125,7 @@ def score_file(
 
     def write(target: Path) -> None:
         nonlocal lines, tokens, total
-        with target.open("x", encoding="utf-8") as file:
+        with target.open("w", encoding="utf-8") as file:
             for row in score_lines(trained, path, independent=independent, poll=poll):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 lines, tokens = lines + 1, tokens + len(row["tokens"])
