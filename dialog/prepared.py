@@ -4,16 +4,20 @@ Columns: ``id`` (string), ``topic`` (string), ``utterances`` (list of ``{speaker
 ``datasets.load_from_disk`` opens it too; :func:`read_split` gives the same without that slow import.
 """
 
+import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
-from lm.lines import visible
+from lm.folder import recorded_hashes, require_recorded
+from lm.lines import open_file, visible
 
+_INFO = "dataset_info.json"
+_JSON_LIMIT = 16 << 20  # bytes
 _FIELDS = ("speaker", "text", "act")
 
 
@@ -37,9 +41,12 @@ def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
 
 def is_prepared(folder: Path) -> bool:
     """Whether a folder is, or was meant to be, ours; other data sets saved by ``datasets`` are not."""
+    path = folder / _INFO
     try:
-        features = json.loads((folder / "dataset_info.json").read_bytes())["features"]
-    except OSError:
+        features = json.loads(_read(path, {}))["features"]
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise DataError(f"{visible(path)}: {error.strerror}; replace it by a file") from error
         return False
     except (ValueError, KeyError, TypeError, RecursionError):
         return True  # damaged: reading it will say so
@@ -47,11 +54,17 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_split(folder: Path) -> list[Dialog]:
-    """Dialogs of a folder that :func:`write_split` wrote; DataError where it is damaged or another's."""
+    """Dialogs of a folder that :func:`write_split` wrote; DataError where it is damaged or another's.
+
+    Every file is compared with its SHA-256 in the manifest beside the folder, if there is one.
+    """
+    hashes = recorded_hashes(folder)
     try:
-        state = json.loads((folder / "state.json").read_bytes())
+        if hashes:
+            _read(folder / _INFO, hashes)
+        state = json.loads(_read(folder / "state.json", hashes))
         names = [str(item["filename"]) for item in state["_data_files"]]
-        return [dialog for name in names for dialog in _read_arrow(folder / Path(name).name)]
+        return [dialog for name in names for dialog in _read_arrow(folder / Path(name).name, hashes)]
     except OSError as error:
         reason = error.strerror or "damaged"
     except (ValueError, KeyError, TypeError, RecursionError):  # pyarrow's errors are ValueErrors
@@ -59,20 +72,30 @@ def read_split(folder: Path) -> list[Dialog]:
     raise DataError(f"{visible(folder)}: {reason}; run `dialog prepare` again")
 
 
-def _read_arrow(path: Path) -> list[Dialog]:
+def _read(path: Path, hashes: Mapping[str, str]) -> bytes:
+    with open_file(path) as file:
+        require_recorded(file, path, hashes)
+        data = file.read(_JSON_LIMIT + 1)
+    if len(data) > _JSON_LIMIT:
+        raise ValueError("longer than any that `datasets` writes")
+    return data
+
+
+def _read_arrow(path: Path, hashes: Mapping[str, str]) -> list[Dialog]:
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as file:
+    with open_file(path) as file:
+        require_recorded(file, path, hashes)
         table = pa.ipc.open_stream(file).read_all()
-        table.validate(full=True)
-        ids, topics = table["id"].to_pylist(), table["topic"].to_pylist()
-        turns = table["utterances"].combine_chunks()
-        fields: list[list[Any]] = [turns.flatten().field(name).to_pylist() for name in _FIELDS]
-        if not all(isinstance(value, str) for column in (ids, topics, *fields) for value in column):
-            raise ValueError("a column is not of strings")
-        utterances = [Utterance(*values) for values in zip(*fields, strict=True)]
-        ends = [0]
-        for length in turns.value_lengths().to_pylist():
-            ends.append(ends[-1] + length)
+    table.validate(full=True)
+    ids, topics = table["id"].to_pylist(), table["topic"].to_pylist()
+    turns = table["utterances"].combine_chunks()
+    fields: list[list[Any]] = [turns.flatten().field(name).to_pylist() for name in _FIELDS]
+    if not all(isinstance(value, str) for column in (ids, topics, *fields) for value in column):
+        raise ValueError("a column is not of strings")
+    utterances = [Utterance(*values) for values in zip(*fields, strict=True)]
+    ends = [0]
+    for length in turns.value_lengths().to_pylist():
+        ends.append(ends[-1] + length)
     spans = zip(ids, topics, ends, ends[1:], strict=False)
     return [Dialog(id, topic, tuple(utterances[start:end])) for id, topic, start, end in spans]

@@ -15,10 +15,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from lm.errors import StorageError
+from lm.errors import DataError, StorageError
 from lm.filelock import alone
 from lm.lines import Dropped, open_regular, visible
 from lm.stop import Poll, no_poll
@@ -59,6 +60,37 @@ def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
                 digest.update(block)
             found[str(path)] = {"size": stream.tell(), "sha256": digest.hexdigest()}
     return found
+
+
+def recorded_hashes(split: Path) -> dict[str, str]:
+    """SHA-256 of the files of a split, by name, that the manifest beside it has; {} without a manifest.
+
+    DataError where the manifest is damaged.
+    """
+    path = split.absolute().parent / MANIFEST
+    if not os.path.lexists(path):
+        return {}
+    try:
+        value = read_json(path)
+        known = _KEYS & set(value) if isinstance(value, dict) else set()
+        if not isinstance(value, dict) or not known:
+            return {}  # of something else
+        if known != _KEYS:
+            raise StorageError(f"{visible(path)}: damaged")
+        start = f"{split.absolute().name}/"
+        outputs = dict(value["outputs"])
+    except (StorageError, TypeError, ValueError) as error:
+        raise DataError(f"{visible(path)}: damaged; prepare the corpus again") from error
+    return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
+
+
+def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, str]) -> None:
+    """DataError unless a file that is open has the SHA-256 that a manifest recorded, if there is one."""
+    if hashes and hashlib.file_digest(stream, "sha256").hexdigest() != hashes.get(path.name):
+        raise DataError(
+            f"{visible(path)}: damaged or edited, its SHA-256 is not the manifest's; prepare the corpus again"
+        )
+    stream.seek(0)
 
 
 class OutputFolder:

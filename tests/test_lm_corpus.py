@@ -1,6 +1,7 @@
 """From names in a config to codec and tokens: prepared splits, text files, and which belong together."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_a_folder_is_told_from_its_splits(tmp_path: Path) -> None:
         ("00000.npy", "float"),
         ("00000.npy", "short"),
         ("00000.npy", "flipped"),
+        ("00000.npy", b"\x93NUMPY\x01\x00v\x00" + b"(" * 118),
+        ("00000.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (4 ,\n"),
+        ("00000.npy", "longer"),
+        ("00000.npy", "pipe"),
+        ("split.json", "pipe"),
+        ("split.json", "characters"),
+        ("split.json", "huge"),
     ],
 )
 def test_damaged_splits_are_named(name: str, content: bytes | str | None, tmp_path: Path) -> None:
@@ -134,6 +142,15 @@ def test_damaged_splits_are_named(name: str, content: bytes | str | None, tmp_pa
     path = tmp_path / "out/test" / name
     if content == "empty":
         path.write_text(json.dumps(json.loads(path.read_text()) | {"shards": []}))
+    elif content == "characters":  # by which bits per character are divided
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"characters": 7}))
+    elif content == "longer":
+        path.write_bytes(path.read_bytes() + b"\0\0")
+    elif content == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif content == "huge":
+        os.truncate(path, 10**9)
     elif isinstance(content, str):
         ids = np.load(path)
         damaged = {"float": ids.astype(float), "short": ids[:-1], "flipped": ids ^ 1}[content]
@@ -142,9 +159,29 @@ def test_damaged_splits_are_named(name: str, content: bytes | str | None, tmp_pa
         path.unlink()
     else:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"test.*run `lm prepare` again") as caught:
+    with pytest.raises(
+        DataError,
+        match=r"test.*(run `lm prepare`|prepare the corpus) again|not a split that `lm prepare` wrote",
+    ) as caught:
         load_split(f"{tmp_path}/out/test", codec)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_damaged_shard_gives_other_ids(seed: int, tmp_path: Path) -> None:
+    """Every bit of the header, and bits of the ids: all are refused, and in one line."""
+    prepare(str(corpus(tmp_path / "in")), tmp_path / "out")
+    codec, path = load_codec(data(tmp_path / "out")), tmp_path / "out/test/00000.npy"
+    original, refused = path.read_bytes(), 0
+    for bit in range(seed, 8 * min(len(original), 200), 3):
+        damaged = bytearray(original)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="test") as caught:
+            load_split(f"{tmp_path}/out/test", codec)
+        assert str(caught.value).isprintable()
+        refused += 1
+    assert refused > 350
 
 
 def test_a_damaged_codec_of_a_prepared_folder_is_named(tmp_path: Path) -> None:

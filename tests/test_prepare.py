@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +229,71 @@ def test_damaged_prepared_splits_are_named(name: str, content: bytes | None, tmp
         path.write_bytes(path.read_bytes()[:700] if content == b"half" and name != "state.json" else content)
     with pytest.raises(DataError, match=r"split: .*run `dialog prepare` again"):
         load_dialogs(str(folder))
+
+
+def test_every_damage_of_a_prepared_split_is_noticed(tmp_path: Path) -> None:
+    """Flipped bits anywhere, zeroed and cut files, and an edit that reads as well as what was written."""
+    prepare(source_file(tmp_path, corpus(9)), tmp_path / "out")
+    folder, rng = tmp_path / "out/train", random.Random(1)
+    whole = load_dialogs(str(folder))
+    edited = [replace(dialog, topic="weather") for dialog in whole]
+    write_split(tmp_path / "edited", edited)
+    refused = 0
+    for path in sorted(folder.iterdir()):
+        original = path.read_bytes()
+        places = [rng.randrange(8 * len(original)) for _ in range(40)]
+        damages = [_flipped(original, place) for place in places]
+        damages += [original[: len(original) // 2], original + b"\0", bytes(len(original))]
+        if path.suffix == ".arrow":
+            damages.append((tmp_path / "edited" / path.name).read_bytes())
+        for damaged in damages:
+            path.write_bytes(damaged)
+            with pytest.raises(DataError, match="out/train") as error:
+                load_dialogs(str(folder))
+            assert str(error.value).isprintable()
+            refused += 1
+        path.write_bytes(original)
+    assert refused >= 120
+    assert load_dialogs(str(folder)) == whole
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"])
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_pipes_and_huge_files_in_a_prepared_split_are_refused_at_once(
+    name: str, with_manifest: bool, tmp_path: Path
+) -> None:
+    prepare(source_file(tmp_path, corpus(9)), tmp_path / "out")
+    path = tmp_path / "out/train" / name
+    if not with_manifest:
+        (tmp_path / "out/manifest.json").unlink()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="out/train"):
+        load_dialogs(str(path.parent))
+    path.unlink()
+    path.touch()
+    os.truncate(path, 10**8)
+    if with_manifest or name != "dataset_info.json":
+        with pytest.raises(DataError, match="out/train"):
+            load_dialogs(str(path.parent))
+
+
+def test_a_split_that_was_copied_alone_is_read(tmp_path: Path) -> None:
+    prepare(source_file(tmp_path, corpus(9)), tmp_path / "out")
+    whole = load_dialogs(str(tmp_path / "out/train"))
+    shutil.copytree(tmp_path / "out/train", tmp_path / "alone/train")
+    assert load_dialogs(str(tmp_path / "alone/train")) == whole
+    (tmp_path / "alone/manifest.json").write_text('{"of": "something else"}')
+    assert load_dialogs(str(tmp_path / "alone/train")) == whole
+    (tmp_path / "alone/manifest.json").write_text('{"format": 1, "outputs"')
+    with pytest.raises(DataError, match=r"manifest\.json: damaged; prepare the corpus again"):
+        load_dialogs(str(tmp_path / "alone/train"))
 
 
 def test_foreign_folders_and_files_are_never_replaced(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import DataError, StorageError
+from lm.folder import recorded_hashes, require_recorded
 from lm.language.survey import SplitCounts, TokenLine
-from lm.lines import visible
+from lm.lines import open_file, visible
 from lm.stop import Poll, no_poll
-from lm.storage import JSON, read_json, write_json
+from lm.storage import JSON, read_json, storage_errors, write_json
 from lm.text import Codec
 
 SPLIT = "split.json"
 _FORMAT = 1
 _CHUNK = 1 << 16  # tokens
+_NPY = b"\x93NUMPY\x01\0"
+_MAGIC = len(_NPY)
 _AGAIN = "run `lm prepare` again"
 
 
@@ -133,6 +137,8 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     """
     name = visible(folder)
     try:
+        with storage_errors(folder / SPLIT), open_file(folder / SPLIT) as file:
+            require_recorded(file, folder / SPLIT, recorded_hashes(folder))
         about = read_json(folder / SPLIT)
         if not isinstance(about, dict) or about["format"] != _FORMAT:
             raise ValueError("another format")
@@ -142,13 +148,10 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
                 f"{name}: its vocabulary ({fingerprint[:12]}…) is not that of the run or the training data "
                 f"({codec.fingerprint[:12]}…); use splits of one prepared folder, or name a text file"
             )
-        shards = tuple(
-            np.lib.format.open_memmap(folder / f"{index:05d}.npy", mode="r") for index in range(len(sizes))
-        )
-        if not sizes or [shard.shape for shard in shards] != [(size,) for size in sizes]:
-            raise ValueError("no shard, or one of another size")
-        if any(shard.dtype != id_dtype(codec) for shard in shards):
-            raise ValueError("a shard of another type")
+        if not sizes:
+            raise ValueError("no shard")
+        dtype = np.dtype(id_dtype(codec))
+        shards = tuple(_mapped(folder / f"{index:05d}.npy", dtype, size) for index, size in enumerate(sizes))
         digest = hashlib.sha256()
         for shard in shards:
             add_ids(digest, shard, poll)
@@ -157,7 +160,21 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
         return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
-    except OSError as error:
-        raise DataError(f"{name}: a shard cannot be read ({error.strerror}); {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(f"{name}: damaged, or not written by this `lm prepare`; {_AGAIN}") from error
+
+
+def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:
+    """The ids of a shard, memory-mapped; DataError for any file that :func:`write_split` does not write.
+
+    NumPy would read the header as Python, before any hash is looked at.
+    """
+    header = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({size},), }}".encode()
+    with storage_errors(path), open_file(path) as file:
+        start = file.read(_MAGIC + 2)
+        length = int.from_bytes(start[_MAGIC:], "little")
+        offset = len(start) + length
+        whole = os.fstat(file.fileno()).st_size == offset + size * dtype.itemsize
+        if start[:_MAGIC] != _NPY or file.read(length).rstrip(b" \n") != header or not whole:
+            raise DataError(f"{visible(path)}: damaged, or not written by this `lm prepare`; {_AGAIN}")
+        return np.memmap(file, dtype, "r", offset, (size,))
