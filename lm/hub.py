@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import DataError
-from lm.lines import visible
+from lm.lines import require_regular, visible
 
 HUB = "hf:"  # how the name of a data set of the hub begins; no other name leads to a network
 _STORED = ("state.json", "dataset_dict.json")  # of a folder that save_to_disk wrote
@@ -30,6 +30,7 @@ def load_tables(source: str) -> dict[str, Any]:
             )
         path, _, config = name.partition(":")
         _require_hub(shown)
+    require_regular(Path(path))
     import datasets
 
     try:

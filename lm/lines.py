@@ -102,6 +102,13 @@ def open_regular(path: Path) -> BufferedReader:
     return stream
 
 
+def require_regular(folder: Path) -> None:
+    """DataError where a folder that another library will read holds a pipe or a device."""
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        if not path.is_dir() and not path.is_file():
+            raise DataError(f"{visible(path)}: not a regular file; remove it, or save its content to a file")
+
+
 def read_lines(
     stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
 ) -> Iterator[Line]:

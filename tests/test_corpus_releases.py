@@ -1,6 +1,7 @@
 """Corpora as they are released: the CSV files of SwDA, Zhao et al.'s pickle, tables of data sets."""
 
 import json
+import os
 import pickle
 import stat
 import zipfile
@@ -17,6 +18,7 @@ from dialog.corpus import Dialog, Utterance, load_dialogs
 from dialog.sources import read_source
 from dialog.swda import clean
 from lm.errors import DataError
+from lm.hub import load_tables
 from lm.lines import InputLog
 
 # --- the SwDA release --------------------------------------------------------------------------------------
@@ -256,3 +258,13 @@ def test_datasets_are_read_with_their_splits(tmp_path: Path) -> None:
     assert [piece.reason for piece in log.dropped] == ["a split that is not train, valid or test"]
     with pytest.raises(DataError, match="no such folder"):
         read_source(str(tmp_path / "nothing"), ReadOptions(format="datasets"), InputLog())
+
+
+@pytest.mark.parametrize("name", ["state.json", "train/state.json", "train/data-00000-of-00001.arrow"])
+def test_a_pipe_in_a_stored_dataset_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train").mkdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}: not a regular file"):
+        read_source(str(tmp_path), ReadOptions(format="datasets"), InputLog())
+    with pytest.raises(DataError, match=rf"{name}: not a regular file"):
+        load_tables(f"hf:{tmp_path}")

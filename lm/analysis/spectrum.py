@@ -3,8 +3,10 @@
 import io
 import math
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,10 @@ from lm.lines import visible
 from lm.storage import read_file, write_atomic
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
+_UNREADABLE = (  # what zipfile and NumPy raise for bytes of any kind
+    ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, SyntaxError, TokenError,
+    zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 _LIMIT = 1 << 30  # bytes of a spectrum's file
 _SAVED = (
     *("singular_values", "shape", "threshold_names", "threshold_values"),
@@ -102,7 +108,7 @@ class RankResult:
                 math.isclose(saved[name], value, rel_tol=1e-9) for name, value in result.thresholds.items()
             )
             _require(same, "thresholds belong to the singular values")
-        except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             detail = " ".join(str(error).split())
             raise StorageError(
                 f"{visible(path)}: not a stored spectrum ({detail}); measure the rank again"
