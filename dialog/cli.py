@@ -10,7 +10,7 @@ import typer
 from dialog.corpora.formats import FORMATS, PAGE
 from dialog.schema import DialogConfig
 from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
-from lm.config import Resolved, load_config, override, read_config
+from lm.config import Resolved, load_config, override
 from lm.console import (
     Checkpoint,
     JsonFile,
@@ -353,7 +353,9 @@ add_runs(app)
 
 def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
     """The config of a run, decoding changed as the command line asks."""
-    resolved = read_config(run / "config.json", DialogConfig)
+    from lm.inputs import config_of
+
+    resolved = config_of(run, DialogConfig)
     return override(resolved, overrides or (), DialogConfig, sections=("decode",))
 
 

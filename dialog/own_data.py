@@ -9,8 +9,9 @@ from dialog.sources import locate
 from dialog.utterance import SPLITS
 from lm.errors import DataError
 from lm.folder import MANIFEST, Prepared, contents, hash_inputs
+from lm.inputs import CONFIG
 from lm.lines import InputLog, visible
-from lm.run import CONFIG, CORPUS
+from lm.run import CORPUS
 from lm.storage import read_json
 
 _OPTIONS = PrepareOptions(valid_fraction=0.1, test_fraction=0.1)  # small corpora need larger shares

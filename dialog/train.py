@@ -1,5 +1,6 @@
 """Wiring of a training run: corpus, codec, model and run folder, handed to the engine."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lm.config import Resolved
 from lm.device import configure_device
 from lm.errors import DataError
 from lm.guard import require_learnt
-from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
+from lm.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, settle_inputs
 from lm.memory import require_memory
 from lm.progress import Reporter
 from lm.run import Run, require_same_config
@@ -53,8 +54,7 @@ def train(
     seed_everything(config.train.seed)
     task = DialogTask(config, codec, build_model(config, codec), dialogs, valid, device)
     with Run.open(folder, resolved, resumable_keys=keys) as run:
-        codec.save(folder)
-        if changed := changed_inputs(folder, {**task.fingerprints, CODEC_HASH: codec.fingerprint}):
+        if changed := settle_inputs(folder, codec, {**task.fingerprints, CODEC_HASH: codec.fingerprint}):
             source = config.data.valid if changed == ["valid_sha256"] else config.data.train
             raise DataError(
                 f"{source}: the conversations changed since this run began ({folder / DATA}); "
@@ -77,7 +77,7 @@ def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog
 
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
     """The run's codec: read where the folder has one, learned otherwise."""
-    if (folder / DATA).is_file():  # written after the codec, so the codec is complete
+    if os.path.lexists(folder / DATA):  # written after the codec, so the codec is complete
         return codec_of(folder)
     data = config.data
     return train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)

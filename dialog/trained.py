@@ -19,10 +19,8 @@ from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
 from lm.checkpoint import CheckpointStore
-from lm.config import read_config
 from lm.device import device_here
-from lm.errors import StorageError
-from lm.inputs import codec_of
+from lm.inputs import opened_run
 from lm.state import load_model_tensors
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.text import BOS, DIALOG, PAD, Codec
@@ -80,10 +78,7 @@ class TrainedModel:
         Raises:
             StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
         """
-        if not (run / "config.json").is_file():
-            raise StorageError(f"{run}: not a run folder (no config.json); train one with `dialog train`")
-        config = read_config(run / "config.json", DialogConfig).config
-        codec = codec_of(run)
+        config, codec = opened_run(run, DialogConfig)
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
         load_model_tensors(model, weights)

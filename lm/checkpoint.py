@@ -7,7 +7,7 @@ renamed and its parent synced; then pointers move; then old commits go. Free of 
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointStore", "Commit", "CommitReport", "average_tensors"]
 
 Pointer = Literal["best", "last"]
+_MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _SLACK = 1 << 20  # bytes that a commit may need besides its tensors
 
 
@@ -114,6 +115,16 @@ class CheckpointStore:
             )
         return None
 
+    def newest(self) -> Commit | None:
+        """The newest commit whose manifest and state are intact, its tensors unread; None without one."""
+        return next(self._readable(), None)
+
+    def _readable(self) -> Iterator[Commit]:
+        """Commits whose manifest and state are intact, newest first."""
+        for _, path in self._folders():
+            with suppress(StorageError):
+                yield Commit.read(path, tensors=False)
+
     def open(self, which: str) -> Commit:
         """Verify and return ``last``, ``best`` or ``step-N``.
 
@@ -133,9 +144,10 @@ class CheckpointStore:
 
     def _step_of(self, which: str, steps: list[int]) -> int:
         """The step that a name stands for; ConfigError for another name."""
-        if which in ("last", "best"):
-            wanted = next(iter(self.pointed("last" if which == "last" else "best")), -1)
-            return max(steps, default=-1) if which == "last" and wanted not in steps else wanted
+        if which == "last":
+            return max(steps, default=-1)
+        if which == "best":
+            return next(iter(self.best()), -1)
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             return int(match[1])
         raise ConfigError(
@@ -146,7 +158,7 @@ class CheckpointStore:
         """The steps of the checkpoints that a name stands for now, several for ``average``."""
         folders = dict(self._folders())
         average = which == "average"
-        steps = self.pointed("best") if average else [self._step_of(which, list(folders))]
+        steps = self.best() if average else [self._step_of(which, list(folders))]
         return [step for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
@@ -155,14 +167,15 @@ class CheckpointStore:
         The weights are neither read nor verified.
         """
         folders = dict(self._folders())
-        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in self.steps(which)]
+        steps = self.steps(which)
+        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in steps if step in folders]
         return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference of ``last``, ``best``, ``step-N`` or ``average``, the mean of the k best."""
         if which != "average":
             return self.open(which).inference_tensors()
-        steps = self.pointed("best")
+        steps = self.best()
         if not steps:
             raise StorageError(f"{visible(self.folder)}: no best checkpoints yet to average; choose last")
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
@@ -175,8 +188,36 @@ class CheckpointStore:
             make_folder(self.folder)
             write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
 
+    def best(self) -> list[int]:
+        """The best steps, best first, as the newest commit has them; [] where there are none yet.
+
+        A kill may leave the pointer of the commit before. StorageError where it is that of neither.
+        """
+        while True:
+            seen = self.pointed("best"), self._folders()
+            try:
+                return self._agreed(*seen)
+            except StorageError:
+                if seen == (self.pointed("best"), self._folders()):  # or else training has gone on meanwhile
+                    raise
+
+    def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
+        """The best steps of the newest commit, if the pointer agrees with it or with the one before."""
+        there = dict(folders)
+        named = [step for step in pointed if step in there]
+        views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
+        newest = next(views, named)
+        if named in (newest, next(views, newest)):
+            return newest
+        for _, path in folders:
+            Commit.read(path, tensors=False)  # or else the pointer is that of a damaged one
+        raise StorageError(
+            f"{visible(self.folder / 'best.json')}: names {_steps(pointed)}, and the newest checkpoint"
+            f" {_steps(newest)}; it was edited or damaged: {_MEND}"
+        )
+
     def pointed(self, name: Pointer) -> list[int]:
-        """The steps that a pointer names, best first; [] where it was never set. Raises StorageError."""
+        """The steps in a pointer's file, best first; [] where it was never set. Raises StorageError."""
         self._refuse_link()
         path = self.folder / f"{name}.json"
         if not os.path.lexists(path):
@@ -188,9 +229,7 @@ class CheckpointStore:
             value = None
         steps = value.get("steps") if isinstance(value, dict) else None
         if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
-            raise StorageError(
-                f"{visible(path)}: damaged; remove it, and name a checkpoint by --checkpoint step-N"
-            )
+            raise StorageError(f"{visible(path)}: damaged; {_MEND}")
         return steps
 
     def prune(self, keep: Collection[int]) -> None:
@@ -227,6 +266,29 @@ class CheckpointStore:
             elif match and match[2]:
                 move(self.folder / name, self._path(int(match[1])))
                 sync(self.folder)
+
+    def pointer_problems(self) -> tuple[list[str], list[str]]:
+        """What is wrong with the pointers, and what a kill may have left and does no harm; one line each."""
+        problems: list[str] = []
+        notes: list[str] = []
+        steps = [step for step, _ in self._folders()]
+        pointers: tuple[Pointer, Pointer] = ("last", "best")
+        for name in pointers:
+            path = visible(self.folder / f"{name}.json")
+            try:
+                named = self.pointed(name)
+                counts = self.best() if name == "best" else steps[:1]
+                if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
+                    raise StorageError(f"{path}: names {_steps(named)}, which is not there; {_MEND}")
+            except StorageError as error:
+                problems.append(str(error))
+                continue
+            if named != counts:
+                notes.append(
+                    f"{path}: names {_steps(named)}, and {_steps(counts)} counts, as the newest checkpoint"
+                    " has it; a kill leaves it so, and the next training moves it"
+                )
+        return problems, notes
 
     def verify_all(self) -> list[CommitReport]:
         """Check every byte of every commit, newest first."""
@@ -282,6 +344,20 @@ class CheckpointStore:
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):
             raise StorageError(f"{visible(self.folder)}: a symbolic link; link the whole run folder instead")
+
+
+def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:
+    """The best steps that a commit of a training knew, of those that are there; None for other commits."""
+    progress = commit.state.get("progress")
+    best = progress.get("best") if isinstance(progress, dict) else None
+    if not isinstance(best, list):
+        return None
+    steps = [entry[1] for entry in best if isinstance(entry, list) and len(entry) == 2]
+    return [step for step in steps if type(step) is int and step in there]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return ", ".join(f"step {step}" for step in steps) or "no step"
 
 
 def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:

@@ -11,7 +11,7 @@ import typer
 from lm.analysis.cli import Data, Limit, analyze, spare_texts
 from lm.analysis.study_cli import bottleneck, reverse_copy
 from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
-from lm.config import load_config, read_config
+from lm.config import load_config
 from lm.console import (
     Checkpoint,
     JsonFile,
@@ -378,7 +378,9 @@ add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compar
 
 def _config_of(run: Path) -> LmConfig:
     """The config of a run; what is no run of ours is refused here, before torch is loaded."""
-    return read_config(run / "config.json", LmConfig).config
+    from lm.inputs import config_of
+
+    return config_of(run, LmConfig).config
 
 
 app.add_typer(analyze, name="analyze")

@@ -156,7 +156,7 @@ def add_check(app: typer.Typer) -> None:
 
     @app.command()
     def check(run: RunFolder, json_file: JsonFile = None) -> None:
-        """Verify every hash of every checkpoint of a run and print the state_sha256 of the last.
+        """Compare every file of a run with what was written; print the state_sha256 of the last checkpoint.
 
         Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
         """
@@ -164,8 +164,12 @@ def add_check(app: typer.Typer) -> None:
 
         result = check_run(run)
         write_result(json_file, result)
+        problems: list[str] = result["problems"]
         show(
-            Table(f"Checkpoints of {run}", result["commits"]), f"state_sha256 {result['state_sha256'] or '–'}"
+            Table(f"Checkpoints of {run}", result["commits"]),
+            f"state_sha256 {result['state_sha256'] or '–'}",
+            *(f"note: {note}" for note in result["notes"]),
+            *(f"problem: {problem}" for problem in problems[1:]),
         )
-        if result["problems"]:
-            raise StorageError(result["problems"][0])
+        if problems:
+            raise StorageError(problems[0])

@@ -24,6 +24,7 @@ from lm.storage import (
     canonical_json,
     parse_json,
     read_file,
+    sealed,
     sha256_file,
     storage_errors,
     write_new,
@@ -64,7 +65,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint of which every byte has been verified.
+    """A checkpoint whose files have been verified, or will be before they are used.
 
     ``state`` is deterministic and counts in ``state_sha256``; ``facts`` (elapsed time, versions) do not.
     """
@@ -76,8 +77,11 @@ class Commit:
     files: Mapping[str, FileRecord] = field(repr=False)
 
     @classmethod
-    def read(cls, path: Path) -> "Commit":
-        """Verify a commit folder; StorageError names what is missing, damaged or foreign."""
+    def read(cls, path: Path, *, tensors: bool = True) -> "Commit":
+        """Verify a commit folder; StorageError names what is missing, damaged or foreign.
+
+        Without ``tensors`` their files are left to be verified when they are used.
+        """
         with storage_errors(path):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise StorageError(f"{visible(path)}: not a folder, so no checkpoint")
@@ -88,7 +92,8 @@ class Commit:
         if STATE not in manifest.files:
             raise StorageError(f"{visible(path / MANIFEST)}: lists no {STATE}; the checkpoint is foreign")
         for name, record in manifest.files.items():
-            _verify(path / name, record)
+            if tensors:
+                _verify(path / name, record)
         state = parse_json(_read_verified(path / STATE, manifest.files[STATE]), path / STATE)
         if not isinstance(state, dict):
             raise StorageError(f"{visible(path / STATE)}: not a JSON object; the checkpoint is foreign")
@@ -142,8 +147,7 @@ def write_commit(
         hashes[name] = hashlib.sha256(data).hexdigest()
         files[name] = {"size": len(data), "sha256": hashes[name]}
     body: dict[str, JSON] = {"format": FORMAT, "step": step, "files": files, "facts": facts}
-    seal = hashlib.sha256(canonical_json(body)).hexdigest()
-    write_new(folder / MANIFEST, canonical_json(body | {"sha256": seal}))
+    write_new(folder / MANIFEST, canonical_json(sealed(body)))
     return _state_sha256(step, hashes)
 
 
@@ -171,8 +175,7 @@ def _read_manifest(path: Path) -> Manifest:
         )
     try:
         manifest = Manifest.model_validate(value)
-        body = {name: part for name, part in manifest.model_dump().items() if name != "sha256"}
-        canonical = canonical_json(body | {"sha256": hashlib.sha256(canonical_json(body)).hexdigest()})
+        canonical = canonical_json(sealed(manifest.model_dump()))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ascii(".".join(map(str, first["loc"])))[:100]

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from lm.errors import ConfigError, StorageError
 from lm.lines import visible
 from lm.presets import find_config, preset_paths
-from lm.storage import JSON, read_json, write_json
+from lm.storage import JSON, read_json, sealed, write_json
 from lm.suggest import did_you_mean
 from lm.tomlfile import Lines, read_toml
 
@@ -107,13 +107,13 @@ def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
 
 
 def save_config(resolved: Resolved[C], path: Path) -> None:
-    """Write ``config.json``: family, values and where each came from. Raises StorageError."""
+    """Write ``config.json``: family, values, where each came from, and its SHA-256. Raises StorageError."""
     saved: dict[str, JSON] = {
         "family": family_of(type(resolved.config)),
         "config": resolved.config.model_dump(mode="json"),
         "provenance": resolved.provenance,
     }
-    write_json(path, saved)
+    write_json(path, sealed(saved))
 
 
 def read_config(path: Path, schema: type[C]) -> Resolved[C]:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from lm.errors import StorageError
+from lm.lines import visible
 from lm.meter import perplexity
-from lm.run import Run
+from lm.run import LOG_LOST, Run
 from lm.state import Progress
 
 
@@ -45,6 +46,19 @@ class Journal:
         self._write()
         self._metrics.sync()
         return self._metrics.offset, self._timing.offset
+
+    def require(self, size: int, sha256: str) -> bool:
+        """Whether the log begins as a commit knew it; False where it is gone: there, but empty.
+
+        StorageError where it is another, or shorter. ``sha256`` is empty for commits that had none.
+        """
+        if size and not self._metrics.offset:
+            return False
+        if self._metrics.offset < size or (sha256 and self._metrics.sha256(size) != sha256):
+            raise StorageError(
+                f"{visible(self._metrics.path)}: not what was logged up to the checkpoint; {LOG_LOST}"
+            )
+        return True
 
     def cut(self, metrics: int) -> int:
         """Takes back what was logged after a commit that knew ``metrics`` bytes; returns how many it was."""

@@ -1,11 +1,11 @@
 """The evaluations that a run keeps: ``RUN/evaluation/<name>.json``.
 
-A record is ``{"format", "result", "contexts"}``: the result that was shown, and the numbers that it is a sum
-of, column by column, which comparisons resample.
+A record is ``{"format", "result", "contexts", "sha256"}``: the result that was shown, the numbers that it
+is a sum of, column by column, which comparisons resample, and the hash of the rest, which older ones lack.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +15,13 @@ from lm.errors import ConfigError, DataError, StorageError
 from lm.lines import visible
 from lm.storage import (
     canonical_json,
+    is_sealed,
     make_folder,
     read_json,
     remove_leftovers,
     require_space,
     require_writable,
+    sealed,
     write_atomic,
 )
 
@@ -80,7 +82,7 @@ def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
         name = f"{name}.{result['data']['sha256'][:6]}"
     result["name"] = name
     record: Result = {"format": FORMAT, "result": result, "contexts": contexts}
-    write_atomic(folder / f"{name}.json", canonical_json(record) + b"\n")
+    write_atomic(folder / f"{name}.json", canonical_json(sealed(record)) + b"\n")
 
 
 def load_evaluation(
@@ -109,6 +111,8 @@ def load_evaluation(
     record = read_json(path)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise StorageError(f"{visible(path)}: not an evaluation of ours; {again}")
+    if damaged(record):
+        raise StorageError(f"{visible(path)}: edited or damaged; {again}")
     result, contexts = record.get("result"), record.get("contexts")
     if not isinstance(result, dict) or not isinstance(contexts, dict):
         raise StorageError(f"{visible(path)}: damaged; {again}")
@@ -136,6 +140,23 @@ def guessing_warning(rows: Sequence[Result]) -> list[str]:
     if not names:
         return []
     return [f"Warning: near guessing, so that differences between them are noise, without a p: {names}."]
+
+
+def damaged(record: Mapping[str, Any]) -> bool:
+    """Whether a record is not what was written; older ones, which hold no hash, are believed."""
+    return not is_sealed(record) and record.keys() != {"format", "result", "contexts"}
+
+
+def damaged_records(run: Path) -> Iterator[str]:
+    """One line for each evaluation of a run that is not what was written."""
+    for path in sorted((run / FOLDER).glob("*.json")):
+        try:
+            record = read_json(path)
+        except StorageError as error:
+            yield f"{str(error).split(';')[0]}; evaluate again"
+            continue
+        if not isinstance(record, dict) or damaged(record):
+            yield f"{visible(path)}: edited or damaged; evaluate again"
 
 
 def evaluation_names(run: Path) -> list[str]:

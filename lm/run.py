@@ -10,11 +10,12 @@
     RUN/lock            held while a process trains here
 """
 
+import hashlib
 import json
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,14 +25,29 @@ from lm.checkpoint import CheckpointStore
 from lm.config import Resolved, keys_before, require_family, save_config
 from lm.errors import ConfigError, StorageError
 from lm.filelock import FileLock
+from lm.inputs import (
+    CHECKPOINTS,
+    CONFIG,
+    CONFIG_LIMIT,
+    LOG,
+    file_hashes,
+    flat,
+    flat_config,
+    recorded,
+    require_same_files,
+    value_text,
+)
 from lm.lines import visible
 from lm.stop import StopFlag
 from lm.storage import (
     JSON,
+    SEAL,
+    digest_of,
     finite,
+    is_sealed,
     make_folder,
     read_json,
-    remove_tree,
+    remove_leftovers,
     require_space,
     storage_errors,
     write_all,
@@ -39,8 +55,9 @@ from lm.storage import (
 
 __all__ = ["MetricsLog", "Run", "StopFlag"]
 
-CONFIG, LOCK = "config.json", "lock"
+LOCK = "lock"
 CORPUS = "corpus"  # a prepared corpus that the run is trained on, made before the run itself
+LOG_LOST = "restore it from a copy, or remove it: training goes on, and the log begins anew"
 
 
 class MetricsLog:
@@ -51,6 +68,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._digest: hashlib._Hash | None = None  # of the whole file, once it was asked for
         with storage_errors(path):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
             self._fd = os.open(path, flags, 0o666)
@@ -62,6 +80,15 @@ class MetricsLog:
         except BaseException:
             self.close()
             raise
+
+    def sha256(self, size: int = -1) -> str:
+        """SHA-256 of the first ``size`` bytes, or of all; the whole is read once, then each line counts."""
+        with storage_errors(self.path):
+            if size >= 0:
+                return digest_of(self._fd, size).hexdigest()
+            if self._digest is None:
+                self._digest = digest_of(self._fd, os.fstat(self._fd).st_size)
+            return self._digest.hexdigest()
 
     @property
     def offset(self) -> int:
@@ -80,14 +107,16 @@ class MetricsLog:
             except OSError:
                 os.ftruncate(self._fd, start)
                 raise
+            if self._digest:
+                self._digest.update(line)
 
     def truncate(self, offset: int) -> None:
         """Cut the file back to ``offset`` bytes, durably; StorageError where it has fewer."""
         if (size := self.offset) < offset:
             raise StorageError(
-                f"{visible(self.path)}: {size:,} bytes where the checkpoint knows {offset:,}; "
-                "restore the file, or train into another folder with --run"
+                f"{visible(self.path)}: {size:,} bytes where the checkpoint knows {offset:,}; {LOG_LOST}"
             )
+        self._digest = None
         with storage_errors(self.path):
             os.ftruncate(self._fd, offset)
         self.sync()
@@ -119,13 +148,16 @@ class MetricsLog:
 class Run:
     """A run folder that this process may write to; a context manager that also holds the signals."""
 
-    def __init__(self, folder: Path, lock: FileLock) -> None:
+    def __init__(self, folder: Path, lock: FileLock, config: BaseModel, free: frozenset[str]) -> None:
         self._lock = lock
+        self._config = config
+        self._free = free
+        self._files: dict[str, JSON] = {}
         self.folder = folder
         self.stop = StopFlag()
-        self.checkpoints = CheckpointStore(folder / "checkpoints")
+        self.checkpoints = CheckpointStore(folder / CHECKPOINTS)
         self.checkpoints.clean()
-        self.metrics = MetricsLog(folder / "metrics.jsonl")
+        self.metrics = MetricsLog(folder / LOG)
         self.timing = MetricsLog(folder / "timing.jsonl")
 
     @classmethod
@@ -142,10 +174,23 @@ class Run:
         lock = _take_lock(folder)
         try:
             _settle_config(folder / CONFIG, resolved, resumable_keys)
-            return cls(folder, lock)
+            return cls(folder, lock, resolved.config, resumable_keys)
         except BaseException:
             lock.release()
             raise
+
+    def record(self) -> dict[str, JSON]:
+        """What a commit records of the run as it is now: see :mod:`lm.inputs`. Raises StorageError."""
+        config = flat_config(self._config)
+        self._files = self._files or file_hashes(self.folder)  # all is there before the first commit
+        size, sha256 = self.metrics.offset, self.metrics.sha256()
+        free = sorted(key for key in config if key in self._free)
+        return {
+            "files": self._files,
+            "config": config,
+            "free": free,
+            "log": {"size": size, "sha256": sha256},
+        }
 
     def preflight(self, bytes_needed: int) -> None:
         """Raises StorageError, naming both sizes, unless so many bytes are free."""
@@ -174,9 +219,8 @@ def _refuse_foreign(folder: Path) -> None:
     """A folder with anything in it must have been a run, or killed while it was becoming one."""
     with storage_errors(folder):
         names = os.listdir(folder) if os.path.isdir(folder) else []
-    if CONFIG not in names and (
-        others := sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
-    ):
+    others = sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
+    if CONFIG not in names and others and recorded(folder) is None:
         raise StorageError(
             f"{visible(folder)}: holds {visible(others[0])} but no {CONFIG}, so it is not a run; "
             "choose a new or empty folder with --run"
@@ -213,56 +257,69 @@ def _holder(path: Path) -> str:
 
 
 def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> None:
-    """Save the config the first time; later compare it, and save what may change."""
-    for name in filter(_is_leftover, os.listdir(path.parent)):
-        remove_tree(path.parent / name)
-    if not os.path.lexists(path) or _changed(path, resolved, resumable_keys):
+    """Save the config the first time; later compare it, and save what may change and what is damaged."""
+    remove_leftovers(path.parent)
+    if _changed(path, resolved, resumable_keys):
         save_config(resolved, path)
 
 
 def require_same_config(folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> None:
-    """ConfigError as of :meth:`Run.open`: for a look before data are read, which may fail for that reason."""
-    if os.path.lexists(folder / CONFIG):
-        _changed(folder / CONFIG, resolved, resumable_keys)
+    """ConfigError as of :meth:`Run.open`: for a look before data are read, which may fail for that reason.
+
+    StorageError where other files of the run are not as its training left them.
+    """
+    _changed(folder / CONFIG, resolved, resumable_keys)
+    require_same_files(folder)
 
 
 def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> bool:
-    """Whether a saved config is another; ConfigError where keys differ that may not."""
-    saved = read_json(path, limit=16 << 20, follow=False)
-    require_family(path, saved, type(resolved.config))
-    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
-        raise StorageError(
-            f"{visible(path)}: not the config of a run; choose a new or empty folder with --run"
-        )
-    was, now = dict(_flat(saved["config"])), dict(_flat(_dump(resolved.config)))
-    before = dict(_flat(_dump(type(resolved.config)()))) | was  # keys that came since then had no other value
+    """Whether the saved config is missing, damaged or another; ConfigError where keys differ that may not."""
+    was, whole = _saved_config(path, resolved)
+    if was is None:
+        return True
+    now = flat_config(resolved.config)
+    before = flat_config(type(resolved.config)()) | was  # keys that came since then had no other value
     for key, decided in keys_before(type(resolved.config)).items():
         if key not in was and now[key] == was.get(decided):  # or the part of another key
             before[key] = now[key]
     changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     if fixed := sorted(set(changed) - resumable_keys):
-        listed = ", ".join(f"{key} = {_value(now, key)} (was {_value(before, key)})" for key in fixed[:8])
+        listed = ", ".join(
+            f"{key} = {value_text(now, key)} (was {value_text(before, key)})" for key in fixed[:8]
+        )
         more = f" and {len(fixed) - 8} more" if len(fixed) > 8 else ""
         raise ConfigError(
             f"{visible(path)}: this run was trained with another config: {listed}{more}; "
             "give the old values, or train into another folder with --run"
         )
-    return was != now
+    return was != now or not whole
 
 
-def _dump(config: BaseModel) -> dict[str, JSON]:
-    dumped: dict[str, JSON] = config.model_dump(mode="json")
-    return dumped
+def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[dict[str, JSON] | None, bool]:
+    """The saved values by dotted key, and whether the file is as it was written.
 
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    """Dotted keys and their values."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _value(values: Mapping[str, JSON], key: str) -> str:
-    return ascii(json.dumps(values[key], ensure_ascii=False))[1:-1][:60] if key in values else "absent"
+    Where it is missing or damaged, the values are those that the newest commit knows; None without any.
+    StorageError where a file is there that is not the config of a run, and no commit knows better.
+    """
+    record = recorded(path.parent)
+    known = (record.config, False) if record else None
+    if not os.path.lexists(path):
+        return known or (None, False)
+    try:
+        saved = read_json(path, limit=CONFIG_LIMIT, follow=False)
+    except StorageError:
+        if known and not path.is_symlink():
+            return known
+        raise
+    require_family(path, saved, type(resolved.config))
+    shaped = isinstance(saved, dict) and isinstance(saved.get("config"), dict) and "provenance" in saved
+    whole = is_sealed(saved)
+    if known and not whole:
+        return known
+    if not isinstance(saved, dict) or not shaped:
+        raise StorageError(
+            f"{visible(path)}: not the config of a run; choose a new or empty folder with --run"
+        )
+    if SEAL in saved and not whole:
+        raise StorageError(f"{visible(path)}: edited or damaged; restore it, or remove the folder")
+    return dict(flat(saved["config"])), whole

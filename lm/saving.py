@@ -8,12 +8,15 @@ import torch
 
 from lm.checkpoint import Commit
 from lm.errors import StorageError
+from lm.inputs import RECORD, record_of
 from lm.journal import Journal
 from lm.kernels import gpu
+from lm.lines import visible
 from lm.progress import Reporter
 from lm.run import Run
 from lm.schema import TrainConfig
 from lm.state import TrainingState, model_tensors
+from lm.storage import JSON
 
 FAILURES = 3  # commits that may fail in a row before training gives up
 
@@ -66,12 +69,17 @@ class Saver:
                 self._report.note("there are records but no checkpoint: starting over, without them")
             self._journal.resume(0, 0.0)
             return
-        self._load(commit)
+        whole = self._journal.require(*_log_of(commit))
+        self._load(commit, whole)
         self._settle()
         facts: Any = commit.facts
         self._seconds_before = facts["seconds"]
         self._journal.resume(facts["timing_bytes"], facts["seconds"])
         self._report.note(f"resuming after step {commit.step}")
+        if not whole:
+            self._commit()  # before a line is written: a kill must not leave a log that no commit knows
+            self._lost_log()
+            self._commit()
         for name, now in self._circumstances().items():
             was = facts.get(name, now)  # an older version may not have recorded it
             if was != now:
@@ -83,9 +91,19 @@ class Saver:
             commit = self._store.open(f"step-{self._training.progress.anchor}")
         except StorageError:
             return False
-        self._load(commit)
+        try:
+            whole = self._journal.require(*_log_of(commit))
+        except StorageError:  # the log began anew after that commit
+            whole = False
+        self._load(commit, whole)
+        if not whole:
+            self._lost_log()
         self.dirty = True
         return True
+
+    def _lost_log(self) -> None:
+        self._journal.record(self._training.progress, "event", {"event": "log lost"})
+        self._report.note("metrics.jsonl was gone: it begins anew; training goes on as it would have")
 
     def due(self) -> bool:
         """Whether the state should be committed now: by step, or because the last commit is too old.
@@ -129,7 +147,8 @@ class Saver:
         progress = self._training.progress
         metrics, timing = self._journal.flush()
         state = self._training.values() | {"metrics_bytes": metrics}
-        facts = self._circumstances() | {"seconds": self.seconds, "timing_bytes": timing}
+        facts: dict[str, JSON] = {**self._circumstances(), "seconds": self.seconds, "timing_bytes": timing}
+        facts[RECORD] = self._run.record()
         self._store.commit(progress.step, self._training.groups(), state, facts)
         self._settle()
 
@@ -150,15 +169,17 @@ class Saver:
         names = (path.name.removeprefix("step-") for path in self._store.folder.glob("step-*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def _load(self, commit: Commit) -> None:
-        """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged."""
+    def _load(self, commit: Commit, keep_log: bool) -> None:
+        """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged.
+
+        The log is cut back to what the commit knew of it, or to nothing.
+        """
         self._training.load(commit)
         progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
         progress.best = [entry for entry in progress.best if entry[1] in kept]  # a damaged one outdid others
         self._point()
         self._store.prune(kept)
-        state: Any = commit.state
-        self._journal.cut(state["metrics_bytes"])
+        self._journal.cut(_log_of(commit)[0] if keep_log else 0)
         self.dirty = False
 
     def _circumstances(self) -> dict[str, str | int]:
@@ -168,3 +189,16 @@ class Saver:
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
         kernels = gpu.kind(device.type)
         return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}
+
+
+def _log_of(commit: Commit) -> tuple[int, str]:
+    """Size and SHA-256 of what the log held at a commit; older versions recorded the size alone."""
+    record = record_of(commit)
+    if record:
+        return record.log.size, record.log.sha256
+    size = commit.state.get("metrics_bytes")
+    if type(size) is not int or size < 0:
+        raise StorageError(
+            f"{visible(commit.path)}: of another version of Highrank; train in a new --run folder"
+        )
+    return size, ""

@@ -183,7 +183,7 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
         (store.folder / "best.json").write_text(damaged)
         with pytest.raises(StorageError) as error:
             store.open("best")
-        one_line(error, "best.json", "damaged; remove it, and name a checkpoint by --checkpoint")
+        one_line(error, "best.json", "damaged; run the same training again", "--checkpoint step-N")
 
 
 def test_prune_deletes_only_after_verifying_what_stays(store: CheckpointStore) -> None:

@@ -30,6 +30,7 @@ from crash_driver import (
 from crash_lm import OPTIMIZERS, DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
 from crash_process import ENVIRONMENT, HERE, Blow, interpreter, kill_interpreter
 from crash_server import place_of
+from damage import rewrite_state
 
 pytestmark = pytest.mark.timeout(900)  # seconds; a test takes two, unless the machine is overloaded
 
@@ -223,12 +224,15 @@ def test_finetuning_that_was_killed_early_notices_that_its_start_has_changed(
     command = ["lm", "finetune", "base", "--run", "run", "--set", "train.max_steps=1"]
     blow = Blow(place=f"rename {COMMIT}", at=1)
     assert lab.server.run(command, tmp_path, blow).code == -signal.SIGKILL
-    best = tmp_path / "base/checkpoints/best.json"
-    old = best.read_text(encoding="utf-8")
-    best.write_text('{"steps":[12]}', encoding="utf-8")
+    shutil.copytree(tmp_path / "base", tmp_path / "before")
+    checkpoints = tmp_path / "base/checkpoints"
+    newest = checkpoints / "step-00000012"
+    rewrite_state(newest, lambda state: state["progress"].update(best=[[0.1, 12]]))  # it went on
+    (checkpoints / "best.json").write_text('{"steps":[12]}', encoding="utf-8")
     ended = lab.server.run(command, tmp_path)
     assert "base: the best checkpoint changed since this run began" in ended.output, ended
-    best.write_text(old, encoding="utf-8")
+    shutil.rmtree(tmp_path / "base")
+    (tmp_path / "before").rename(tmp_path / "base")
     assert not lab.server.run(command, tmp_path).code
 
 

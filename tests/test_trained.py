@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import make_older
 from polls import stop_after
 
 from dialog.batches import list_examples
@@ -260,6 +261,7 @@ def test_a_model_is_used_on_the_device_of_its_run_with_the_threads_of_the_machin
     shutil.copytree(runs["softmax"], run)
     saved = json.loads((run / "config.json").read_text())
     saved["config"]["train"] |= {"device": "cuda", "threads": threads + 1}
+    make_older(run)  # or the edit would be noticed
     (run / "config.json").write_text(json.dumps(saved))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert TrainedModel.load(run).device == torch.device("cpu")
@@ -274,6 +276,7 @@ def test_a_model_trained_on_the_cpu_stays_there(
     shutil.copytree(runs["softmax"], run)
     saved = json.loads((run / "config.json").read_text())
     saved["config"]["train"]["device"] = "cpu"
+    make_older(run)
     (run / "config.json").write_text(json.dumps(saved))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert TrainedModel.load(run).device == torch.device("cpu")
@@ -290,5 +293,5 @@ def test_a_changed_vocabulary_is_refused(runs: dict[str, Path], tmp_path: Path) 
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="not a run folder"):
+    with pytest.raises(StorageError, match=r"not the folder of a run: it has no config\.json"):
         TrainedModel.load(tmp_path)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lm.config import read_config
 from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -282,7 +281,9 @@ def gates(
 def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
     """Raise ConfigError where a result would replace a text: the given one, or a split of one of the runs."""
     if output is not None:
-        splits = [read_config(run / "config.json", LmConfig).config.data for run in runs]
+        from lm.inputs import config_of
+
+        splits = [config_of(run, LmConfig).config.data for run in runs]
         texts = [text for split in splits for text in (split.train, split.valid, split.test)]
         require_apart([output], [data, *texts])
 

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from lm.checkpoint import CheckpointStore
-from lm.config import read_config
 from lm.device import device_here
 from lm.errors import DataError
-from lm.inputs import codec_of
+from lm.inputs import opened_run
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids
@@ -79,8 +78,7 @@ class TrainedLm:
         Raises:
             StorageError: not a language model's run, or its checkpoint is missing, corrupt or foreign.
         """
-        config = read_config(run / "config.json", LmConfig).config
-        codec = codec_of(run)
+        config, codec = opened_run(run, LmConfig)
         exact = {"products": "float32", "skip_below": 0.0}  # what saves time is for training only
         head = config.head.model_copy(update=exact)
         eos = codec.vocabulary.eos

@@ -1,14 +1,15 @@
 """Wiring of a training run of a language model: corpus, model and run folder, handed to the engine."""
 
+import os
 from pathlib import Path
 
 from lm.checkpoint import CheckpointStore
 from lm.choice import kept_choices, measured_choices
-from lm.config import Resolved, override, read_config
+from lm.config import Resolved, override
 from lm.device import configure_device
 from lm.errors import ConfigError, DataError
 from lm.guard import require_learnt
-from lm.inputs import CODEC_HASH, DATA, RESUMABLE, changed_inputs, codec_of
+from lm.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, config_of, require_unchanged, settle_inputs
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
@@ -71,8 +72,7 @@ def train(
         hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
     task = LmTask(config, codec.vocabulary.eos, model, train_split, valid_split, device)
     with Run.open(folder, resolved, resumable_keys=RESUMABLE) as run:
-        codec.save(folder)
-        if changed := changed_inputs(folder, hashes):
+        if changed := settle_inputs(folder, codec, hashes):
             others = {
                 "valid_sha256": f"{config.data.valid}: the text",
                 START_HASH: f"{config.train.start_from}: the best checkpoint",
@@ -93,7 +93,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     The limits of the run do not hold, except for ``train.max_epochs``. ConfigError where the run was not
     trained with SGD and no rate is given: that of another optimiser would be far too low.
     """
-    resolved = read_config(run / "config.json", LmConfig)
+    resolved = config_of(run, LmConfig)
     given = {text.partition("=")[0].strip() for text in overrides}
     trained_by = resolved.config.optim.name
     if trained_by != "sgd" and "optim.lr" not in given:
@@ -112,7 +112,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
 def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit]:
     """The codec, the run's own where it has one, and both splits; a signal ends it as it ends training."""
     with interruptible(RESUME) as poll:
-        begun = (folder / DATA).is_file()  # written after the codec, so the codec is complete
+        begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
         codec = codec_of(folder) if begun else load_codec(config.data, poll)
         train_split = load_split(config.data.train, codec, poll)
         return codec, train_split, load_split(config.data.valid, codec, poll)
@@ -120,6 +120,7 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
     """Puts the best weights of another run into the model; returns the hash of that commit's state."""
+    require_unchanged(source)
     other = codec_of(source)
     if other.fingerprint != codec.fingerprint:
         raise ConfigError(
