@@ -30,6 +30,7 @@ from lm.inputs import (
     CONFIG,
     CONFIG_LIMIT,
     LOG,
+    changed_config,
     file_hashes,
     flat,
     flat_config,
@@ -298,28 +299,21 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
 def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[dict[str, JSON] | None, bool]:
     """The saved values by dotted key, and whether the file is as it was written.
 
-    Where it is missing or damaged, the values are those that the newest commit knows; None without any.
+    Where it is not, the values are those that the newest commit knows; None without file and commit.
     StorageError where a file is there that is not the config of a run, and no commit knows better.
     """
     record = recorded(path.parent)
-    known = (record.config, False) if record else None
+    if record and changed_config(path.parent, record):
+        return record.config, False
     if not os.path.lexists(path):
-        return known or (None, False)
-    try:
-        saved = read_json(path, limit=CONFIG_LIMIT, follow=False)
-    except StorageError:
-        if known and not path.is_symlink():
-            return known
-        raise
+        return None, False
+    saved = read_json(path, limit=CONFIG_LIMIT, follow=False)
     require_family(path, saved, type(resolved.config))
-    shaped = isinstance(saved, dict) and isinstance(saved.get("config"), dict) and "provenance" in saved
-    whole = is_sealed(saved)
-    if known and not whole:
-        return known
-    if not isinstance(saved, dict) or not shaped:
+    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
         raise StorageError(
             f"{visible(path)}: not the config of a run; choose a new or empty folder with --run"
         )
+    whole = is_sealed(saved)
     if SEAL in saved and not whole:
         raise StorageError(f"{visible(path)}: edited or damaged; restore it, or remove the folder")
     return dict(flat(saved["config"])), whole

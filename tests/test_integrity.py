@@ -241,12 +241,15 @@ def test_resuming_with_another_limit_is_no_damage(run: Path, trained: Path) -> N
     assert (result["problems"], result["notes"], result["step"]) == ([], [], 6)
 
 
-@pytest.mark.parametrize("damage", ["edited", "missing", "garbage", "other config"])
+@pytest.mark.parametrize("damage", ["edited", "missing", "garbage", "of another run"])
 def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) -> None:
     path = run / "config.json"
     whole = path.read_text()
     if damage == "missing":
         path.unlink()
+    elif damage == "of another run":
+        train(settings(trained.parent, "data.context=2"), run.parent / "other", NullReporter())
+        shutil.copy(run.parent / "other/config.json", path)
     else:
         path.write_text(
             "{" if damage == "garbage" else whole.replace('"context_size": 4', '"context_size": 5')
