@@ -74,10 +74,11 @@ def read_split(folder: Path) -> list[Dialog]:
 
 def _read(path: Path, hashes: Mapping[str, str]) -> bytes:
     with open_file(path) as file:
-        require_recorded(file, path, hashes)
         data = file.read(_JSON_LIMIT + 1)
-    if len(data) > _JSON_LIMIT:
-        raise ValueError("longer than any that `datasets` writes")
+        if len(data) > _JSON_LIMIT:
+            raise ValueError("longer than any that `datasets` writes")
+        file.seek(0)
+        require_recorded(file, path, hashes)
     return data
 
 

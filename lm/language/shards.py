@@ -28,6 +28,7 @@ from lm.text import Codec
 SPLIT = "split.json"
 _FORMAT = 1
 _CHUNK = 1 << 16  # tokens
+_LIMIT = 16 << 20  # bytes of split.json
 _NPY = b"\x93NUMPY\x01\0"
 _MAGIC = len(_NPY)
 _AGAIN = "run `lm prepare` again"
@@ -137,9 +138,9 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     """
     name = visible(folder)
     try:
+        about = read_json(folder / SPLIT, limit=_LIMIT)
         with storage_errors(folder / SPLIT), open_file(folder / SPLIT) as file:
             require_recorded(file, folder / SPLIT, recorded_hashes(folder))
-        about = read_json(folder / SPLIT)
         if not isinstance(about, dict) or about["format"] != _FORMAT:
             raise ValueError("another format")
         fingerprint, sizes = str(about["codec"]), [int(size) for size in about["shards"]]
