@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from lm.config import load_config
 from lm.console import JsonFile, Overrides, RunFolder, show, utf8, write_result
 from lm.errors import DataError, StorageError
+from lm.inputs import CONFIG
 from lm.lines import visible
 from lm.presets import preset_paths, recorded_parameters, sizes_of
-from lm.run import CONFIG
 from lm.schema import RESAMPLES
 from lm.storage import require_apart
 from lm.tables import Table
