@@ -7,7 +7,6 @@ otherwise, goes on bit-identical. A value that a config or ``--set`` gives is ta
 K components · E context size · V words.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,12 +17,11 @@ import torch
 from pydantic import BaseModel
 
 from lm.config import Resolved, Setting, with_settings
+from lm.inputs import flat_config, saved_values
 from lm.links import EXP
 from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, rounded
 from lm.progress import Reporter
-from lm.run import CONFIG
 from lm.schema import MIXTURES, HeadConfig
-from lm.storage import read_json
 
 C = TypeVar("C", bound=BaseModel)
 Work = Callable[[], object]
@@ -48,9 +46,8 @@ def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
     A run that keeps ``auto``, or is older than that, goes on in float32, as it began. StorageError: a damaged
     config.
     """
-    path = folder / CONFIG
-    saved = read_json(path, limit=16 << 20, follow=False) if os.path.lexists(path) else None
-    kept = {key: Setting(value, "the run") for key in _open(resolved) if (value := _value(saved, key))}
+    saved = saved_values(folder)
+    kept = {key: Setting(value, "the run") for key in _open(resolved) if (value := saved.get(key))}
     return with_settings(resolved, kept, type(resolved.config)) if kept else resolved
 
 
@@ -62,7 +59,7 @@ def measured_choices(
     Where a run is in the folder, nothing is measured. No number is drawn from the global generators.
     """
     config: Any = resolved.config
-    keys = [] if os.path.lexists(folder / CONFIG) else _open(resolved)
+    keys = [] if saved_values(folder) else _open(resolved)
     found = {key: _choice(JOBS[key](config.head, sizes, device), device) for key in keys}
     threads = f"{torch.get_num_threads()} threads{'' if config.train.threads else ' (the choice of torch)'}"
     report.note("; ".join([*(f"{key} = {one.value}, {one.where}" for key, one in found.items()), threads]))
@@ -155,15 +152,5 @@ class _Inputs(NamedTuple):
 
 def _open(resolved: Resolved[C]) -> list[str]:
     """The keys that are left open."""
-    saved = {"config": resolved.config.model_dump(mode="json")}
-    return [key for key in JOBS if _value(saved, key) == "auto"]
-
-
-def _value(saved: Any, key: str) -> str | None:
-    """The value of a dotted key in a saved config, where it has one."""
-    section, name = key.split(".")
-    match saved:
-        case {"config": dict(sections)} if isinstance(sections.get(section), dict):
-            value = sections[section].get(name)
-            return value if isinstance(value, str) else None
-    return None
+    values = flat_config(resolved.config)
+    return [key for key in JOBS if values.get(key) == "auto"]

@@ -117,6 +117,19 @@ def changed_config(run: Path, record: Record) -> str:
     return f"{visible(path)}: edited or damaged since the training{listed and ': '}{listed}; {_MEND}"
 
 
+def saved_values(run: Path) -> Mapping[str, JSON]:
+    """The values of a run's config by dotted key, as the newest commit knows them where the file is damaged.
+
+    Empty for a folder in which nothing was trained. StorageError for a damaged config that no commit knows.
+    """
+    record = recorded(run)
+    if record and changed_config(run, record):
+        return record.config
+    saved = read_json(run / CONFIG, limit=CONFIG_LIMIT) if os.path.lexists(run / CONFIG) else None
+    values = saved.get("config") if isinstance(saved, dict) else None
+    return dict(flat(values)) if isinstance(values, dict) else {}
+
+
 def require_unchanged(run: Path) -> None:
     """Raise StorageError where a file of a run that its use depends on is not as its training left it."""
     if record := recorded(run):
