@@ -10,10 +10,11 @@ from typing import Any
 from lm.commit import FOLDER, STATE, require_sizes
 from lm.errors import HighrankError, StorageError
 from lm.filelock import FileLock
+from lm.inputs import CONFIG
 from lm.lines import visible
 from lm.meter import perplexity
 from lm.numbers import number
-from lm.run import CONFIG, LOCK
+from lm.run import LOCK
 from lm.storage import parse_json, read_file, read_json
 
 Point = tuple[int, float]  # an update and the perplexity of its validation
