@@ -52,10 +52,16 @@ def _model(attention: str) -> Any:
     words = Vocabulary([str(number) for number in range(SIZES.vocab - SPECIALS)], special)
     part = {
         "type": "recurrent", "rnn_type": "lstm", "embeddings": {"embedding_dim": SIZES.embedding},
-        "hidden_size": SIZES.hidden, "num_layers": 1, "bidirectional": False,
+        "num_layers": 1,
     }  # fmt: skip
-    attended = {"attention": attention, "init_hidden": "bridge", "input_feeding": True}
-    config = {"encoder": part, "decoder": part | attended, "tied_embeddings": True}
+    both_ways = {"hidden_size": SIZES.hidden // 2, "bidirectional": True}  # it has no other encoder
+    attended = {
+        "hidden_size": SIZES.hidden,
+        "attention": attention,
+        "init_hidden": "bridge",
+        "input_feeding": True,
+    }
+    config = {"encoder": part | both_ways, "decoder": part | attended, "tied_embeddings": True}
     model = build_model(config, words, words)
     model.loss_function = ("crossentropy", 0.0)
     return model
