@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -41,7 +42,8 @@ def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
 def sizes_of(config: BaseModel) -> str:
     """A fingerprint of all that the number of parameters may depend on; defaults do not count in it."""
     vocabulary = {"train", "vocab_size", "tokenizer"}
-    sized = {**dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True), "data": vocabulary}
+    sized: dict[str, Any] = dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True)
+    sized["data"] = vocabulary
     speed = {"head": {"products", "skip_below"}}
     values = config.model_dump(mode="json", include=sized, exclude=speed, exclude_defaults=True)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
