@@ -1,5 +1,15 @@
-"""``python -m dialog``."""
+"""The program ``dialog``, also ``python -m dialog``: signals end it with 75 from its first moment on."""
 
-from dialog.cli import main
+from lm.ending import begin
 
-main()
+
+def main() -> None:
+    """Run ``dialog`` with the arguments of the process; raises SystemExit with the exit code."""
+    begin()
+    from dialog.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -218,8 +218,15 @@ def _serialised(
         if not re.fullmatch(_GROUP, group):
             raise ValueError(f"group {group!r}: use lower-case letters, digits and underscores")
         if tensors:
-            yield group + TENSORS, save(_savable(tensors))
+            savable = _savable(tensors)
+            _require_memory(3 * sum(tensor.nbytes for tensor in savable.values()))
+            yield group + TENSORS, save(savable)
     yield STATE, canonical_json(state)
+
+
+def _require_memory(needed: int) -> None:
+    """MemoryError where safetensors would find too little memory: it panics, with a page of text."""
+    bytearray(needed + (1 << 20))
 
 
 def _savable(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
@@ -240,6 +247,7 @@ def _deserialise(data: bytes, path: Path) -> dict[str, "Tensor"]:
 
     if int.from_bytes(data[:8], "little") > min(len(data), _HEADER_LIMIT):
         raise StorageError(f"{visible(path)}: its header is larger than any we write; the file is foreign")
+    _require_memory(2 * len(data))
     try:
         return load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:

@@ -1,14 +1,10 @@
-"""What the command lines share: exit codes, one-line errors, tables and the JSON they write."""
+"""What the command lines share: commands and options, tables and the JSON they write."""
 
-import errno
 import importlib.metadata
 import math
-import os
 import platform
 import shlex
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +17,8 @@ from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from lm import __version__, numbers
-from lm.errors import HighrankError, Interrupted, StorageError
+from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
+from lm.errors import Interrupted
 from lm.lines import visible
 from lm.named_data import NamedSplits, require_splits
 from lm.storage import JSON, finite, require_foreign, require_writable, write_json
@@ -35,14 +32,6 @@ if TYPE_CHECKING:
 _command = ContextVar("command", default="")
 _form = ContextVar("form", default="")  # of tables: --markdown, --csv, or nothing for a terminal
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
-_NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
-_UNWRITABLE = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: _ELSEWHERE,
-    errno.EIO: _ELSEWHERE,
-}
-
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -70,7 +59,14 @@ JsonFile = Annotated[
 ]
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+def named(text: str) -> Path:
+    """The parser of folders: refuses an empty name, as of a variable that is not set; it would mean ``.``."""
+    if not text:
+        raise typer.BadParameter("is empty; name a folder")
+    return Path(text)
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
 Checkpoint = Annotated[
     str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
 ]
@@ -103,14 +99,29 @@ def utf8() -> bool:
 class Commands(TyperGroup):
     """A group of commands in which Ctrl-C and a closed pipe end the program the documented way."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command; ends as :meth:`invoke` does."""
+        with _documented_endings():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> object:
         """Run the command; raises Interrupted for Ctrl-C, and ends quietly when nobody reads the output."""
-        try:
+        with _documented_endings():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted; run the same command again to start over or to resume") from None
-        except BrokenPipeError:
-            raise typer.Exit from None
+
+
+@contextmanager
+def _documented_endings() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise typer.Exit from None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's usage errors, which quote the line as it is
+            error.message = visible(error.message)  # type: ignore[attr-defined]
+        raise
 
 
 def new_app(description: str) -> typer.Typer:
@@ -157,66 +168,23 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
     _command.set(shlex.join([name, *given]))
-    signals = _like_ctrl_c()
+    early = EarlyStop()
+    early.install()
+    code: str | int | None = 0
+    failure: BaseException | None = None
     try:
         app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
-        code: str | int | None = 0
     except SystemExit as ending:
         code = ending.code
-    except KeyboardInterrupt:
-        code = Interrupted.exit_code
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        code = _report(error)
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        failure = error
     finally:
-        for number, handler in signals.items():
-            signal.signal(number, handler)
-    sys.exit(_flush() or code)
-
-
-def _like_ctrl_c() -> dict[signal.Signals, Any]:
-    """Let SIGTERM and SIGHUP end the program as Ctrl-C does; returns the handlers of before."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in wanted}
-    changed = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
-    for number in changed:
-        signal.signal(number, signal.default_int_handler)
-    return changed
-
-
-def _flush() -> int:
-    """Write out what was printed; returns an exit code where that fails, 0 where the reader is gone."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
-        return 0 if isinstance(error, BrokenPipeError) else _report(error)
-    return 0
-
-
-def _report(error: Exception) -> int:
-    """Say what went wrong in one line on stderr; returns the exit code."""
-    if isinstance(error, HighrankError):
-        message, code = str(error), error.exit_code
-    elif isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        message, code = f"{place}{error.strerror}", StorageError.exit_code
-        if not place and error.errno in _UNWRITABLE:  # whoever writes a file names it
-            message = f"standard output: {error.strerror}; {_UNWRITABLE[error.errno]}"
-    elif type(error).__name__ in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
-        message, code = "out of memory: lower train.batch_size, the sizes of the model, or the beam", 1
-    else:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        message = (
-            f"internal error: {type(error).__name__} at {place}: {error} (run with --debug for the traceback)"
-        )
-        code = 1
-    typer.echo(visible(message), err=True)
-    return code
+        early.uninstall()
+    if failure is not None:
+        if debug:
+            traceback.print_exception(failure)
+        code = report(failure)
+    sys.exit(flush_output(code))
 
 
 @contextmanager
@@ -247,17 +215,27 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 def show(*parts: Table | str) -> None:
     """Print tables and lines, as ``--markdown`` or ``--csv`` asks; a pipe gets lines whole, without colours.
 
-    Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr.
+    Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr. Names are shown
+    as :func:`lm.lines.visible` does. A full disk is told when the work is done.
     """
-    form, console = _form.get(), _console()
     for number, part in enumerate(parts):
-        if form == "--csv" and isinstance(part, Table):
-            typer.echo(("\n" if number else "") + part.csv(), nl=False)
-        elif form:
-            typer.echo(visible(part) if isinstance(part, str) else part.markdown(), err=form == "--csv")
-        else:
-            whole = isinstance(part, str) and not console.is_terminal
-            console.print(part, highlight=False, markup=False, soft_wrap=whole)
+        try:
+            _print(part, first=number == 0)
+        except OSError as error:
+            not_printed(error)
+
+
+def _print(part: Table | str, first: bool) -> None:
+    form = _form.get()
+    if form == "--csv" and isinstance(part, Table):
+        typer.echo(("" if first else "\n") + part.csv(), nl=False)
+    elif form:
+        typer.echo(visible(part) if isinstance(part, str) else part.markdown(), err=form == "--csv")
+    else:
+        console = _console()
+        whole = isinstance(part, str) and not console.is_terminal
+        shown = visible(part) if isinstance(part, str) else part
+        console.print(shown, highlight=False, markup=False, emoji=False, soft_wrap=whole)
 
 
 def _console() -> "Console":

@@ -35,6 +35,18 @@ class DivergenceError(HighrankError):
     exit_code = 5
 
 
+class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
+    """Memory ran out; what was saved before stands, and the same command goes on where there is more."""
+
+    exit_code = 6
+
+    def __init__(self) -> None:
+        super().__init__(
+            "out of memory: lower train.batch_size, the sizes of the model or the beam, or free some;"
+            " what is saved stands"
+        )
+
+
 class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everything is saved)
     """A signal ended the command: a training after saving, which the same command resumes, others at once."""
 

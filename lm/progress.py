@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lm.lines import visible
 from lm.meter import Goal, Meter, Update, clock, validation_line
 
 _BAR, _LEAST_BAR = 24, 8  # cells of the bar
@@ -83,7 +84,7 @@ class PlainReporter:
         self._write(validation_line(step, metrics, best, averaged))
 
     def note(self, line: str) -> None:
-        self._write(line)
+        self._write(visible(line))
 
     def close(self) -> None: ...
 
@@ -118,7 +119,7 @@ class RichReporter:
         self.note(validation_line(step, metrics, best, averaged))
 
     def note(self, line: str) -> None:
-        self._safely(lambda: self._console.print(Text(line)))
+        self._safely(lambda: self._console.print(Text(visible(line))))
 
     def close(self) -> None:
         self._safely(self._live.stop)

@@ -86,7 +86,9 @@ class Table:
         if self.upright:
             rows = [[("measure", name), ("value", value)] for row in rows for name, value in row]
         writer.writerow([name for name, _ in rows[0]] if rows else [])
-        writer.writerows([value for _, value in row] for row in rows)
+        writer.writerows(
+            [visible(value) if isinstance(value, str) else value for _, value in row] for row in rows
+        )
         return text.getvalue()
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,13 @@ class ForkServer:
         return answer
 
     def run(
-        self, command: Sequence[object], place: Path, blow: Blow | None = None, settings: object = None
+        self,
+        command: Sequence[object],
+        place: Path,
+        blow: Blow | None = None,
+        settings: object = None,
+        streams: Mapping[int, str] | None = None,
+        memory: int = 0,
     ) -> Ended:
         """Run one command inside a folder to its end, the program first."""
         self.output.write_text("")  # a child may be dead before it opens it
@@ -84,6 +90,8 @@ class ForkServer:
             "output": str(self.output),
             "limit": LIMIT,
             "settings": settings or {},
+            "streams": streams or {},
+            "memory": memory,
         }
         if blow:
             request |= {"signals": [int(n) for n in blow.signals], "at": blow.at, "at_place": blow.place}

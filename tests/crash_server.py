@@ -3,14 +3,17 @@
 Started by ``crash_process.ForkServer``. A request is a line of JSON on stdin, its answer one on stdout:
 
     {"command": ["lm", "train", …], "place": FOLDER, "settings": {"module.NAME": value}, "output": FILE,
-     "limit": s, "signals": [9], "at": n, "at_place": "", "after": s}
+     "limit": s, "signals": [9], "at": n, "at_place": "", "after": s, "streams": {"1": ""},
+     "memory": bytes}
     {"code": exit status or −signal, "seconds": …, "steps": ["mkdir run", …], "hung": false}
 
 The child runs the command in the folder ``place``, with those attributes of modules that ``settings`` names.
 Every change that it makes to the disk under the folder is a step; before the ``at``-th one, or the ``at``-th
 of those that :func:`place_of` calls ``at_place``, it sends itself ``signals``. A write is two steps, the
-second with half of its bytes written. ``after`` (seconds) sends the first signal from outside instead. A
-child that takes longer than ``limit`` is killed, and reported as hung.
+second with half of its bytes written. ``after`` (seconds) sends the first signal from outside instead.
+``streams`` names what standard streams go to, by their number: they are closed where that is empty.
+``memory`` is what the child may take besides what it has. A child that takes longer than ``limit`` is killed,
+and reported as hung.
 """
 
 import importlib
@@ -19,6 +22,7 @@ import json
 import os
 import pkgutil
 import re
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -56,7 +61,7 @@ class Steps:
 
     def step(self, kind: str, path: str) -> None:
         """One step has been reached: note it, then strike if it is the one."""
-        self.write(self.trace, f"{kind} {path}\n".encode())
+        self.write(self.trace, os.fsencode(f"{kind} {path}\n"))
         if self.place and place_of(f"{kind} {path}") != self.place:
             return
         self.count += 1
@@ -126,7 +131,7 @@ def run_child(request: dict[str, Any], trace: int) -> None:
     """In the forked child: run the command; never returns."""
     code: object = 70
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # nohup may have had one ignored
+        for number in SIGNALS:  # nohup may have had one ignored
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -134,14 +139,20 @@ def run_child(request: dict[str, Any], trace: int) -> None:
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
         sys.stdin, sys.stdout, sys.stderr = io.StringIO(), os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.__stderr__ = sys.stderr  # as in any interpreter, it is closed at the very end
+        os.close(output)
+        redirect(request.get("streams", {}))
         os.chdir(request["place"])
+        if memory := request.get("memory"):
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
         for name, value in request["settings"].items():
             module, _, attribute = name.rpartition(".")
             setattr(sys.modules[module], attribute, value)
         Steps(request, trace).install()
         sys.argv = request["command"]
         try:
-            sys.modules[f"{sys.argv[0]}.cli"].main()
+            listening(importlib.import_module(f"{sys.argv[0]}.__main__")).main()
             code = 0
         except SystemExit as ending:
             code = ending.code or 0
@@ -153,14 +164,39 @@ def run_child(request: dict[str, Any], trace: int) -> None:
         os._exit(code if isinstance(code, int) else 71)
 
 
+def listening(program: Any) -> Any:
+    """The program, whose process gets the signals that were sent to it once it has begun, and not before."""
+    begin = program.begin
+
+    def begun() -> None:
+        begin()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    program.begin = begun
+    return program
+
+
+def redirect(streams: dict[str, str]) -> None:
+    """Standard streams as a shell would have set them before the interpreter began."""
+    for number, path in streams.items():
+        fd, name = int(number), ("stdin", "stdout", "stderr")[int(number)]
+        if path:
+            os.dup2(os.open(path, os.O_WRONLY), fd)
+        else:
+            os.close(fd)
+            setattr(sys, name, None)
+
+
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Fork, strike from outside if asked to, wait, and tell how it ended."""
     trace_path = Path(f"{request['output']}.steps")
     trace = os.open(trace_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     started = time.monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     pid = os.fork()
     if pid == 0:
         run_child(request, trace)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.close(trace)
     blows = [(request["limit"], signal.SIGKILL)]
     if "after" in request:
@@ -172,7 +208,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.001)
         ended, status = os.waitpid(pid, os.WNOHANG)
     seconds = time.monotonic() - started
-    steps = trace_path.read_text(encoding="utf-8").splitlines()
+    steps = trace_path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return {"code": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": steps, "hung": not blows}
 
 

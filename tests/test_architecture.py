@@ -28,7 +28,7 @@ LM_ONLY = {
     if name.startswith(("lm.analysis", "lm.language")) or name in ("lm.__main__", "lm.cli")
 }
 UNPICKLER = "dialog.unpickle"  # a process of its own, whose standard output is what it found
-SPEAKS_TO_THE_USER = {"lm.cli", "lm.console", "dialog.cli", "dialog.chat", UNPICKLER}
+SPEAKS_TO_THE_USER = {"lm.cli", "lm.console", "lm.ending", "dialog.cli", "dialog.chat", UNPICKLER}
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 10
 
 

@@ -22,7 +22,15 @@ from lm import __version__
 from lm.cli import app as lm_app
 from lm.commands import config_completion
 from lm.console import new_app, run_app, show, write_result
-from lm.errors import ConfigError, DataError, DivergenceError, HighrankError, Interrupted, StorageError
+from lm.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    HighrankError,
+    Interrupted,
+    OutOfMemory,
+    StorageError,
+)
 from lm.lines import visible
 from lm.stop import RESUME, interruptible
 from lm.tables import Table
@@ -38,6 +46,10 @@ LM_COMMANDS = (
     "presets", "reverse-copy", "score", "train", "tune",
 )  # fmt: skip
 Outcome = tuple[int, str, str]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises: no Exception, and of no class that can be imported."""
 
 
 @pytest.fixture
@@ -181,7 +193,12 @@ FULL = "standard output: No space left on device; free some, or write elsewhere\
         (OSError(errno.ENOSPC, "No space left on device", "f.txt"), 4, "f.txt: No space left on device\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 4, FULL),
         (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 4, "Resource temporarily unavailable\n"),
-        (MemoryError(), 1, "out of memory: lower train.batch_size, the sizes of the model, or the beam\n"),
+        (MemoryError(), 6, f"{OutOfMemory()}\n"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 6, f"{OutOfMemory()}\n"),
+        (RuntimeError("std::bad_alloc"), 6, f"{OutOfMemory()}\n"),
+        (ImportError("x.so: failed to map segment from shared object"), 6, f"{OutOfMemory()}\n"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "x"), 6, f"{OutOfMemory()}\n"),
+        (PanicException("PyObject pointer is null"), 6, f"{OutOfMemory()}\n"),
     ],
 )
 def test_every_failure_has_its_code_and_one_line(

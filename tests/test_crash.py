@@ -32,6 +32,8 @@ from crash_process import ENVIRONMENT, HERE, Blow, interpreter, kill_interpreter
 from crash_server import place_of
 from damage import rewrite_state
 
+from lm.stop import SIGNALS
+
 pytestmark = pytest.mark.timeout(900)  # seconds; a test takes two, unless the machine is overloaded
 
 CASE = DialogTraining("mos", "adam")
@@ -137,6 +139,22 @@ def test_a_signal_saves_and_ends_with_75(lab: Lab) -> None:
     outcome = lab.trial(CASE, blows)
     assert not outcome.failure, outcome
     assert outcome.interrupted == len(blows), outcome
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASE, Preparation(), DynamicEvaluation(stale=True),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in (OTHERS[0], LM, LAMB, Finetuning())),
+    ],
+    ids=lambda case: case.name,
+)  # fmt: skip
+def test_signals_at_random_times(lab: Lab, case: Case) -> None:
+    """All four, one after the other: each ends with 75 or comes too late, and nothing of them is left."""
+    rng, seconds = random.Random(case.name), lab.reference(case).seconds
+    outcome = lab.trial(case, [Blow((number,), after=rng.uniform(0.01, seconds)) for number in SIGNALS])
+    assert not outcome.failure, outcome
+    assert not outcome.kills
 
 
 def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint(lab: Lab) -> None:

@@ -1,5 +1,6 @@
 """Wiring of a training run of a language model: corpus, model and run folder, handed to the engine."""
 
+import json
 import os
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     trigger = resolved.config.optim.average_trigger or (own.stop_trigger if own.start_from else 0) or STALLED
     settings = (*FINETUNING, f"train.stop_trigger={trigger}", *(() if trained_by == "sgd" else SGD_ONLY))
     usual = [text for text in settings if text.partition("=")[0] not in given]
-    changes = [*usual, f'train.start_from="{run}"', *overrides]
+    changes = [*usual, f"train.start_from={json.dumps(str(run), ensure_ascii=False)}", *overrides]
     return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
 
 

@@ -1,0 +1,177 @@
+"""How a process begins and ends: signals, closed or full standard streams, one-line errors, exit codes.
+
+Free of everything that takes time to import: :func:`begin` comes before all other imports.
+"""
+
+import errno
+import io
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+
+from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError
+from lm.lines import visible
+from lm.stop import SIGNALS, StopFlag
+
+INTERRUPTED = "interrupted; run the same command again to start over or to resume"
+_NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
+_UNWRITABLE = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: _ELSEWHERE,
+    errno.EIO: _ELSEWHERE,
+}
+_SHORTAGE = (  # what libraries say in errors that are no MemoryError, in lower case
+    "can't allocate memory",  # torch's allocator
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "std::bad_alloc",
+    "could not create a primitive",  # oneDNN, which does not tell why
+    "could not execute a primitive",
+    "failed to map segment",  # a library that is loaded
+    "alloc_failed",  # cuBLAS
+    "pyobject pointer is null",  # safetensors, whose panic is no Exception
+)
+_lost = ContextVar[OSError | None]("lost", default=None)
+
+
+def begin() -> None:
+    """The first thing that a process does: from here on a signal ends it with 75, and it can print."""
+    for number in SIGNALS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _leave)
+    _open_streams()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the process: nothing has begun, or all is done."""
+    with suppress(OSError):
+        os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(Interrupted.exit_code)
+
+
+class EarlyStop(StopFlag):
+    """Ends what polls no flag: the first signal is a KeyboardInterrupt, the second ends the process.
+
+    While a module is imported the first one ends the process, too: exceptions get lost there.
+    """
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        first = not self
+        super()._receive(number, frame)
+        if _imports(frame):
+            _leave(number, frame)
+        if first:
+            raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _StandardError(io.TextIOWrapper):
+    """Leaves out what cannot be written: no exit code and no work depends on who reads it."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def _open_streams() -> None:
+    """Standard streams on the null device where they are closed; none fails at a character."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # its descriptor is the lowest free one: the next file would get it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _StandardError(
+            io.FileIO(sys.stderr.fileno(), "w", closefd=False),
+            encoding=sys.stderr.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+            write_through=True,
+        )
+
+
+def not_printed(error: OSError) -> None:
+    """Remember that something could not be printed: :func:`flush_output` tells, once the work is done.
+
+    A reader who is gone ends the work instead: raises BrokenPipeError.
+    """
+    if isinstance(error, BrokenPipeError):
+        raise error
+    _lost.set(error)
+
+
+def flush_output(code: str | int | None) -> str | int | None:
+    """Write out what was printed; returns the exit code, which a full disk makes that of storage.
+
+    A reader who is gone changes nothing, nor does an error that has a code of its own.
+    """
+    lost = _lost.get()
+    _lost.set(None)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        lost = lost or error
+        with suppress(OSError, ValueError):  # for the interpreter's last flush
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return report(lost) if lost and not code and not isinstance(lost, BrokenPipeError) else code
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong in one line on stderr; returns the exit code."""
+    message, code = _told(shortage(error) or error)
+    with suppress(OSError):
+        sys.stderr.write(f"{visible(message)}\n")
+    return code
+
+
+def shortage(error: BaseException) -> OutOfMemory | None:
+    """The error of a process that has no more memory, where this one, or what caused it, says so."""
+    cause: BaseException | None = error
+    while cause is not None:
+        kind, text = type(cause).__name__, str(cause).lower()
+        foreign = kind in ("RuntimeError", "ImportError", "OutOfMemoryError", "PanicException")
+        if (
+            isinstance(cause, MemoryError)
+            or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
+            or (foreign and any(said in text for said in _SHORTAGE))
+        ):
+            return OutOfMemory()
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _told(error: BaseException) -> tuple[str, int]:
+    """The message of an error, and its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, Interrupted.exit_code
+    if isinstance(error, HighrankError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        if not place and error.errno in _UNWRITABLE:  # whoever writes a file names it
+            place, remedy = "standard output: ", f"; {_UNWRITABLE[error.errno]}"
+            return f"{place}{error.strerror}{remedy}", StorageError.exit_code
+        return f"{place}{error.strerror}", StorageError.exit_code
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    name = type(error).__name__
+    return f"internal error: {name} at {place}: {error} (run with --debug for the traceback)", 1
