@@ -18,6 +18,7 @@ from lm.console import (
     RunFolder,
     check_data,
     counting,
+    named,
     new_app,
     run_app,
     show,
@@ -54,9 +55,9 @@ DecodeOverrides = Annotated[
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs and results.json go.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=named, help="Where the runs and results.json go.")
+    ] = Path("runs/demo"),
 ) -> None:
     """Train, evaluate and compare softmax, MoC, MoS and MoSS models on the built-in corpus, in minutes.
 
@@ -103,7 +104,7 @@ def prepare(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or hf:NAME for a data set of the hub.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named, help="Folder to write.")],
     format: Annotated[str, typer.Option(help="Format of the source, if its content does not tell.")] = "auto",
     on_bad_line: Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
@@ -180,7 +181,10 @@ def train(
     config: Config,
     overrides: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; runs/<config name> if left out.")
+        Path | None,
+        typer.Option(
+            "--run", metavar="DIR", parser=named, help="Run folder; runs/<config name> if left out."
+        ),
     ] = None,
     data: Annotated[
         str | None,

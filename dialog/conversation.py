@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
 from dialog.utterance import Utterance
-from lm.schema import MAX_SEED
+from lm.section import MAX_SEED
 from lm.stop import Poll
 from lm.text import Codec
 

@@ -9,6 +9,7 @@ Nobody has judged whether retrieved references fit: they are what was said in si
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,6 +149,9 @@ def read_references(path: Path) -> list[ReferenceItem]:
         raise DataError(
             f"{name}:{error.lineno}: not JSON ({error.msg}); write it with `dialog references`"
         ) from None
+    except ValueError as error:  # Python reads no longer numbers
+        line = re.split(rb"\d{4301}", raw, maxsplit=1)[0].count(b"\n") + 1
+        raise DataError(f"{name}:{line}: a number of more than 4,300 digits; write a shorter one") from error
     except RecursionError:
         raise DataError(f"{name}: nested too deeply for a list of references") from None
     if not isinstance(items, list) or not items:

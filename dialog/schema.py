@@ -5,7 +5,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.schema import MAX_SEED, CellKind, CellSettings, HeadConfig, OptimConfig, Section, TrainConfig
+from lm.schema import CellKind, CellSettings, HeadConfig, OptimConfig, TrainConfig
+from lm.section import MAX_LAYERS, MAX_SEED, MAX_SIZE, Section
 from lm.tokenizers import TokenizerKind
 
 WHOLE_DIALOG = 100  # responses that a whole dialog is taken to have
@@ -23,23 +24,32 @@ class DataConfig(Section):
     )
     lowercase: bool = Field(True, description="lower-case the text first")
     vocab_size: int = Field(
-        10_000, ge=1, description="most frequent training tokens kept, besides <pad> and <unk>"
+        10_000, ge=1, le=MAX_SIZE, description="most frequent training tokens kept, besides <pad> and <unk>"
     )
     max_tokens: int = Field(
-        40, ge=3, description="cap of an utterance of the context, <s> and </s> counted (Zhao et al.: 40)"
+        40,
+        ge=3,
+        le=MAX_SIZE,
+        description="cap of an utterance of the context, <s> and </s> counted (Zhao et al.: 40)",
     )
     max_response: int = Field(
         0,
         ge=0,
+        le=MAX_SIZE,
         description="cap of a response that is learnt and scored, <s> and </s> counted (Zhao et al.: 40);"
         " 0 = none",
     )
-    context: int = Field(9, ge=1, description="utterances before the response that the encoder sees")
+    context: int = Field(
+        9, ge=1, le=MAX_SIZE, description="utterances before the response that the encoder sees"
+    )
     last_response: bool = Field(
         False, description="the last utterance of a dialog is a response, too (Zhao et al.: it is not)"
     )
     segment: int = Field(
-        16, ge=0, description="responses in a row that share their encoded utterances; 0: whole dialogs"
+        16,
+        ge=0,
+        le=MAX_SIZE,
+        description="responses in a row that share their encoded utterances; 0: whole dialogs",
     )
 
     @model_validator(mode="after")
@@ -60,20 +70,22 @@ class EncoderConfig(Section):
     kind: Literal["flat", "hierarchical"] = Field("hierarchical", description="flat or hierarchical")
     cell: CellKind = Field("gru", description=f"{_CELLS}; [cell] says more")
     utterance_size: int = Field(
-        300, ge=1, description="hierarchical: hidden size per direction of the utterance encoder"
+        300, ge=1, le=MAX_SIZE, description="hierarchical: hidden size per direction of the utterance encoder"
     )
     context_size: int = Field(
-        600, ge=1, description="hidden size of the context encoder, or of the flat encoder"
+        600, ge=1, le=MAX_SIZE, description="hidden size of the context encoder, or of the flat encoder"
     )
-    layers: int = Field(1, ge=1, description="layers of the context encoder, or of the flat encoder")
+    layers: int = Field(
+        1, ge=1, le=MAX_LAYERS, description="layers of the context encoder, or of the flat encoder"
+    )
 
 
 class DecoderConfig(Section):
     """The recurrent decoder that the head sits on."""
 
     cell: CellKind = Field("lstm", description=f"{_CELLS}; [cell] says more")
-    hidden_size: int = Field(400, ge=1, description="H, the hidden size")
-    layers: int = Field(1, ge=1, description="number of layers")
+    hidden_size: int = Field(400, ge=1, le=MAX_SIZE, description="H, the hidden size")
+    layers: int = Field(1, ge=1, le=MAX_LAYERS, description="number of layers")
     attention: Literal["none", "dot", "additive"] = Field(
         "none", description="attention over the encoder's states"
     )
@@ -86,7 +98,7 @@ class DecoderConfig(Section):
 class ModelConfig(Section):
     """Sizes and regularisation that encoder and decoder share."""
 
-    embedding_size: int = Field(200, ge=1, description="size of the shared word embedding")
+    embedding_size: int = Field(200, ge=1, le=MAX_SIZE, description="size of the shared word embedding")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of embeddings, encoder and decoder outputs")
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
     init_range: float = Field(
@@ -101,21 +113,21 @@ class DecodeConfig(Section):
     """How a response is searched for or sampled."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search or sampling")
-    beam: int = Field(10, ge=1, description="beam width; 1 is greedy")
-    nbest: int = Field(5, ge=1, description="responses kept")
-    max_length: int = Field(30, ge=1, description="longest response in tokens, </s> not counted")
-    min_length: int = Field(0, ge=0, description="shortest response in tokens, </s> not counted")
+    beam: int = Field(10, ge=1, le=MAX_SIZE, description="beam width; 1 is greedy")
+    nbest: int = Field(5, ge=1, le=MAX_SIZE, description="responses kept")
+    max_length: int = Field(30, ge=1, le=MAX_SIZE, description="longest response in tokens, </s> not counted")
+    min_length: int = Field(0, ge=0, le=MAX_SIZE, description="shortest response in tokens, </s> not counted")
     length_penalty: float = Field(
         0.0, ge=0, le=10, description="scores are divided by length^this; 0 sums (the papers)"
     )
     no_repeat_ngram: int = Field(
-        0, ge=0, description="block n-grams that repeat within a response; 0 blocks none"
+        0, ge=0, le=MAX_SIZE, description="block n-grams that repeat within a response; 0 blocks none"
     )
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     temperature_on: Literal["mixture", "components"] = Field(
         "mixture", description="temper the mixed distribution or every component's logits"
     )
-    top_k: int = Field(0, ge=0, description="sample among the k most probable tokens; 0 is all")
+    top_k: int = Field(0, ge=0, le=MAX_SIZE, description="sample among the k most probable tokens; 0 is all")
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

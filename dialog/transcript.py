@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from dialog.schema import DecodeConfig
 from lm.errors import DataError
 from lm.lines import visible
-from lm.schema import Section
+from lm.section import Section
 from lm.storage import read_file, require_foreign, require_writable, write_atomic
 from lm.terminal import sanitize
 

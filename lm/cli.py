@@ -19,6 +19,7 @@ from lm.console import (
     RunFolder,
     check_data,
     counting,
+    named,
     new_app,
     run_app,
     show,
@@ -82,7 +83,7 @@ def prepare(
             metavar="SOURCE", help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named, help="Folder to write.")],
     format: Annotated[
         str, typer.Option(help="Format of the source; auto looks at names and content.")
     ] = "auto",
@@ -138,7 +139,10 @@ def train(
     config: Config,
     overrides: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; runs/<config name> if left out.")
+        Path | None,
+        typer.Option(
+            "--run", metavar="DIR", parser=named, help="Run folder; runs/<config name> if left out."
+        ),
     ] = None,
 ) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
@@ -170,7 +174,8 @@ def finetune(
     source: RunFolder,
     overrides: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Run folder; RUN-finetuned if left out.")
+        Path | None,
+        typer.Option("--run", metavar="DIR", parser=named, help="Run folder; RUN-finetuned if left out."),
     ] = None,
 ) -> None:
     """Go on from the best weights of a run with averaged SGD until validation stalls, into a new run.

@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,9 +22,10 @@ from pydantic.fields import FieldInfo
 from lm.errors import ConfigError, StorageError
 from lm.lines import visible
 from lm.presets import find_config, preset_paths
+from lm.section import MAX_TEXT
 from lm.storage import JSON, read_json, sealed, write_json
-from lm.suggest import did_you_mean
-from lm.tomlfile import Lines, read_toml
+from lm.suggest import LONGEST, did_you_mean
+from lm.tomlfile import MAX_SIZE, Lines, read_toml
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -126,7 +128,7 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
         raise StorageError(f"{path.parent}: no such run; check the path")
     if not path.is_file():
         raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
-    saved = read_json(path)
+    saved = read_json(path, limit=MAX_SIZE)
     require_family(path, saved, schema)
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
@@ -178,11 +180,19 @@ def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
 
 
-def _parent(path: Path, extends: str, schema: type[BaseModel]) -> Path:
+def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path:
     """The file that a file extends: one relative to it, or else a preset by its name."""
-    parent = path.parent / extends
+    name = str(extends.value)
+    parent = path.parent / name
     presets = {preset.stem: preset for preset in preset_paths(family_of(schema))}
-    return parent if parent.is_file() else presets.get(extends, parent)
+    with suppress(OSError, ValueError):  # too long for a name, or no name
+        if parent.exists():
+            return parent
+    if name in presets:
+        return presets[name]
+    raise ConfigError(
+        f"{extends.where}: extends {_shown(name)}: no such file or preset {_shown(str(parent))}"
+    )
 
 
 def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path, ...]) -> Settings:
@@ -192,13 +202,11 @@ def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path,
     extends = settings.get("extends")
     if extends is None or not isinstance(extends.value, str) or not extends.value:
         return settings
-    parent, lineage = _parent(path, extends.value, schema), (*descendants, path.resolve())
+    parent, lineage = _parent(path, extends, schema), (*descendants, path.resolve())
     if parent.resolve() in lineage:
         raise ConfigError(
             f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
         )
-    if not parent.is_file():
-        raise ConfigError(f"{extends.where}: extends {extends.value!r}: no such file {parent}, or preset")
     return _file_settings(parent, schema, lineage) | settings
 
 
@@ -229,6 +237,8 @@ def _override_settings(
     settings = Settings()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
+        if len(text) > MAX_TEXT:
+            raise ConfigError(f"--set {text[:40]}…: longer than {MAX_TEXT:,} characters; write it in a file")
         if not equals:
             raise ConfigError(f"{place} {text}: give a key and a value, as in {place} KEY=VALUE")
         field = require_key(key, schema, place)
@@ -241,7 +251,7 @@ def _override_settings(
 def _value(text: str, field: FieldInfo) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, or a number of more digits than Python reads
         return text
     value = parsed["value"]
     wants_text = field.annotation is str and not isinstance(value, str)
@@ -279,7 +289,9 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
         first = next(key for key in keys if key.startswith(f"{name}."))
         return f"{name} is a table; set one of its keys, as in {first}"
     if is_table:
-        return f"unknown table [{name}]" + (did_you_mean(name, tables) or f"; tables are {', '.join(tables)}")
+        return f"unknown table [{name[:LONGEST]}]" + (
+            did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
+        )
     hint = did_you_mean(name, keys)
     if not hint:  # perhaps the field's longer name: learning_rate for lr
         table, _, key = name.rpartition(".")
@@ -290,7 +302,7 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
             f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
         )
         hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
-    return f"unknown key {name}{hint}"
+    return f"unknown key {name if len(name) <= LONGEST else f'{name[:LONGEST]}…'}{hint}"
 
 
 def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:
@@ -309,7 +321,10 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
     setting = settings[key]
     if error["type"] in ("missing", "too_long", "too_short"):
         types = get_args(keys[key].annotation)
-        number = "one value or more" if Ellipsis in types else f"{len(types)} values"
+        number = f"{len(types)} values"
+        if Ellipsis in types:
+            most = error.get("ctx", {}).get("max_length")
+            number = f"at most {most:,} values" if most else "one value or more"
         message = f"Input should be a list of {number}"
     for theirs, ours in WORDING.items():
         message = message.replace(theirs, ours)
@@ -338,5 +353,8 @@ def _choices(annotation: object) -> list[str]:
 def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "a table"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # it has more digits than Python writes
+        return "a number of more than 4,300 digits"
     return text if len(text) <= 60 else text[:57] + "..."

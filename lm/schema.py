@@ -7,21 +7,16 @@ is frozen and strict: unknown keys and ill-typed values are errors. ``lm.config`
 from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from lm.section import MAX_LAYERS, MAX_SEED, MAX_SIZE, Count, Section, Size
 
 HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss", "mixtape", "plif", "doc"]
 MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
 Temperature = Literal["none", "constant", "contextual", "exponential", "additive", "sigmoid"]
 CellKind = Literal["lstm", "mogrifier", "mlstm", "gru", "mogrifier_gru"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
 RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
-
-
-class Section(BaseModel):
-    """A table of a config file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class HeadConfig(Section):
@@ -33,11 +28,12 @@ class HeadConfig(Section):
     components: int = Field(
         1,
         ge=1,
+        le=MAX_SIZE,
         description="K, the number of mixed contexts (moc), logits (mixtape, a power of 2) or softmaxes"
         " (mos, moss, doc)",
     )
     embedding_size: int | None = Field(
-        None, ge=1, description="E, the size of a context vector; none is the hidden size"
+        None, ge=1, le=MAX_SIZE, description="E, the size of a context vector; none is the hidden size"
     )
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     output_bias: bool = Field(True, description="a bias for every word, shared by the components")
@@ -65,16 +61,19 @@ class HeadConfig(Section):
         " gradient of contexts and output matrix, which saves time; 0 is exact",
     )
     gate_size: int | None = Field(
-        None, ge=1, description="mixtape: size of the words' gate vectors; none is embedding_size"
+        None,
+        ge=1,
+        le=MAX_SIZE,
+        description="mixtape: size of the words' gate vectors; none is embedding_size",
     )
-    gated_words: int = Field(
-        0, ge=0, description="mixtape: so many most frequent words have gates of their own; 0 is all"
+    gated_words: Count = Field(
+        0, description="mixtape: so many most frequent words have gates of their own; 0 is all"
     )
-    intervals: int = Field(
-        1000, ge=1, description="plif: intervals, each with its slope, of the function of the logits"
+    intervals: Size = Field(
+        1000, description="plif: intervals, each with its slope, of the function of the logits"
     )
     interval_range: float = Field(20.0, gt=0, description="plif: they divide logits from - this to + this")
-    lower_components: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    lower_components: tuple[Count, ...] = Field(
         (),
         strict=False,
         description="doc: how many of the components come from the layer below the last, from the next"
@@ -101,7 +100,7 @@ class HeadConfig(Section):
     )
     temperature_value: float = Field(2.0, gt=0, description="constant: the temperature")
     temperature_rank: int | None = Field(
-        None, ge=1, description="Q, the rank of the temperatures' matrix; none is embedding_size"
+        None, ge=1, le=MAX_SIZE, description="Q, the rank of the temperatures' matrix; none is embedding_size"
     )
     temperature_alpha: float = Field(1.0, gt=0, description="contextual: α of (softmax + α) / β")
     temperature_beta: float = Field(0.5, gt=0, description="contextual: β of (softmax + α) / β")
@@ -193,17 +192,20 @@ class CellSettings(Section):
     """What recurrent cells are like, apart from which one it is."""
 
     rounds: int = Field(
-        5, ge=0, description="mogrifiers: how often input and state gate each other before a step"
+        5,
+        ge=0,
+        le=MAX_LAYERS,
+        description="mogrifiers: how often input and state gate each other before a step",
     )
-    rank: int = Field(0, ge=0, description="mogrifiers: rank of the gates' matrices; 0 is full")
+    rank: int = Field(0, ge=0, le=MAX_SIZE, description="mogrifiers: rank of the gates' matrices; 0 is full")
     gate_bias: bool = Field(True, description="mogrifiers: whether gates have biases")
     zigzag: bool = Field(True, description="mogrifiers: gates read the latest input and state, not the first")
     cap_input_gate: bool = Field(
         False, description="LSTM cells: the input gate is at most 1 - the forget gate"
     )
     input_scale: bool = Field(False, description="whether every unit of the inputs has a learned factor")
-    weight_rank: int = Field(
-        0, ge=0, description="largest rank of W_ih and W_hh, as products of two; 0 is one matrix each"
+    weight_rank: Count = Field(
+        0, description="largest rank of W_ih and W_hh, as products of two; 0 is one matrix each"
     )
     layer_norm: bool = Field(
         False, description="LSTM cells: whether what each gate squashes is normalised over its units"
@@ -350,8 +352,8 @@ class TrainConfig(Section):
     max_minutes: float = Field(
         0.0, ge=0, description="stop after so much training time, resumes included; 0 is no limit"
     )
-    batch_size: int = Field(16, ge=1, description="dialog segments (dialog) or streams (lm) in a batch")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one update")
+    batch_size: Size = Field(16, description="dialog segments (dialog) or streams (lm) in a batch")
+    accumulate: Size = Field(1, description="batches whose gradients make one update")
     validate_every: int = Field(0, ge=0, description="updates between validations; 0 is once an epoch")
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better one; 0 never stops early"

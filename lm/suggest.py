@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 MOST = 3  # names that are suggested at once
+LONGEST = 200  # characters of a name that may be meant to be another; comparing takes their product
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -31,6 +32,8 @@ def nearest(name: str, candidates: Iterable[str]) -> list[str]:
     Names may be dotted (``section.key``). Case and ``-`` against ``_`` count for little; the right key in
     another section counts for more than one error in the key, and for less than two.
     """
+    if len(name) > LONGEST:
+        return []
     costs = {candidate: _cost(name, candidate) for candidate in candidates}
     least = min(costs.values(), default=math.inf)
     if least <= _tolerance(name):

@@ -18,7 +18,8 @@ from dialog.schema import DialogConfig
 from lm.config import known_keys, known_tables, load_config, override, read_config, save_config
 from lm.errors import ConfigError, StorageError
 from lm.presets import preset_paths
-from lm.schema import HeadKind, Section
+from lm.schema import HeadKind
+from lm.section import Section
 from lm.suggest import did_you_mean, edit_distance, nearest
 from lm.tomlfile import key_lines
 

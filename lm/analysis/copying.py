@@ -30,7 +30,8 @@ from lm.errors import DivergenceError, require
 from lm.guard import learnt
 from lm.heads import Head
 from lm.optim import Schedule, build_optimizer
-from lm.schema import MAX_SEED, CellConfig, HeadConfig, OptimConfig
+from lm.schema import CellConfig, HeadConfig, OptimConfig
+from lm.section import MAX_SEED
 from lm.shapes import shapes_only
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.storage import make_folder, write_json

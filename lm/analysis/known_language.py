@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm.analysis.spectrum import RankResult
 from lm.errors import require
-from lm.schema import MAX_SEED
+from lm.section import MAX_SEED
 
 
 @dataclass(frozen=True)

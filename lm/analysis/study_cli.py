@@ -5,15 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from lm.console import JsonFile, counting, show, write_result
+from lm.console import JsonFile, counting, named, show, write_result
 from lm.errors import ConfigError
 from lm.stop import RESUME, interruptible
 
 
 def bottleneck(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
-        "runs/bottleneck"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+    ] = Path("runs/bottleneck"),
     contexts: Annotated[int, typer.Option(help="Contexts of the language.")] = 96,
     vocab: Annotated[int, typer.Option(help="Words of the language.")] = 768,
     rank: Annotated[int, typer.Option(help="Rank of its true log-probability matrix.")] = 48,
@@ -84,9 +84,9 @@ def bottleneck(
 
 
 def reverse_copy(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where points, result and picture go.")] = Path(
-        "runs/reverse-copy"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+    ] = Path("runs/reverse-copy"),
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="Sequences of `lm prepare reverse-copy`; again for more lengths."),

@@ -4,11 +4,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.schema import CellConfig, HeadConfig, OptimConfig, Section, TrainConfig
+from lm.schema import CellConfig, HeadConfig, OptimConfig, TrainConfig
+from lm.section import MAX_LAYERS, MAX_SIZE, Section, Size
 from lm.tokenizers import TokenizerKind
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
-Size = Annotated[int, Field(ge=1)]
 
 
 class DataConfig(Section):
@@ -24,20 +24,24 @@ class DataConfig(Section):
     )
     lowercase: bool = Field(False, description="lower-case text files first")
     vocab_size: int = Field(
-        0, ge=0, description="most frequent training tokens kept of a text file; 0 is all"
+        0, ge=0, le=1_000_000_000, description="most frequent training tokens kept of a text file; 0 is all"
     )
-    valid_streams: int = Field(10, ge=1, description="streams that validation reads side by side")
+    valid_streams: int = Field(
+        10, ge=1, le=MAX_SIZE, description="streams that validation reads side by side"
+    )
 
 
 class WindowConfig(Section):
     """How streams are cut into windows for truncated backpropagation (Merity et al. 2018, §5)."""
 
-    length: int = Field(70, ge=1, description="tokens of a stream in a window")
+    length: int = Field(70, ge=1, le=MAX_SIZE, description="tokens of a stream in a window")
     random: bool = Field(True, description="vary the length: mostly near length, sometimes near half of it")
     half_share: float = Field(0.05, ge=0, le=1, description="share of the windows near half the length")
-    spread: float = Field(5.0, ge=0, description="standard deviation of the length")
-    shortest: int = Field(5, ge=1, description="no window is drawn shorter")
-    max_delta: int = Field(0, ge=0, description="no window is longer than length by more; 0 is no limit")
+    spread: float = Field(5.0, ge=0, le=MAX_SIZE, description="standard deviation of the length")
+    shortest: int = Field(5, ge=1, le=MAX_SIZE, description="no window is drawn shorter")
+    max_delta: int = Field(
+        0, ge=0, le=MAX_SIZE, description="no window is longer than length by more; 0 is no limit"
+    )
     rescale_lr: bool = Field(True, description="the learning rate of an update is times its length / length")
     order: Literal["streams", "read_heads"] = Field(
         "streams",
@@ -45,7 +49,10 @@ class WindowConfig(Section):
         " sentence that is drawn anew each time (lamb)",
     )
     jitter: int = Field(
-        100, ge=0, description="read_heads: sentences by which a beginning is moved at most, either way"
+        100,
+        ge=0,
+        le=MAX_SIZE,
+        description="read_heads: sentences by which a beginning is moved at most, either way",
     )
     state_reset: Rate = Field(0.0, description="share of the streams that start a window from a zero state")
 
@@ -53,10 +60,11 @@ class WindowConfig(Section):
 class ModelConfig(Section):
     """Sizes of the language model, its dropout and its penalties (Merity et al. 2018, §3-4)."""
 
-    embedding_size: int = Field(400, ge=1, description="size of the input word embedding")
+    embedding_size: int = Field(400, ge=1, le=MAX_SIZE, description="size of the input word embedding")
     hidden_sizes: tuple[Size, ...] = Field(
         (1150, 1150, 400),
         min_length=1,
+        max_length=MAX_LAYERS,
         description="hidden size of every recurrent layer, the first one first",
     )
     budget: int = Field(

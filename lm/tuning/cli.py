@@ -11,7 +11,7 @@ import typer
 
 from lm.commands import config_argument
 from lm.config import C, load_config
-from lm.console import JsonFile, Overrides, show, writable, write_result
+from lm.console import JsonFile, Overrides, named, show, writable, write_result
 from lm.errors import ConfigError, DivergenceError
 from lm.pictures import require_format
 from lm.storage import require_apart
@@ -41,7 +41,8 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         ] = None,
         overrides: Overrides = None,
         out: Annotated[
-            Path | None, typer.Option(metavar="DIR", help="runs/tune/<config name> if left out.")
+            Path | None,
+            typer.Option(metavar="DIR", parser=named, help="runs/tune/<config name> if left out."),
         ] = None,
         trials: Annotated[int, typer.Option(metavar="N", min=1, help="In total, over all workers.")] = 20,
         workers: Annotated[
@@ -123,11 +124,11 @@ def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
     best = best_of(rows)
     result: Mapping[str, Any] = saved | {"trials": rows, "best": best and best["trial"]}
     write_result(json_file, result)
+    if picture:
+        draw(picture, f"{saved['family']} {saved['source']}", saved["space"], rows)
     show(*search_tables(str(folder), rows, best))
     if best:
         show(f"the best values are in {folder / BEST}")
-    if picture:
-        draw(picture, f"{saved['family']} {saved['source']}", saved["space"], rows)
     failed = [row for row in rows if row["state"] == "failed"]
     if failed and len(failed) == len(rows):
         raise DivergenceError(f"{folder}: every trial failed, the first by: {failed[0]['reason']}")

@@ -1,0 +1,33 @@
+"""What all tables of config files have in common: strict types, and limits beyond which nothing works."""
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
+MAX_SIZE = 10_000_000  # of a vector, a batch, a list: beyond all models, and short of overflow
+MAX_LAYERS = 1000  # and other parts that are made one by one
+MAX_NUMBER = 1e30  # float32 holds it, with room for products
+MAX_TEXT = 4096  # characters
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+
+
+class Section(BaseModel):
+    """A table of a config file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _usable(cls, value: object) -> object:
+        """ValueError for numbers that overflow sooner or later, and texts that are no name of anything."""
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, int) and abs(item) > MAX_SEED:
+                raise ValueError(f"must be less than or equal to {MAX_SEED}")
+            if isinstance(item, float) and MAX_NUMBER < abs(item) < math.inf:
+                raise ValueError(f"must be less than or equal to {MAX_NUMBER:g}")
+            if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
+                raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
+        return value
