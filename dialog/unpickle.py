@@ -6,11 +6,14 @@ that reads it has limited memory and time, allows no class or function at all, a
 
 import io
 import json
+import math
 import os
 import pickle
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,8 +23,8 @@ from lm.errors import DataError
 from lm.lines import InputLog, open_regular, visible
 
 MAX_SIZE = 1 << 30  # bytes
-_MEMORY_PER_BYTE = 40  # of the file; Python's objects are larger than what they are pickled as
-_SECONDS = 600
+_MEMORY = 1 << 29, 10  # bytes, and bytes for each of the file: objects are larger than what is pickled
+_SECONDS = 4, 3  # of CPU time, and for each MB; a tenth of that is usual
 _REFUSED = 3  # exit code of the reading process
 
 
@@ -50,7 +53,11 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
             f"{name}: refused: {visible(done.stderr.decode(errors='replace'))}; use the JSONL release"
         )
     if done.returncode:
-        raise DataError(f"{name}: needs more than {_SECONDS} s or too much memory; use the JSONL release")
+        memory, seconds = _limits(size)
+        raise DataError(
+            f"{name}: refused: needs more than {seconds} s or {memory >> 20:,} MiB of memory;"
+            " use the JSONL release"
+        )
     splits: dict[str, list[Any]] = {split: [] for split in SPLITS}
     for line in done.stdout.splitlines():
         split, value = json.loads(line)
@@ -68,11 +75,15 @@ def _import_path() -> list[str]:
     return [ours, *(path for path in sys.path if os.path.isabs(path) and path not in (ours, os.getcwd()))]
 
 
-def _plain_dialogs(value: Any, limit: int) -> list[str]:
+def _limits(size: int) -> tuple[int, int]:
+    """Bytes of memory and seconds that reading a pickle of ``size`` bytes may take."""
+    return _MEMORY[0] + _MEMORY[1] * size, _SECONDS[0] + _SECONDS[1] * size // 1_000_000
+
+
+def _plain_dialogs(value: Any, limit: int) -> Iterator[str]:
     """JSON lines ``[split, dialog]``; ValueError for another layout, or where sharing makes it explode."""
     if not isinstance(value, dict) or not value or not set(value) <= set(SPLITS):
         raise ValueError("it is not a dictionary of train, valid and test")
-    lines = []
     for split, dialogs in value.items():
         if not isinstance(dialogs, list):
             raise ValueError(f"{split} is not a list of dialogs")
@@ -84,8 +95,7 @@ def _plain_dialogs(value: Any, limit: int) -> list[str]:
                 limit -= _cost(item)
             if limit < 0:
                 raise ValueError("it expands to more than sixteen times its size")
-            lines.append(json.dumps([split, {**kept, "utts": dialog["utts"]}]))
-    return lines
+            yield json.dumps([split, {**kept, "utts": dialog["utts"]}])
 
 
 def _cost(item: Any, depth: int = 0) -> int:
@@ -102,18 +112,19 @@ def _cost(item: Any, depth: int = 0) -> int:
 def _main() -> int:
     """Read a pickle on standard input, write JSON lines; the reason for a refusal goes to standard error."""
     data = sys.stdin.buffer.read()
-    memory = (1 << 29) + _MEMORY_PER_BYTE * len(data)
+    memory, seconds = _limits(len(data))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    used = math.ceil(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
     try:
         value = _PlainUnpickler(io.BytesIO(data), encoding="utf-8").load()
-        lines = _plain_dialogs(value, 16 * len(data))
+        for line in _plain_dialogs(value, 16 * len(data)):
+            sys.stdout.write(f"{line}\n")
     except MemoryError:
         return 1
     except Exception as error:  # whatever a damaged pickle does to the unpickler
         sys.stderr.buffer.write(ascii(" ".join(str(error).split()) or type(error).__name__).encode())
         return _REFUSED
-    sys.stdout.buffer.write("\n".join(lines).encode())
     return 0
 
 

@@ -193,6 +193,11 @@ def test_pickles_of_another_layout_and_bombs_are_refused(tmp_path: Path) -> None
     wrong: list[object] = [[], {"train": {}}, {"train": [1]}, {"other": []}, {"train": [{"utts": [laughs]}]}]
     for value in (*wrong, {"train": [dialog] * 1000}):
         assert "refused" in refusal(write(tmp_path, "corpus.p", pickled(value)))
+    collisions = {number * (2**61 - 1): "" for number in range(30_000)}  # all have the hash 0
+    data = pickle.dumps({"train": [{"utts": [], "id": collisions}]}, 2)
+    before = os.times()
+    assert "needs more than 5 s or 515 MiB of memory" in refusal(write(tmp_path, "corpus.p", data))
+    assert os.times().children_user - before.children_user < 12
     memo = b"\x80\x02}r\xff\xff\xff\x7f."  # a memo of 2³¹ entries
     assert "memory" in refusal(write(tmp_path, "corpus.p", memo))
 
