@@ -254,6 +254,7 @@ def test_a_worker_that_is_killed_is_told_in_a_line() -> None:
     process.join()
     told = _failure(3, process, ours)
     assert str(told) == "worker 3 was ended by SIGKILL; run the same command again to go on"
+    assert told.exit_code == 75
 
 
 def end_by_kill(connection: object) -> None:

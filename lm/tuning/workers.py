@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from lm.ending import shortage
 from lm.errors import HighrankError, Interrupted
 from lm.progress import NullReporter, PlainReporter, Reporter
 from lm.stop import RESUME, StopFlag
@@ -90,10 +91,11 @@ def _failure(number: int, process: SpawnProcess, connection: Connection) -> High
         if connection.poll():
             told: HighrankError = connection.recv()
             return told
-    ended = f"exit code {process.exitcode}"
-    if process.exitcode and process.exitcode < 0:
+    again = "run the same command again to go on"
+    if process.exitcode and process.exitcode < 0:  # by somebody, as the kernel does where memory is short
         ended = signal.Signals(-process.exitcode).name
-    return HighrankError(f"worker {number} was ended by {ended}; run the same command again to go on")
+        return Interrupted(f"worker {number} was ended by {ended}; {again}")
+    return HighrankError(f"worker {number} ended with exit code {process.exitcode}; {again}")
 
 
 def _worker(job: Job, connection: Connection) -> None:
@@ -119,6 +121,12 @@ def _worker(job: Job, connection: Connection) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
+    except BaseException as error:
+        if not (lack := shortage(error)):
+            raise
+        with suppress(OSError):
+            connection.send(lack)
+        sys.exit(lack.exit_code)
 
 
 def _watch(connection: Connection, gone: threading.Event) -> None:
