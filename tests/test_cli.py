@@ -37,13 +37,13 @@ from lm.tables import Table
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
-    "score", "show", "train", "tune",
+    "runs", "score", "show", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze gates", "analyze rank",
     "analyze recovery", "analyze temperature",
     "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
-    "presets", "reverse-copy", "score", "train", "tune",
+    "presets", "reverse-copy", "runs", "score", "train", "tune",
 )  # fmt: skip
 Outcome = tuple[int, str, str]
 
