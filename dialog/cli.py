@@ -111,7 +111,9 @@ def prepare(
     ] = "error",
     tokenizer: Annotated[
         TokenizerKind,
-        typer.Option(help="Counts tokens in the report."),
+        typer.Option(
+            metavar="KIND", help="Counts tokens in the report: wordpunct, whitespace, char, unigram or bpe."
+        ),
     ] = "wordpunct",
     vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary of the report.")] = 10_000,
     lowercase: Annotated[bool, typer.Option(help="Lower-case the text for the report.")] = True,

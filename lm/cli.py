@@ -90,14 +90,19 @@ def prepare(
     language: Annotated[str, typer.Option(help="Which of several corpora in one folder.")] = "",
     tokenizer: Annotated[
         Literal["auto", "wordpunct", "whitespace", "char", "unigram", "bpe"],
-        typer.Option(help="auto: as the corpus is published, whitespace for any other text."),
+        typer.Option(
+            metavar="KIND",
+            help="auto (as the corpus is published, whitespace for any other text), wordpunct, whitespace,"
+            " char, unigram or bpe.",
+        ),
     ] = "auto",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the text.")] = False,
     vocab_size: Annotated[
         int, typer.Option(min=0, help="Most frequent tokens kept, <eos> and <unk> included; 0 is all.")
     ] = 0,
     vocabulary: Annotated[
-        Literal["train", "train+valid+test"], typer.Option(help="The splits that words are taken from.")
+        Literal["train", "train+valid+test"],
+        typer.Option(metavar="SPLITS", help="Words are taken from train, or from train+valid+test."),
     ] = "train",
     blank_lines: Annotated[
         Literal["keep", "drop"], typer.Option(help="Whether a blank line is an <eos>.")
@@ -232,7 +237,10 @@ def dynamic(
     eps: Annotated[float | None, typer.Option(help="ε, in place of the setting's.")] = None,
     scaling: Annotated[
         Literal["normalised", "original", "elements"] | None,
-        typer.Option(help="What these numbers are for: original is the MoS paper's, elements lamb's."),
+        typer.Option(
+            metavar="KIND",
+            help="What these numbers are for: normalised, original (the MoS paper's) or elements (lamb's).",
+        ),
     ] = None,
     window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
     streams: Annotated[

@@ -356,3 +356,17 @@ def test_results_have_the_common_fields_and_no_nan(tmp_path: Path) -> None:
     assert (result["x"], result["y"], result["device"]) == (None, [None, {"z": 2.5}], "cuda")
     assert result["config"]["train"]["seed"] == 1
     assert {"highrank", "python", "torch"} <= result["versions"].keys()
+
+
+@pytest.mark.parametrize(
+    "command", ["dialog prepare", "lm prepare", "lm dynamic", "lm generate", "lm evaluate"]
+)
+def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
+    family, name = command.split()
+    narrow = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    arguments = [sys.executable, "-m", family, name, "--help"]
+    ended = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True)
+    shown = ended.stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    cells = [cell for line in shown.splitlines() for cell in line.split()]
+    assert all(cell.count("<") == cell.count(">") for cell in cells if "|" in cell)

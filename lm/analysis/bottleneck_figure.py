@@ -155,6 +155,9 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     _draw_sweep(panels[0], lines, "context size E of the head", where)
     _draw_guides(panels[0, 1], {size: size + 2 for size in settings["embedding_sizes"]}, settings)
     panels[0, 0].set_yscale("log")
+    from matplotlib.ticker import LogLocator
+
+    panels[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panels[0, 0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panels[0, 0].minorticks_off()
     if by_components:

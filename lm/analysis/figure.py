@@ -43,6 +43,7 @@ def _draw(spectra: Mapping[str, RankResult], figure: "Figure") -> None:
         threshold = result.thresholds["roundoff_float64"] / (float(result.singular_values[0]) or 1.0)
         below.axvline(threshold, color=colour, linestyle=":", linewidth=1)
         by_index.axhline(threshold, color=colour, linestyle=":", linewidth=1)
+    below.plot([], [], color="grey", linestyle=":", linewidth=1, label="threshold of the rank")
     share = "singular value / largest singular value"
     below.set(xscale="log", xlabel=share, ylabel="singular values below (%)", ylim=(-2, 102))
     by_index.set(yscale="log", xlabel="index, largest first", ylabel=share)
