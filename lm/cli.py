@@ -91,9 +91,7 @@ def prepare(
     tokenizer: Annotated[
         Literal["auto", "wordpunct", "whitespace", "char", "unigram", "bpe"],
         typer.Option(
-            metavar="KIND",
-            help="auto (as the corpus is published, whitespace for any other text), wordpunct, whitespace,"
-            " char, unigram or bpe.",
+            metavar="KIND", help="auto (as published), wordpunct, whitespace, char, unigram or bpe."
         ),
     ] = "auto",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the text.")] = False,
@@ -237,10 +235,7 @@ def dynamic(
     eps: Annotated[float | None, typer.Option(help="ε, in place of the setting's.")] = None,
     scaling: Annotated[
         Literal["normalised", "original", "elements"] | None,
-        typer.Option(
-            metavar="KIND",
-            help="What these numbers are for: normalised, original (the MoS paper's) or elements (lamb's).",
-        ),
+        typer.Option(metavar="KIND", help="Of these: normalised, original (MoS paper) or elements (lamb)."),
     ] = None,
     window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
     streams: Annotated[
