@@ -56,11 +56,7 @@ TemperatureSearch = Annotated[
 ]
 McSamples = Annotated[
     int,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Also the mean of N passes with dropout; with --temperature-search, at their own too.",
-    ),
+    typer.Option(metavar="N", min=0, help="Also the mean of N passes with dropout, tempered if so asked."),
 ]
 McRate = Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")]
 
