@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8
 
 @pytest.fixture(autouse=True)
 def quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fsync does shows only when the power fails; :class:`faults.PowerLoss` sees where it is called."""
+    """What fsync does shows only when the power fails; :class:`power.Recorder` sees where it is called."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import faults
 import pytest
 import torch
+from power import Disk, Recorder
 from tiny_store import groups_of, holds, one_line, save, two_commits
 
 from lm.checkpoint import CheckpointStore
@@ -19,7 +20,7 @@ from lm.errors import StorageError
 
 @pytest.fixture(autouse=True)
 def quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fsync does shows only when the power fails; :class:`faults.PowerLoss` sees where it is called."""
+    """What fsync does shows only when the power fails; :class:`power.Recorder` sees where it is called."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -121,13 +122,22 @@ def test_a_kill_while_cleaning_up_loses_nothing(tmp_path: Path) -> None:
 def power_losses(tmp_path: Path, sabotage: str = "") -> int:
     """Loses power at every operation of a commit, in several ways each; returns the number of states."""
     store = fresh_store(tmp_path)
-    loss = faults.PowerLoss(store.folder, next_commit(store))
+    recorder = Recorder(store.folder)
+    shutil.copytree(store.folder, before := tmp_path / "before")
+    with recorder.recording():
+        next_commit(store)()
+    disk = Disk(before, recorder.changes)
+    folders = {
+        change.path for change in recorder.changes if (store.folder / change.path).suffix in ("", ".tmp")
+    }
     if sabotage:
-        loss.without(sabotage)
+        disk.without(
+            lambda change: change.kind == "sync" and (change.path in folders) == (sabotage == "folders")
+        )
     choose, target, count = random.Random(0), tmp_path / "state", 0
-    for length in range(len(loss) + 1):
+    for length in range(len(disk) + 1):
         for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-            loss.state(length, target, choose, share)
+            disk.state(length, target, choose, share)
             survives(CheckpointStore(target), (2, 3), go_on=count % 3 == 0)
             shutil.rmtree(target)
             count += 1
@@ -138,7 +148,7 @@ def test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit(tmp_path: 
     assert power_losses(tmp_path) > 200
 
 
-@pytest.mark.parametrize("sabotage", ["sync_file", "sync_folder"])
+@pytest.mark.parametrize("sabotage", ["files", "folders"])
 def test_the_power_loss_test_sees_a_missing_fsync(tmp_path: Path, sabotage: str) -> None:
     with pytest.raises((AssertionError, StorageError)):
         power_losses(tmp_path, sabotage)

@@ -1,7 +1,6 @@
 """Damaged and hostile commits: every flipped bit is noticed, and nothing that a file says is done."""
 
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -12,17 +11,16 @@ from pathlib import Path
 
 import faults
 import pytest
-from tiny_store import flip, holds, one_line, save, two_commits
+from tiny_store import flip, forge, header, holds, one_line, save, two_commits
 
 from lm import commit as commit_module
 from lm.checkpoint import CheckpointStore, Commit
 from lm.errors import StorageError
-from lm.storage import canonical_json
 
 
 @pytest.fixture(autouse=True)
 def quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fsync does shows only when the power fails; :class:`faults.PowerLoss` sees where it is called."""
+    """What fsync does shows only when the power fails; :class:`power.Recorder` sees where it is called."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -101,19 +99,6 @@ def test_other_damage_is_noticed(store: CheckpointStore) -> None:
 # --- hostile files ---
 
 
-def forge(folder: Path, files: dict[str, bytes], changes: dict[str, object] | None = None) -> None:
-    """A commit whose hashes are right, as a malicious author would make them."""
-    folder.mkdir(parents=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    records = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
-    }
-    body = {"format": 1, "step": 5, "files": records, "facts": {}} | (changes or {})
-    seal = hashlib.sha256(canonical_json(body)).hexdigest()
-    (folder / "manifest.json").write_bytes(canonical_json(body | {"sha256": seal}))
-
-
 RECORD = {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
 
 
@@ -174,11 +159,6 @@ def test_a_manifest_that_is_no_manifest_is_refused(store: CheckpointStore, data:
     with pytest.raises(StorageError) as error:
         store.open("step-2")
     one_line(error, "manifest.json")
-
-
-def header(value: object, length: int | None = None) -> bytes:
-    text = json.dumps(value).encode()
-    return (len(text) if length is None else length).to_bytes(8, "little") + text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A store of small commits, to test checkpoints on."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from lm.checkpoint import CheckpointStore, Commit
 from lm.errors import StorageError
+from lm.storage import canonical_json
 
 
 def groups_of(step: int) -> dict[str, dict[str, Tensor]]:
@@ -53,3 +56,22 @@ def flip(path: Path, bit: int) -> None:
     bit %= 8 * len(data)
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
+
+
+def forge(folder: Path, files: dict[str, bytes], changes: dict[str, object] | None = None) -> None:
+    """A commit whose hashes are right, as a malicious author would make them."""
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    records = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+    }
+    body = {"format": 1, "step": 5, "files": records, "facts": {}} | (changes or {})
+    seal = hashlib.sha256(canonical_json(body)).hexdigest()
+    (folder / "manifest.json").write_bytes(canonical_json(body | {"sha256": seal}))
+
+
+def header(value: object, length: int | None = None) -> bytes:
+    """The beginning of a safetensors file; ``length`` where it lies about its size."""
+    text = json.dumps(value).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text
