@@ -15,7 +15,7 @@ BIN := .venv/bin
 READY := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check clean
+.PHONY: help install demo test nightly lint check clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -29,6 +29,9 @@ demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS 
 
 test: $(READY)  ## the test suite
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+
+nightly: $(READY)  ## the fault matrix: at most 80 minutes on 2 cores; what is finished is kept, a second call goes on
+	@$(BIN)/python scripts/nightly.py
 
 lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """Kills real processes, runs the same command again, and compares what they leave behind.
 
-Shared by ``test_crash.py`` and ``scripts/crash_test.py``. A :class:`Case` is a command and all that it needs,
+Shared by ``test_crash.py`` and the fault matrix. A :class:`Case` is a command and all that it needs,
 tiny; it is run without interruption first. A *trial* runs it again in a new folder under one or more *blows*.
 After every blow what is there must be intact, and nothing that was saved may be lost; at the end no bit may
 differ. The cases are in ``crash_dialog.py`` and ``crash_lm.py``.
@@ -17,18 +17,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from crash_process import Blow, Ended, ForkServer
 from crash_server import place_of
 
 INTERRUPTED, UNREADABLE = 75, 4  # exit codes
 TOLD = "interrupted; run the same command again"  # before anything has begun
+REFUSED = (0, 3, UNREADABLE)  # where the disk does not do as it is told
 
 # Files that tell the time, or who ran it; the hashes in a manifest are those of the files beside it.
 NOT_REPRODUCIBLE = {"timing.jsonl", "lock", "manifest.json"}
 # What a killed process was about to rename, in a folder where others may be writing, stays there.
-LEFTOVER = "run/evaluation/.*.tmp"
+LEFTOVERS = ("run/evaluation/.*.tmp", "results/.*.tmp")
 
 # What the cases of both families have in common
 HEADS: dict[str, dict[str, object]] = {
@@ -96,6 +97,24 @@ class Training(Case):
         return f"step {step} is saved"
 
 
+def whole_corpus(out: Path) -> dict[str, Any]:
+    """The manifest of what ``prepare`` wrote, {} without any; RuntimeError for anything between."""
+    if not out.exists():
+        return {}
+    try:
+        manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        wrong = [name for name, sha256 in manifest["outputs"].items() if sha256 != sha256_of(out / name)]
+    except (OSError, ValueError, KeyError) as error:
+        raise RuntimeError(f"half a corpus: {error!r}") from error
+    if wrong:
+        raise RuntimeError(f"half a corpus: {wrong} differ")
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_toml(path: Path, tables: Tables) -> None:
     """A config file; JSON and TOML spell these values alike."""
     lines: list[str] = []
@@ -153,9 +172,22 @@ class Lab:
             make(path)
         return path
 
-    def run(self, case: Case, place: Path, blow: Blow | None = None) -> Ended:
+    def run(self, case: Case, place: Path, blow: Blow | None = None, record: Path | None = None) -> Ended:
         """One process of a case."""
-        return self.server.run([case.program, *case.arguments(self)], place, blow, case.settings)
+        command = [case.program, *case.arguments(self)]
+        ended = self.server.run(command, place, blow, case.settings, record=record)
+        if blow and blow.disk:
+            shutil.rmtree(place)
+            Path(f"{place}.disk").rename(place)
+        return ended
+
+    def new_place(self, case: Case) -> Path:
+        """An empty folder with what the case begins with."""
+        self.trials += 1
+        place = self.folder / f"trial-{self.trials}"
+        place.mkdir()
+        case.begin(self, place)
+        return place
 
     def command(
         self, command: Sequence[object], place: Path, settings: Mapping[str, object] | None = None
@@ -208,10 +240,7 @@ class Lab:
         """Run the case under the blows, one process for each, then to its end; compare with the reference."""
         reference = self.reference(case)
         outcome = Outcome(case.name, [str(blow) for blow in blows])
-        self.trials += 1
-        place = self.folder / f"trial-{self.trials}"
-        place.mkdir()
-        case.begin(self, place)
+        place = self.new_place(case)
         try:
             outcome.failure = self.suffer(case, place, blows, outcome)
             outcome.failure = outcome.failure or self.outlive(case, place, blows, reference)
@@ -230,6 +259,8 @@ class Lab:
             outcome.interrupted += ended.code == INTERRUPTED
             outcome.struck.append(ended.steps[-1] if ended.steps else "before the first step")
             expected = (0, -signal.SIGKILL) if blow.deadly else (0, INTERRUPTED)
+            if blow.shortage:
+                expected = REFUSED
             if ended.hung or ended.code not in expected:
                 return f"{blow}: {ended}"
             before, step = step, int(case.saved(self, place)["step"])
@@ -256,11 +287,11 @@ class Lab:
 
 def fingerprint(place: Path) -> dict[str, str]:
     """SHA-256 of every file that equal results have in common; of the others, that they are there."""
-    files = (path for path in sorted(place.rglob("*")) if path.is_file() and not path.match(LEFTOVER))
+    files = (
+        path for path in sorted(place.rglob("*")) if path.is_file() and not any(map(path.match, LEFTOVERS))
+    )
     return {
-        str(path.relative_to(place)): ""
-        if path.name in NOT_REPRODUCIBLE
-        else hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(place)): "" if path.name in NOT_REPRODUCIBLE else sha256_of(path)
         for path in files
     }
 

@@ -1,5 +1,6 @@
 """Processes that are struck while they work: what strikes them, how they end, and who starts them."""
 
+import errno
 import json
 import os
 import signal
@@ -12,24 +13,51 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 120.0  # seconds after which a process that works for half a second counts as hung
+LIMIT = 600.0  # seconds after which a process that works for a second counts as hung, on a busy machine
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 @dataclass(frozen=True)
 class Blow:
-    """Signals to a process: at its ``at``-th change of the disk (of those at ``place``), or after seconds."""
+    """Signals to a process: at its ``at``-th change of the disk (of those at ``place``), or after seconds.
+
+    Instead of the signals that change may fail with an ``error`` number. Or the whole process may have little
+    memory (``memory`` bytes more than at its start), a limit on the size of a file, or a disk of its own.
+    """
 
     signals: tuple[int, ...] = (signal.SIGKILL,)
     at: int = 0
     place: str = ""
     after: float = 0.0
+    error: int = 0
+    memory: int = 0
+    file_size: int = 0
+    disk: int = 0
 
     @property
     def deadly(self) -> bool:
-        return signal.SIGKILL in self.signals
+        return signal.SIGKILL in self.signals and not self.shortage
+
+    @property
+    def shortage(self) -> bool:
+        """Whether the process lacks something, rather than being struck."""
+        return bool(self.error or self.memory or self.file_size or self.disk)
+
+    def request(self) -> dict[str, Any]:
+        """The part of a request to the fork server."""
+        asked: dict[str, Any] = {"at": self.at, "at_place": self.place, "error": self.error}
+        asked["signals"] = [] if self.shortage else [int(number) for number in self.signals]
+        shortages = {"memory": self.memory, "file_size": self.file_size, "disk": self.disk}
+        asked |= {name: value for name, value in shortages.items() if value}
+        if self.after:
+            asked["after"] = self.after
+        return asked
 
     def __str__(self) -> str:
+        if self.error:
+            return f"{errno.errorcode[self.error]} at {self.place or 'step'} {self.at}"
+        if self.shortage:
+            return f"memory {self.memory}, file size {self.file_size}, disk {self.disk}"
         names = "+".join(signal.Signals(number).name for number in self.signals)
         return (
             f"{names} after {self.after:.3f} s"
@@ -81,8 +109,9 @@ class ForkServer:
         settings: object = None,
         streams: Mapping[int, str] | None = None,
         memory: int = 0,
+        record: Path | None = None,
     ) -> Ended:
-        """Run one command inside a folder to its end, the program first."""
+        """Run one command inside a folder to its end, the program first; ``record`` its changes to a file."""
         self.output.write_text("")  # a child may be dead before it opens it
         request: dict[str, Any] = {
             "command": [str(argument) for argument in command],
@@ -91,12 +120,13 @@ class ForkServer:
             "limit": LIMIT,
             "settings": settings or {},
             "streams": streams or {},
-            "memory": memory,
         }
         if blow:
-            request |= {"signals": [int(n) for n in blow.signals], "at": blow.at, "at_place": blow.place}
-        if blow and blow.after:
-            request["after"] = blow.after
+            request |= blow.request()
+        if memory:
+            request["memory"] = memory
+        if record:
+            request["record"] = str(record)
         assert self.process.stdin
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

@@ -3,19 +3,25 @@
 Started by ``crash_process.ForkServer``. A request is a line of JSON on stdin, its answer one on stdout:
 
     {"command": ["lm", "train", …], "place": FOLDER, "settings": {"module.NAME": value}, "output": FILE,
-     "limit": s, "signals": [9], "at": n, "at_place": "", "after": s, "streams": {"1": ""},
-     "memory": bytes}
+     "limit": s, "signals": [9], "error": errno, "at": n, "at_place": "", "after": s,
+     "streams": {"1": ""}, "memory": bytes, "file_size": bytes, "disk": bytes, "record": FILE}
     {"code": exit status or −signal, "seconds": …, "steps": ["mkdir run", …], "hung": false}
 
 The child runs the command in the folder ``place``, with those attributes of modules that ``settings`` names.
 Every change that it makes to the disk under the folder is a step; before the ``at``-th one, or the ``at``-th
 of those that :func:`place_of` calls ``at_place``, it sends itself ``signals``. A write is two steps, the
-second with half of its bytes written. ``after`` (seconds) sends the first signal from outside instead.
+second with half of its bytes written. ``after`` (seconds) sends the first signal from outside instead. With
+``error`` the step fails with that errno instead. A child that takes longer than ``limit`` is killed, and
+reported as hung.
+
 ``streams`` names what standard streams go to, by their number: they are closed where that is empty.
-``memory`` is what the child may take besides what it has. A child that takes longer than ``limit`` is killed,
-and reported as hung.
+``memory`` is what the child may take besides what it has, ``file_size`` the most that a file may grow to.
+``disk`` gives it a file system of so many bytes in the place, whose content is copied to ``PLACE.disk`` when
+it ends. ``record`` notes every change of the disk with its bytes (:mod:`power`). The last three leave out the
+steps.
 """
 
+import ctypes
 import importlib
 import io
 import json
@@ -23,6 +29,7 @@ import os
 import pkgutil
 import re
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -30,6 +37,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from power import Recorder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -47,6 +56,7 @@ class Steps:
         self.folder, self.trace = os.path.join(request["place"], ""), trace
         self.at, self.place = request.get("at", 0), request.get("at_place", "")
         self.signals: list[int] = request.get("signals", [])
+        self.error: int = request.get("error", 0)
         self.count = 0
         self.files: dict[int, str] = {}  # open descriptors under the folder
         self.write, self.kill = os.write, os.kill
@@ -65,6 +75,8 @@ class Steps:
         if self.place and place_of(f"{kind} {path}") != self.place:
             return
         self.count += 1
+        if self.count == self.at and self.error:
+            raise OSError(self.error, os.strerror(self.error))
         if self.count == self.at:
             for number in self.signals:
                 self.kill(os.getpid(), number)
@@ -130,6 +142,7 @@ class Steps:
 def run_child(request: dict[str, Any], trace: int) -> None:
     """In the forked child: run the command; never returns."""
     code: object = 70
+    recorder = Recorder(request["place"])
     try:
         for number in SIGNALS:  # nohup may have had one ignored
             signal.signal(number, signal.SIG_DFL)
@@ -142,6 +155,8 @@ def run_child(request: dict[str, Any], trace: int) -> None:
         sys.__stderr__ = sys.stderr  # as in any interpreter, it is closed at the very end
         os.close(output)
         redirect(request.get("streams", {}))
+        if "disk" in request:
+            own_disk(request["place"], request["disk"])
         os.chdir(request["place"])
         if memory := request.get("memory"):
             used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -149,8 +164,13 @@ def run_child(request: dict[str, Any], trace: int) -> None:
         for name, value in request["settings"].items():
             module, _, attribute = name.rpartition(".")
             setattr(sys.modules[module], attribute, value)
-        Steps(request, trace).install()
+        if "record" in request:
+            recorder.install()
+        elif not request.keys() & {"file_size", "disk"}:
+            Steps(request, trace).install()
         sys.argv = request["command"]
+        if size := request.get("file_size"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         try:
             listening(importlib.import_module(f"{sys.argv[0]}.__main__")).main()
             code = 0
@@ -161,6 +181,11 @@ def run_child(request: dict[str, Any], trace: int) -> None:
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        if "record" in request:
+            recorder.save(request["record"])
+        if "disk" in request:  # it goes with this process
+            shutil.copytree(request["place"], f"{request['place']}.disk", symlinks=True)
         os._exit(code if isinstance(code, int) else 71)
 
 
@@ -185,6 +210,23 @@ def redirect(streams: dict[str, str]) -> None:
         else:
             os.close(fd)
             setattr(sys, name, None)
+
+
+def own_disk(place: str, size: int) -> None:
+    """Mount a file system of so many bytes in the place, which only this process sees, and copy it in."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_namespace, private = 0x00020000, (1 << 18) | 0x4000
+    kept = f"{place}.before"
+    shutil.copytree(place, kept, symlinks=True)
+    options = f"size={size}".encode()
+    if (
+        libc.unshare(new_namespace)
+        or libc.mount(b"none", b"/", None, private, None)
+        or libc.mount(b"none", place.encode(), b"tmpfs", 0, options)
+    ):
+        raise OSError(ctypes.get_errno(), "cannot mount a file system")
+    shutil.copytree(kept, place, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(kept)
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,340 @@
+"""Row Z: builds of our own code with one safeguard taken out, each of which a test has to notice.
+
+A mutant replaces a piece of source that occurs exactly once; where it no longer does, the list is out of
+date, which is an error. The test that notices it is one of the default suite.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crash_process import ENVIRONMENT
+
+from matrix.row import Case
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FAILED = 1  # exit code of pytest where tests ran and failed
+POWER = "test_checkpoint_crashes.py::test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit"
+RESUMED = "test_train.py::test_stopping_and_resuming_at_every_step_changes_nothing"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is taken out of which file, and the test that fails then."""
+
+    about: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def spoil(self, root: Path) -> None:
+        """Apply it to a copy of the packages; ValueError where its text is not there exactly once."""
+        path = root / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.about}: {self.file} has its text {text.count(self.old)} times")
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+STORAGE, CHECKPOINT, COMMIT, RUN = "lm/storage.py", "lm/checkpoint.py", "lm/commit.py", "lm/run.py"
+STATE, SAVING, TRAIN = "lm/state.py", "lm/saving.py", "lm/train.py"
+MUTANTS = (
+    Mutant("fsync of files", STORAGE, "        os.fsync(fd)\n    finally", "    finally", POWER),
+    Mutant(
+        "fsync of the folder that a commit gets its name in",
+        STORAGE,
+        "    move(tmp, final)\n    sync(final.parent)\n",
+        "    move(tmp, final)\n",
+        "test_checkpoint_crashes.py::test_the_order_of_a_commit",
+    ),
+    Mutant("fsync of a commit's folder", STORAGE, "    sync(tmp)\n    move(tmp", "    move(tmp", POWER),
+    Mutant(
+        "rename over the old file",
+        STORAGE,
+        "            move(tmp, path)\n",
+        "            remove_tree(path)\n            move(tmp, path)\n",
+        "test_storage.py::test_a_kill_leaves_the_old_or_the_new_file",
+    ),
+    Mutant(
+        "fsync of a new folder's parent",
+        STORAGE,
+        "        sync(path.parent)\n",
+        "",
+        "test_storage.py::test_folders_are_made_durably_and_once",
+    ),
+    Mutant(
+        "refusal of links",
+        "lm/lines.py",
+        "(0 if follow else os.O_NOFOLLOW)",
+        "0",
+        "test_checkpoint_damage.py::test_links_and_special_files_are_never_followed",
+    ),
+    Mutant(
+        "limit on the length of a file",
+        STORAGE,
+        "    if data is None or len(data) > limit:\n",
+        "    data = data or b''\n    if False:\n",
+        "test_storage.py::test_a_file_larger_than_its_limit_is_refused",
+    ),
+    Mutant(
+        "hash check",
+        COMMIT,
+        "    if sha256 != record.sha256:\n",
+        "    if False:\n",
+        "test_checkpoint_damage.py::test_every_flipped_bit_is_noticed_and_the_file_is_named",
+    ),
+    Mutant(
+        "hash of the manifest itself",
+        COMMIT,
+        "    if data != canonical:\n",
+        "    if False:\n",
+        "test_checkpoint_damage.py::test_every_flipped_bit_of_a_manifest_is_noticed",
+    ),
+    Mutant(
+        "names that a manifest may list",
+        COMMIT,
+        r'pattern=rf"^({_GROUP}\.safetensors|state\.json)$"',
+        'pattern=r"^.+"',
+        "test_checkpoint_damage.py::test_a_hostile_manifest_is_refused",
+    ),
+    Mutant(
+        "step in the name of a commit",
+        COMMIT,
+        "    if match is None or int(match[1]) != manifest.step:\n",
+        "    if match is None:\n",
+        "test_checkpoint_damage.py::test_other_damage_is_noticed",
+    ),
+    Mutant(
+        "pruning only after what stays is verified",
+        CHECKPOINT,
+        "        Commit.read(kept)\n",
+        "",
+        "test_checkpoint.py::test_prune_deletes_only_after_verifying_what_stays",
+    ),
+    Mutant(
+        "renaming before deleting",
+        CHECKPOINT,
+        "            move(path, grave)\n        sync(self.folder)\n",
+        "            remove_tree(path)\n",
+        "test_checkpoint_crashes.py::test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_commit",
+    ),
+    Mutant(
+        "an older commit of a step stays until the new one is there",
+        CHECKPOINT,
+        "            move(final, old)\n",
+        "            remove_tree(final)\n",
+        "test_checkpoint_crashes.py::test_a_kill_while_a_step_is_replaced_leaves_one_of_the_two",
+    ),
+    Mutant(
+        "check of a pointer",
+        CHECKPOINT,
+        "if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):",
+        "if False:",
+        "test_checkpoint.py::test_open_and_pointers",
+    ),
+    Mutant("random generators", STATE, '        load_rng(commit.tensors("rng"))\n', "", RESUMED),
+    Mutant("hidden state", STATE, '        self.task.load_state(commit.tensors("task"))\n', "", RESUMED),
+    Mutant(
+        "state of the optimiser",
+        STATE,
+        '        load_optimizer_tensors(self.optimizer, model, commit.tensors("optimizer"))\n',
+        "",
+        RESUMED,
+    ),
+    Mutant(
+        "average of the weights",
+        STATE,
+        '        self.averager.load(commit.tensors("average"), averaged, start)\n',
+        "",
+        RESUMED,
+    ),
+    Mutant("schedule", STATE, '            self.schedule.load(values["schedule"])\n', "", RESUMED),
+    Mutant(
+        "early-stop counter",
+        STATE,
+        "cls(**(values | parts))",
+        'cls(**(values | parts | {"stale": 0}))',
+        RESUMED,
+    ),
+    Mutant(
+        "list of the best",
+        STATE,
+        'best = [(float(nll), int(step)) for nll, step in values["best"]]',
+        "best: list[tuple[float, int]] = []",
+        RESUMED,
+    ),
+    Mutant(
+        "history of NT-ASGD",
+        STATE,
+        'parts = {"best": best,',
+        'parts = {"history": [], "best": best,',
+        "test_nt_asgd.py::test_a_run_stopped_after_the_trigger_resumes_bit_for_bit",
+    ),
+    Mutant(
+        "position in the data", TRAIN, "(progress.epoch, progress.index))", "(progress.epoch, 0))", RESUMED
+    ),
+    Mutant(
+        "cutting the log back",
+        SAVING,
+        "        self._journal.cut(_log_of(commit)[0] if keep_log else 0)\n",
+        "",
+        "test_train.py::test_a_kill_at_any_batch_or_validation_changes_nothing",
+    ),
+    Mutant(
+        "three failures in a row",
+        SAVING,
+        "if final or self._failures >= FAILURES:",
+        "if final:",
+        "test_train_faults.py::test_three_failed_commits_in_a_row_end_training",
+    ),
+    Mutant(
+        "skipping what is not finite",
+        TRAIN,
+        "        if sums.finite:\n            self.updater.apply",
+        "        if True:\n            self.updater.apply",
+        "test_train_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
+    ),
+    Mutant(
+        "what a skipped update changed",
+        TRAIN,
+        "            before.restore()\n            self.skipped",
+        "            self.skipped",
+        "test_train_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
+    ),
+    Mutant(
+        "weights are finite before they are saved",
+        TRAIN,
+        "(saves and not self.state.finite())",
+        "False",
+        "test_train_faults.py::test_weights_that_overflow_are_never_committed",
+    ),
+    Mutant(
+        "NaN is never best",
+        STATE,
+        "        if not math.isfinite(nll):\n",
+        "        if False:\n",
+        "test_train_faults.py::test_a_validation_that_is_not_finite_is_never_best",
+    ),
+    Mutant(
+        "poll of signals",
+        TRAIN,
+        "            self.run.stop.check()\n            self.step()",
+        "            self.step()",
+        RESUMED,
+    ),
+    Mutant(
+        "a second signal ends at once",
+        "lm/stop.py",
+        "            os._exit(Interrupted.exit_code)\n",
+        "            pass\n",
+        "test_run.py::test_a_second_signal_ends_at_once",
+    ),
+    Mutant(
+        "comparison of the config",
+        RUN,
+        "if fixed := sorted(set(changed) - resumable_keys):",
+        "if fixed := [key for key in changed if key in resumable_keys and not key]:",
+        "test_run.py::test_another_config_is_refused_with_both_values",
+    ),
+    Mutant(
+        "lock",
+        RUN,
+        "    if not lock.acquire(wait=False):\n",
+        "    if not lock.acquire(wait=False) and False:\n",
+        "test_run.py::test_a_second_writer_is_told_who_holds_the_run",
+    ),
+    Mutant(
+        "length of the log",
+        RUN,
+        "        if (size := self.offset) < offset:\n",
+        "        if (size := self.offset) < 0:\n",
+        "test_run.py::test_a_log_is_cut_back_to_an_offset",
+    ),
+    Mutant(
+        "torn last line",
+        RUN,
+        "                self._drop_torn_line()\n",
+        "",
+        "test_run.py::test_a_torn_last_line_is_dropped_on_opening",
+    ),
+    Mutant(
+        "sanitiser",
+        "lm/terminal.py",
+        r"\x0b-\x1f\x7f-\x9f",
+        r"\x0b-\x1f\x7f",
+        "test_terminal.py::test_single_characters",
+    ),
+    Mutant(
+        "refusal of code in pickles",
+        "dialog/unpickle.py",
+        '        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and data needs no code")\n',
+        "        return super().find_class(module, name)  # type: ignore[return-value]\n",
+        "test_corpus_releases.py::test_a_malicious_pickle_is_refused_and_runs_nothing",
+    ),
+    Mutant(
+        "fsync of a prepared corpus",
+        "lm/folder.py",
+        "                sync(path)\n",
+        "                pass\n",
+        "test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
+    ),
+)
+
+
+@contextmanager
+def sabotage(folder: Path) -> Iterator[Case]:
+    """Z: case after case the mutants; a test notices each, and passes without it."""
+    clean, passed = folder / "clean", set[str]()
+    copy_of_ours(clean)
+
+    def case(rng: random.Random, index: int) -> int:
+        if index >= len(MUTANTS):
+            return 0
+        mutant = MUTANTS[index]
+        build = folder / f"build-{index}"
+        shutil.copytree(clean, build)
+        mutant.spoil(build)
+        code, said = run_test(build, mutant.test)
+        assert code == FAILED, f"{mutant.about} is gone, and {mutant.test} ends with {code}: {said[-300:]}"
+        shutil.rmtree(build)
+        if mutant.test not in passed:
+            code, said = run_test(clean, mutant.test)
+            assert not code, f"{mutant.test} fails without any mutant: {said[-300:]}"
+            passed.add(mutant.test)
+        return 1
+
+    yield case
+
+
+def copy_of_ours(target: Path) -> None:
+    """The packages, their configs and tests."""
+    for name in ("lm", "dialog", "configs", "tests", "scripts"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, target / name)
+
+
+def run_test(root: Path, test: str) -> tuple[int, str]:
+    """Exit code and output of pytest on one test of a copy."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        f"tests/{test}",
+    ]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
