@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dialog.schema import DecodeConfig
 from lm.errors import DataError
@@ -28,7 +28,13 @@ LIMIT = 64 << 20  # bytes of a saved conversation that are still believable
 _FOREIGN = "not a conversation that chat has saved"
 
 
-class Source(Section):
+class _Part(BaseModel):
+    """Strict as a section of a config is, but of texts of any length."""
+
+    model_config = Section.model_config
+
+
+class Source(_Part):
     """The weights that replied; ``weights`` is a hash of their manifests, as evaluations have it."""
 
     run: str
@@ -37,7 +43,7 @@ class Source(Section):
     weights: str | None
 
 
-class Alternative(Section):
+class Alternative(_Part):
     """A hypothesis: its text, and what :class:`dialog.beam.Hypothesis` says of it."""
 
     text: str
@@ -46,7 +52,7 @@ class Alternative(Section):
     finished: bool
 
 
-class _Record(Section):
+class _Record(_Part):
     """A line of the file; what an utterance may lack is None."""
 
     dialog: str

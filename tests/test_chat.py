@@ -285,6 +285,15 @@ def chat_lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
 
 
+def test_a_line_of_any_length_is_saved_and_loaded(in_tmp: Path) -> None:
+    chat = conversation()
+    chat.feed("word " * 20_000)
+    assert chat.feed("/save long.jsonl")[0].startswith("(saved")
+    again = conversation()
+    again.feed("/load long.jsonl")
+    assert again.conversation.exchanges[0].said == chat.conversation.exchanges[0].said
+
+
 def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> None:
     saved = chat_lines("talk.jsonl")
     turns = [{key: record[key] for key in ("dialog", "speaker", "text")} for record in saved]
