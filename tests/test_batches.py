@@ -146,8 +146,9 @@ def test_the_fingerprint_notices_changed_text() -> None:
 @pytest.mark.corpora
 @pytest.mark.parametrize(("split", "count"), [("test", 5481), ("valid", 5165)])
 def test_zhaos_files_have_the_published_number_of_contexts(corpora: object, split: str, count: int) -> None:
-    examples = list_examples(load_dialogs(f"{corpora}/swda/{split}.jsonl"))
+    dialogs = load_dialogs(f"{corpora}/swda/{split}.jsonl")
+    examples = list_examples(dialogs)
     assert len(examples) == count
-    items = encode_examples(examples, train_codec([], "wordpunct", vocab_size=50), 40, 40)
+    items = encode_examples(examples, train_codec(dialogs, "wordpunct", vocab_size=50), 40, 40)
     batches = grouped(segments(examples, 16), 7, items, 7 * 16 * 40)
     assert sum(len(batch) for batch in batches) == count

@@ -135,7 +135,7 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) ->
 def test_tables_and_picture(tmp_path: Path) -> None:
     result = copying(replace(TINY, seeds=(1, 2)), tmp_path)
     nll, exact, models, ignorance = copying_tables(result)
-    assert [str(column.header) for column in nll.columns] == ["length", "lstm", "mogrifier"]  # type: ignore[union-attr]
+    assert [column.head for column in nll.columns()] == ["length", "lstm", "mogrifier"]  # type: ignore[union-attr]
     assert "Copied without error" in str(exact.title)  # type: ignore[union-attr]
     assert "6 updates at each of 2 rates" in str(models)
     assert f"{math.log(4):.3f} nats" in str(ignorance)

@@ -229,7 +229,7 @@ def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"training would take about .* [GT]B .* head\.components"
     ) as refusal:
-        train(resolved("head.components=2000000000"), Path("huge"), NullReporter())
+        train(resolved("head.components=9000000"), Path("huge"), NullReporter())
     assert "\n" not in str(refusal.value)
     assert not Path("huge").exists()
 

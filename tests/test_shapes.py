@@ -50,8 +50,13 @@ def test_modules_have_their_shapes_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("size", [10**17, 10**30])
 def test_sizes_that_cannot_be_counted_are_a_mistake_in_the_config(size: int) -> None:
-    overrides = [f"model.embedding_size={size}", f"head.embedding_size={size}"]
-    config = load_config("ptb_small_softmax", LmConfig, family="lm", overrides=overrides).config
+    config = load_config("ptb_small_softmax", LmConfig, family="lm").config
+    config = config.model_copy(
+        update={
+            part: getattr(config, part).model_copy(update={"embedding_size": size})
+            for part in ("model", "head")
+        }
+    )
     with pytest.raises(ConfigError, match="beyond all counting"), shapes_only():
         LanguageModel(config, 10_000)
 

@@ -58,6 +58,7 @@ def test_runs_from_before_the_cap_of_responses_keep_theirs(corpus: Path, tmp_pat
         corpus, "softmax", 2, "data.max_tokens=4", "data.max_response=4", "train.validate_every=2"
     )
     train(resolved, tmp_path / "run", NullReporter())
+    make_older(tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     saved = json.loads(path.read_text())
     del saved["config"]["data"]["max_response"]
