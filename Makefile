@@ -24,7 +24,7 @@ help:  ## this list
 
 install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
 
-demo: $(READY)  ## train, evaluate and compare small softmax, MoC, MoS and MoSS models (see the README for how long)
+demo: $(READY)  ## train, evaluate and compare a small softmax and a MoS model (about a minute)
 	@$(BIN)/dialog demo --out runs/demo
 
 test: $(READY)  ## the test suite

@@ -59,7 +59,7 @@ def demo(
         Path, typer.Option(metavar="DIR", parser=named, help="Where the runs and results.json go.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Train, evaluate and compare softmax, MoC, MoS and MoSS models on the built-in corpus, in minutes.
+    """Train, evaluate and compare a softmax and a MoS model on the built-in corpus, in about a minute.
 
     The corpus has a known distribution, so the table also shows the perplexity that no model is expected
     to beat.
