@@ -144,6 +144,19 @@ def work() -> None:
                 print(json.dumps(result), file=answers, flush=True)
 
 
+def lines_of(pipe: int) -> Iterator[bytes]:
+    """Lines from a pipe until it is closed or silent for ``HUNG`` seconds.
+
+    Not by a file's ``readline``: what that has read ahead, a selector does not see.
+    """
+    begun = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(HUNG) and (data := os.read(pipe, 1 << 16)):
+            *lines, begun = (begun + data).split(b"\n")
+            yield from lines
+
+
 class Night:
     """Two workers, and what they are given to do."""
 
@@ -205,18 +218,15 @@ class Night:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps({"row": name, "seed": self.seed, "indices": indices}) + "\n")
             process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while left:
-                line = process.stdout.readline() if selector.select(HUNG) else ""
-                if not line:
-                    process.kill()
-                    lost = {"row": name, "seed": self.seed, "index": left[0], "cases": 1, "seconds": 0.0}
-                    self.keep(lost | {"failure": f"the worker ended or hung (exit {process.wait()})"})
-                    return
-                result = json.loads(line)
-                left.remove(result["index"])
-                self.keep(result)
+        for line in lines_of(process.stdout.fileno()):
+            result = json.loads(line)
+            left.remove(result["index"])
+            self.keep(result)
+            if not left:
+                return
+        process.kill()
+        lost = {"row": name, "seed": self.seed, "index": left[0], "cases": 1, "seconds": 0.0}
+        self.keep(lost | {"failure": f"the worker ended or hung (exit {process.wait()})"})
 
     def keep(self, result: dict[str, Any]) -> None:
         """Add a result to the file and to the tally."""

@@ -1,6 +1,7 @@
 """The first cases of the fault matrix, whose rest ``make nightly`` runs; its lists are up to date."""
 
 import ast
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -50,6 +51,21 @@ def test_every_mutant_still_finds_its_place_and_its_test(mutant: Mutant, tmp_pat
     ast.parse(copy.read_text(encoding="utf-8"))
     file, _, test = mutant.test.partition("::")
     assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+def test_answers_that_arrive_together_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    monkeypatch.setattr(nightly, "HUNG", 0.01)
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\nthr")
+    lines = nightly.lines_of(reading)
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+    os.write(writing, b"ee\nfour")
+    assert list(lines) == [b"three"]
+    os.close(writing)
+    os.close(reading)
 
 
 def test_there_are_thirty_mutants() -> None:
