@@ -46,8 +46,8 @@ def demo(
 
     Returns:
         For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, that of the
-        same dialogs under their own distribution, and ``minutes`` of training. No model is expected to be better
-        than the true distribution, though on one sample a model can be luckier.
+        same dialogs under their own distribution, and ``minutes`` of training. No model is expected to be
+        better than the true distribution, though on one sample a model can be luckier.
     """
     make_folder(out)
     results: dict[str, dict[str, Any]] = {}
