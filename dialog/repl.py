@@ -11,7 +11,7 @@ from pathlib import Path
 from dialog.conversation import Conversation, Exchange
 from dialog.distinct import loops
 from dialog.schema import DecodeConfig, DialogConfig
-from dialog.transcript import HUMAN, MODEL, Turn, one_line, read_transcript
+from dialog.transcript import HUMAN, MODEL, Source, Turn, one_line, read_transcript
 from dialog.utterance import Utterance
 from lm.config import Resolved, override
 from lm.errors import ConfigError, HighrankError, Interrupted
@@ -238,7 +238,8 @@ class Repl:
         self.conversation.go_on_from(turns)
         others = {turn.model.run for turn in turns if turn.model and turn.model != self.conversation.source}
         of = f"; replies of {', '.join(sorted(others))}" if others else ""
-        return [f"(goes on after {len(turns)} lines and their replies{of})"]
+        exchanges = "1 line and its reply" if len(turns) == 1 else f"{len(turns)} lines and their replies"
+        return [f"(goes on after {exchanges}{of})"]
 
     def _replay(self, arguments: list[str]) -> Iterator[str]:
         return self.replay(_path(arguments), self._poll)
@@ -252,8 +253,9 @@ class Repl:
         turns = read_transcript(path)
         conversation = self.conversation
         again = Conversation(conversation.model, conversation.decode, conversation.source)
-        if told := _other_settings(turns, conversation.decode):
-            yield _safe(told)
+        for told in (_other_weights(turns, conversation.source), _other_settings(turns, conversation.decode)):
+            if told:
+                yield _safe(told)
         same = 0
         for turn in turns:
             reply = again.say(turn.said, poll).reply.text
@@ -336,6 +338,16 @@ def _other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
         return "(the old replies were made with several settings)"
     told = next(iter(found), "")
     return f"(the old replies were made with other settings: /set {told})" if told else ""
+
+
+def _other_weights(turns: Iterable[Turn], now: Source | None) -> str:
+    """Runs and checkpoints of replies that weights other than those of now have made."""
+    found = {f"{one.run}, {one.checkpoint}" for turn in turns if (one := turn.model) and not _same(one, now)}
+    return f"(the old replies are of other weights: {'; '.join(sorted(found))})" if found else ""
+
+
+def _same(one: Source, other: Source | None) -> bool:
+    return other is not None and one.weights == other.weights
 
 
 def _path(arguments: list[str]) -> Path:

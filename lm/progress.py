@@ -110,10 +110,10 @@ class RichReporter:
 
     def start(self, step: int, goal: Goal) -> None:
         self._meter.start(step, goal)
-        self._safely(self._live.start)
 
     def step(self, update: Update) -> None:
         self._meter.step(update)
+        self._safely(self._live.start)  # not before: a finished run has nothing to show
 
     def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
         self.note(validation_line(step, metrics, best, averaged))

@@ -463,6 +463,19 @@ def test_replay_shows_old_and_new_replies(tiny: TrainedModel, in_tmp: Path) -> N
         converse(chat, io.StringIO(), output, Path("none.jsonl"))
 
 
+def test_a_replay_tells_of_other_weights(tiny: TrainedModel, in_tmp: Path) -> None:
+    def chat(checkpoint: str, weights: str) -> Repl:
+        source = Source(run="runs/a", checkpoint=checkpoint, step=1, weights=weights)
+        return Repl(Conversation(tiny, source=source))
+
+    saved = chat("last", "11")
+    saved.feed("was it long")
+    saved.feed("/save talk.jsonl")
+    assert not any("other weights" in line for line in chat("best", "11").feed("/replay talk.jsonl"))
+    told, *_ = chat("best", "22").feed("/replay talk.jsonl")
+    assert told == "(the old replies are of other weights: runs/a, last)"
+
+
 def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path) -> None:
     chat_lines("talk.jsonl")
     Path("talk.jsonl").write_text(Path("talk.jsonl").read_text().replace("how are you", "wait"))
