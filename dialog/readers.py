@@ -6,7 +6,7 @@ A reader takes the lines of one file and gives its dialogs. What is wrong with a
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -85,16 +85,31 @@ def default_id(name: str, number: int) -> str:
     return f"{PurePath(name).stem}:{number}"
 
 
+def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog) -> list[Dialog]:
+    """The dialogs that could be made, of the given lines; a second one with the same id goes to the log."""
+    seen: dict[str, int] = {}
+    dialogs: list[Dialog] = []
+    for line, dialog in made:
+        if dialog is None:
+            continue
+        if dialog.id in seen:
+            first = f"{dialog.id}, first at line {seen[dialog.id]}"
+            problem, remedy = "a dialog id that occurs twice", "give every dialog its own id"
+            log.bad(name, line, problem, remedy, excerpt=first)
+            continue
+        seen[dialog.id] = line
+        dialogs.append(dialog)
+    return dialogs
+
+
 def _whole_dialogs(
     objects: Iterable[tuple[int, dict[str, Any]]],
     name: str,
     key: str,
     turn: Callable[[int, Any], Turn | None],
     log: InputLog,
-) -> list[Dialog]:
-    """Objects of one dialog each, whose utterances are the list under ``key``."""
-    dialogs: list[Dialog] = []
-    seen: dict[str, int] = {}
+) -> Iterator[tuple[int, Dialog | None]]:
+    """Objects of one dialog each, whose utterances are the list under ``key``; with their lines."""
     for number, (line, value) in enumerate(objects):
         items = value[key]
         if not isinstance(items, list):
@@ -108,18 +123,7 @@ def _whole_dialogs(
             else:
                 turns.append(made)
         id = value.get("id", default_id(name, number))
-        dialog = make_dialog(name, line, id, value.get("topic"), turns, log)
-        if dialog is None:
-            continue
-        if dialog.id in seen:
-            first = f"{dialog.id}, first at line {seen[dialog.id]}"
-            log.bad(
-                name, line, "a dialog id that occurs twice", "give every dialog its own id", excerpt=first
-            )
-            continue
-        seen[dialog.id] = line
-        dialogs.append(dialog)
-    return dialogs
+        yield line, make_dialog(name, line, id, value.get("topic"), turns, log)
 
 
 def _zhao_turn(line: int, item: Any) -> Turn | None:
@@ -150,14 +154,13 @@ def read_zhao_objects(
     objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog
 ) -> list[Dialog]:
     """The same from objects that are parsed already, with their line numbers."""
-    return _whole_dialogs(objects, name, "utts", _zhao_turn, log)
+    return distinct(_whole_dialogs(objects, name, "utts", _zhao_turn, log), name, log)
 
 
 def read_dialogs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     """``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog a line."""
-    return _whole_dialogs(
-        parse_objects(lines, name, log, ("utterances",)), name, "utterances", _keyed_turn, log
-    )
+    objects = parse_objects(lines, name, log, ("utterances",))
+    return distinct(_whole_dialogs(objects, name, "utterances", _keyed_turn, log), name, log)
 
 
 def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> list[Dialog]:

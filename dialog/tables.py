@@ -9,7 +9,7 @@ from dialog.corpora.columns import ReadOptions, dialect_of, find_columns, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.records import records
-from dialog.readers import Turn, group_turns, make_dialog, one_line
+from dialog.readers import Turn, distinct, group_turns, make_dialog, one_line
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.errors import DataError
 from lm.hub import load_tables
@@ -29,9 +29,9 @@ def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputL
     if first is None:
         return []
     rows = records(chain([first], rest), name, log, dialect_of(first[1]))
-    header = next(rows, (0, []))[1]
+    start, header = next(rows, (0, []))
     if is_ranking(header):
-        return ranking_dialogs(rows, name, log)
+        return ranking_dialogs(chain([(start, header)], rows), name, log)  # which may have no header
     named = _named_rows(rows, name, header, log)
     return _read_rows(named, name, Path(name).stem, options, log, header)
 
@@ -93,15 +93,15 @@ def _read_rows(
     sample = first[1] if first else {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
         pairs = enumerate(chain([first] if first else [], numbered))
-        made = (pair_dialog(name, line, number, row, log) for number, (line, row) in pairs)
-        return [dialog for dialog in made if dialog is not None]
+        made = ((line, pair_dialog(name, line, number, row, log)) for number, (line, row) in pairs)
+        return distinct(made, name, log)
     options = find_columns(name, sample, options)
     if first is None:
         return []
     rest = chain([first], numbered)
     if isinstance(sample[options.text_column], list):
-        whole = (_whole_dialog(row, number, name, stem, options, log) for number, row in rest)
-        return [dialog for dialog in whole if dialog is not None]
+        whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
+        return distinct(whole, name, log)
     return group_turns(_turns(rest, options), name, log)
 
 

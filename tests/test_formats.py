@@ -1,5 +1,6 @@
 """Other people's formats: told by their content, read to the last message, refused with file and line."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -143,6 +144,36 @@ def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
     assert [piece.line for piece in log.dropped] == [1, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["see you at 9.30 (I think)", "I use node.js (server side)", "null", "<stern look>", "<br> is a tag"],
+)
+def test_whatsapp_keeps_messages_that_resemble_media(text: str, tmp_path: Path) -> None:
+    lines = [f"13/04/2024, 09:00 - Anna: {text}", "13/04/2024, 09:01 - Bob: yes"]
+    dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
+    assert (said(dialogs), log.dropped) == ([[f"Anna: {text}", "Bob: yes"]], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<Médias omis>",
+        "<Multimedia omitido>",
+        "Annual report.pdf (file attached)",
+        "IMG-1.jpg (Datei angehängt)",
+        f"{MARK}IMG-1.jpg (in a language that no list has)",
+        "<adjunto: 00000012-PHOTO-2024-04-13.jpg>",
+        "GIF omitted",
+        "Diese Nachricht wurde gelöscht.",
+    ],
+)
+def test_whatsapp_knows_placeholders_in_other_languages(text: str, tmp_path: Path) -> None:
+    lines = [f"13/04/2024, 09:0{n} - {'AB'[n % 2]}: {said}" for n, said in enumerate(("x", text, "y", "z"))]
+    dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
+    assert said(dialogs) == [["A: x", "A: y", "B: z"]]
+    assert [piece.line for piece in log.dropped] == [2]
+
+
 def test_a_pause_begins_a_dialog_and_what_stands_alone_is_left_out(tmp_path: Path) -> None:
     times = [
         "01/04/2024, 09:00",
@@ -270,6 +301,22 @@ def test_irc_events_actions_and_nights(tmp_path: Path) -> None:
     assert [piece.line for piece in log.dropped] == [1, 2, 3, 4, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize(
+    ("times", "dialogs"),
+    [
+        ("10:01 10:00 10:02", 1),
+        ("02:59 02:00 02:30", 1),
+        ("23:50 23:58 00:10 00:12", 1),
+        ("19:59 20:00 09:00 09:01", 2),
+        ("10:00 10:05 09:00 09:01", 2),
+    ],
+)
+def test_a_late_line_of_irc_begins_no_day(times: str, dialogs: int, tmp_path: Path) -> None:
+    """Neither does the end of summer time; a night or a day of silence does."""
+    lines = [f"[{time}] <{'ab'[n % 2]}> text {n}" for n, time in enumerate(times.split())]
+    assert len(read(write(tmp_path, "c.log", "\n".join(lines)))[0]) == dialogs
+
+
 def test_subtitles(tmp_path: Path) -> None:
     cues = [
         ("00:00:01,000", "<i>Where is</i>\n{\\an8}the ladder?"),
@@ -336,6 +383,51 @@ def test_csv_of_questions_and_of_rankings(tmp_path: Path) -> None:
     assert said(read(pairs)[0]) == [["user: why, then?", "assistant: so"]]
     ranking = write(tmp_path, "y.csv", 'Context,Utterance,Label\n"a, b __eot__",c,1\na,d,0\n')
     assert said(read(ranking)[0]) == [["A: a, b", "B: c"]]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_ranking_without_a_header_keeps_its_first_row(delimiter: str, suffix: str, tmp_path: Path) -> None:
+    rows = [("a", "b", "1"), ("c", "d", "0"), ("e", "f", "1")]
+    content = "".join(f"{delimiter.join(row)}\n" for row in rows)
+    source = write(tmp_path, f"y.{suffix}", content)
+    format = "csv" if suffix == "csv" or delimiter != "\t" else "ranking"
+    assert said(read(source, format=format)[0]) == [["A: a", "B: b"], ["A: e", "B: f"]]
+    bad = write(tmp_path, f"z.{suffix}", content + delimiter.join("xyz"))
+    assert f"z.{suffix}:4: the label" in refusal(bad, format=format)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        (
+            "x.jsonl",
+            '{"id": "7", "utterances": [{"speaker": "A", "text": "x"}, {"speaker": "B", "text": "y"}]}',
+        ),
+        ("x.jsonl", '{"id": 7, "messages": [{"role": "a", "content": "x"}, {"role": "b", "content": "y"}]}'),
+        ("x.jsonl", '{"id": "7", "question": "x", "answer": "y"}'),
+        ("x.jsonl", '{"id": "7", "utts": [["A", "x"], ["B", "y"]]}'),
+        ("x.csv", "7,x,y"),
+    ],
+)
+def test_an_id_of_two_dialogs_is_refused_in_every_format(name: str, row: str, tmp_path: Path) -> None:
+    header = "id,question,answer\n" if name == "x.csv" else ""
+    other = row.replace("7", "8")
+    source = write(tmp_path, name, f"{header}{row}\n{other}\n")
+    assert [dialog.id for dialog in read(source)[0]] == ["7", "8"]
+    line = 4 if header else 3
+    message = refusal(write(tmp_path, name, f"{header}{row}\n{other}\n{row}\n"))
+    assert f"{name}:{line}: a dialog id that occurs twice (7, first at line {line - 2})" in message
+
+
+def test_a_field_of_csv_may_have_so_many_characters(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    for more in (0, 1):
+        source = write(tmp_path, "x.csv", f"dialog,speaker,text\n1,A,hi\n1,B,{'x' * (limit + more)}\n")
+        if more:
+            assert f"x.csv:3: a field that is too long; at most {limit:,} characters" in refusal(source)
+        else:
+            assert len(read(source)[0][0].utterances[1].text) == limit
 
 
 def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:

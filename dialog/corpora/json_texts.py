@@ -8,7 +8,7 @@ from typing import Any
 
 from dialog.corpora.json_items import items_of, parse_objects, whole_text
 from dialog.corpora.stamps import Message, split_at_pauses
-from dialog.readers import Turn, default_id, make_dialog, one_line
+from dialog.readers import Turn, default_id, distinct, make_dialog, one_line
 from dialog.utterance import Dialog
 from lm.lines import InputLog, Line
 
@@ -36,7 +36,10 @@ def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
     ``conversations`` with ``from`` and ``value`` is read alike. The roles are the speakers; messages of the
     system and of tools are left out, and so are parts of a content that are no text.
     """
-    dialogs = []
+    return distinct(_chats(lines, name, log), name, log)
+
+
+def _chats(lines: Iterable[Line], name: str, log: InputLog) -> Iterator[tuple[int, Dialog | None]]:
     for count, (line, value) in enumerate(parse_objects(lines, name, log)):
         key = next((key for key in ("messages", "conversations") if key in value), "messages")
         messages = value.get(key)
@@ -54,10 +57,7 @@ def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
                 log.drop(name, line, "of the system or a tool" if role in _MUTE else "a message without text")
                 continue
             turns.append(Turn(line, role, text))
-        dialog = make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
-        if dialog is not None:
-            dialogs.append(dialog)
-    return dialogs
+        yield line, make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
 
 
 def _content(content: Any, joint: str = " ") -> Any:
@@ -85,8 +85,8 @@ def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log
 def read_pairs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     """``{"question": "…", "answer": "…"}``, a dialog of two utterances a line; PAIRS are the keys."""
     objects = enumerate(parse_objects(lines, name, log))
-    made = (pair_dialog(name, line, number, value, log) for number, (line, value) in objects)
-    return [dialog for dialog in made if dialog is not None]
+    made = ((line, pair_dialog(name, line, number, value, log)) for number, (line, value) in objects)
+    return distinct(made, name, log)
 
 
 def read_telegram(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:

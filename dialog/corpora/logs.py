@@ -15,9 +15,26 @@ WHATSAPP = re.compile(
     rf"\u200e?(?:\[{DATE},?\s+{TIME}\]|{DATE},?\s+{TIME}\s+[-–])\s(.*)", re.DOTALL
 )  # the groups of iOS, those of Android, and what follows
 _SPEAKER = re.compile(r"([^:]{1,80}?):(?:\s|$)(.*)", re.DOTALL)
+_OMITTED = (  # what Android writes in angle brackets instead of media
+    "Media omitted|Medien ausgeschlossen|Médias omis|Fichier omis|Multimedia omitido|Archivo omitido"
+    "|Mídia oculta|Arquivo de mídia oculto|Ficheiro não revelado|Media omessi|Media omesso|Media weggelaten"
+    "|Без медиафайлов|Medya dahil edilmedi|Pominięto multimedia|Media tidak disertakan|省略多媒体文件"
+    "|媒體已略去|メディアなし|미디어 파일을 제외한 내보내기"
+)
+_ATTACHED = (  # what it writes after the name of a file
+    "file attached|Datei angehängt|fichier joint|archivo adjunto|arquivo anexado|ficheiro anexado"
+    "|file allegato|bestand bijgevoegd|файл добавлен|dosya ekli|plik dołączony|file terlampir|文件附件"
+)
+_DELETED = (
+    "This message was deleted|You deleted this message|Diese Nachricht wurde gelöscht"
+    "|Du hast diese Nachricht gelöscht|Ce message a été supprimé|Vous avez supprimé ce message"
+    "|Se eliminó este mensaje|Eliminaste este mensaje|Mensagem apagada|Você apagou esta mensagem"
+    "|Questo messaggio è stato eliminato|Hai eliminato questo messaggio|Dit bericht is verwijderd"
+)
 _MEDIA = re.compile(
-    r"<[^<>]+>|\S.*\.\w{2,4} \([^()]+\)|(?:image|video|audio|sticker|GIF|document|Contact card) omitted"
-    r"|(?:This message was deleted|You deleted this message)\.?|null"
+    rf"<(?:{_OMITTED})>|<[\w ]+: ?\S+\.\w{{2,4}}>|\S.*\.\w{{2,4}} \((?:{_ATTACHED})\)|(?:{_DELETED})\.?"
+    r"|(?:image|video|audio|sticker|GIF|document|Contact card) omitted",
+    re.IGNORECASE,
 )
 _EDITED = re.compile(r" ?(?:\u200e?<This message was edited>|\u200e<[^<>]+>)$")
 _LONGEST = 300  # characters of a placeholder

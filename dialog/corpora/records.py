@@ -47,7 +47,11 @@ def records(
         except StopIteration:
             return
         except csv.Error as error:
-            log.bad(name, start, "not CSV", "mend the quotes", excerpt=str(error))
+            if "field limit" in str(error):
+                most = f"at most {csv.field_size_limit():,} characters; shorten it, or mend a quote left open"
+                log.bad(name, start, "a field that is too long", most)
+            else:
+                log.bad(name, start, "not CSV", "mend the quotes", excerpt=str(error))
             continue
         if row:
             yield start, row

@@ -12,6 +12,7 @@ from dialog.utterance import Dialog
 from lm.lines import InputLog
 
 PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
+_LATE = timedelta(hours=1)  # a line may be so late; a clock that runs back by more has passed midnight
 
 DATE = r"(\d{1,4})[./-](\d{1,2})[./-](\d{1,4})\.?"
 TIME = r"(\d{1,2})[:.](\d{2})(?:[:.](\d{2}))?(?:\s?([AaPp])\.?\s?[Mm]\.?)?"
@@ -47,7 +48,7 @@ def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
 
     Whether 01/04 is in January or April is decided for the whole log: by the order of day, month and year
     that makes most dates possible and in which time runs backwards least; then by AM and PM, which stand
-    beside mm/dd. Stamps without a date begin a day wherever the time runs backwards.
+    beside mm/dd. Stamps without a date begin a day wherever the time runs backwards by more than an hour.
     """
     preferred = "mdy" if any(stamp.half for stamp in stamps) else "dmy"
     found: list[tuple[int, int, bool, list[datetime | None]]] = []
@@ -60,7 +61,7 @@ def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
     days, latest = 0, datetime.min
     for index, (stamp, time) in enumerate(zip(stamps, times, strict=True)):
         if time and not stamp.date:
-            days += time < latest
+            days += latest - time > _LATE
             latest = time
             times[index] = time + timedelta(days=days)
     return times
