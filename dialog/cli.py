@@ -199,17 +199,18 @@ def train(
 
     Example: dialog train own_small --data chat.txt
     """
-    resolved = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
+    load_config(config, DialogConfig, family="dialog", overrides=overrides or ())  # refused before data
     folder = run or Path("runs") / Path(config).stem
-    if data is not None:
-        from dialog.own_data import prepare_own
+    from dialog.own_data import in_run, own_data
 
-        settings, prepared = prepare_own(data, folder)
-        if prepared and not prepared.unchanged:
-            _show_prepared(prepared)
-        given = [*settings, *(overrides or ())]
-        resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
-    check_data(resolved.config.data, "dialog prepare")
+    own = own_data(data, folder)
+    if own.note:
+        typer.echo(own.note, err=True)
+    if own.prepared and not own.prepared.unchanged:
+        _show_prepared(own.prepared)
+    given = [*own.settings, *(overrides or ())]
+    resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
+    check_data(in_run(folder, resolved.config.data), "dialog prepare")
     from dialog.train import train as train_model
     from lm.progress import make_reporter
 
@@ -258,7 +259,9 @@ def evaluate(
     Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
     """
     resolved = _decoding(run, overrides)
-    splits = resolved.config.data
+    from dialog.own_data import in_run
+
+    splits = in_run(run, resolved.config.data)
     require_apart([output, json_file], [data, references, splits.train, splits.valid, splits.test])
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.report import evaluation_tables

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dialog.corpus import Dialog, load_dialogs
 from dialog.distinct import warnings
+from dialog.own_data import in_run
 from dialog.records import evaluation_name, setting_name
 from dialog.references import ReferenceItem, align_references, read_references
 from dialog.schema import DataConfig, DialogConfig
@@ -105,7 +106,7 @@ def evaluate(
     require_apart([output], [data, references])
     model, weights = opened(run, checkpoint, TrainedModel.load)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
-    test = load_test_set(data or model.config.data.test, references, limit, model.config.data, poll)
+    test = load_test_set(data, references, limit, in_run(run, model.config.data), poll)
     judge = bleu_tokenizer(model.codec.tokenizer)
     unknown = _unknown_share(model, test)
     scores = model.nll(test.dialogs, poll)[: len(test.examples)]
@@ -163,7 +164,7 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
 
 
 def load_test_set(
-    source: str, references: Path | None, limit: int | None, config: DataConfig, poll: Poll = no_poll
+    source: str | None, references: Path | None, limit: int | None, config: DataConfig, poll: Poll = no_poll
 ) -> EvaluationData:
     """Read a corpus and the references that belong to it.
 
@@ -179,6 +180,7 @@ def load_test_set(
             f"{visible(references)}: lacks the last responses, which data.last_response adds; "
             "leave out --references"
         )
+    source = source or config.test
     dialogs = load_dialogs(source, poll=poll)
     examples = list_examples(dialogs, config.context, config.last_response)
     if not examples:

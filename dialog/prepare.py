@@ -88,7 +88,7 @@ def prepare(
             f"see {PAGE}, or prepare it with --force if that is right"
         )
     if not before:  # a dataset, known by what it holds
-        wanted["inputs"] = {source: hashlib.sha256(repr(read).encode()).hexdigest()}
+        wanted["inputs"] = dataset_inputs(source, read)
         if current := folder.current(wanted):
             return current
     with folder.alone():
@@ -101,6 +101,11 @@ def prepare(
             for split, dialogs in splits.items():
                 write_split(building / split, dialogs)
             return folder.finish(building, wanted, report, log.dropped)
+
+
+def dataset_inputs(source: str, read: Mapping[str, Sequence[Dialog]]) -> dict[str, str]:
+    """What a manifest records of a data set, which has no files: the SHA-256 of its dialogs."""
+    return {source: hashlib.sha256(repr(read).encode()).hexdigest()}
 
 
 def _split(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dialog.corpus import Dialog, load_dialogs, train_codec
 from dialog.describe import describe
+from dialog.own_data import in_run
 from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
 from lm.choice import kept_choices, measured_choices
@@ -67,9 +68,10 @@ def train(
 
 def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog], Codec]:
     """Both splits that training needs, and the codec; a signal ends it as it ends training."""
+    data = in_run(folder, config.data)
     with interruptible(RESUME) as poll:
-        dialogs = load_dialogs(config.data.train, poll=poll)
-        valid = load_dialogs(config.data.valid, poll=poll)
+        dialogs = load_dialogs(data.train, poll=poll)
+        valid = load_dialogs(data.valid, poll=poll)
         codec = _codec(folder, config, dialogs)
         poll()
     return dialogs, valid, codec

@@ -7,17 +7,18 @@ from typing import Any
 from lm.checkpoint import CheckpointStore
 from lm.commit import FileRecord
 from lm.errors import StorageError
+from lm.folder import damaged_outputs
 from lm.inputs import CHECKPOINTS, CONFIG, LOG, Record, changed_config, changed_files, codec_of, record_of
 from lm.lines import visible
 from lm.records import damaged_records
-from lm.run import LOG_LOST
+from lm.run import CORPUS, LOG_LOST
 from lm.storage import sha256_file
 
 _OLDER = "made by an older version: its files and its log are not compared; the next checkpoint records them"
 
 
 def check_run(run: Path) -> dict[str, Any]:
-    """Compare every file of a run with what was written: checkpoints, pointers, config, codec, log, results.
+    """Compare every file of a run with what was written: checkpoints, config, codec, log, results, corpus.
 
     Returns ``step`` and ``state_sha256`` of the last commit (equal between two runs exactly when weights,
     optimiser and position are bit-identical; None where it is damaged), ``commits``, newest first,
@@ -43,6 +44,8 @@ def check_run(run: Path) -> dict[str, Any]:
         problems += _damages(run)
         notes.append(f"{visible(run)}: {_OLDER}")
     problems += damaged_records(run)
+    if os.path.lexists(run / CORPUS):
+        problems += damaged_outputs(run / CORPUS)
     commits = [
         {
             "step": r.step,

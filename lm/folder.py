@@ -84,6 +84,30 @@ def recorded_hashes(split: Path) -> dict[str, str]:
     return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
 
 
+def damaged_outputs(folder: Path) -> list[str]:
+    """One line for each file of a prepared folder that is not what its manifest recorded."""
+    path, mend = folder / MANIFEST, "restore it from a copy"
+    try:
+        value = read_json(path)
+        if not isinstance(value, dict) or not set(value) >= _KEYS:
+            raise ValueError("of something else")
+        outputs = {Path(name): str(sha256) for name, sha256 in dict(value["outputs"]).items()}
+        if any(name.is_absolute() or ".." in name.parts for name in outputs):
+            raise ValueError("files of other folders")
+    except (StorageError, TypeError, ValueError):
+        return [f"{visible(path)}: missing or damaged; {mend}"]
+    problems = []
+    for name, sha256 in outputs.items():
+        try:
+            whole = sha256_file(folder / name) == sha256
+        except StorageError as error:
+            problems.append(f"{str(error).split(';')[0]}; {mend}")
+            continue
+        if not whole:
+            problems.append(f"{visible(folder / name)}: edited or damaged since it was prepared; {mend}")
+    return problems
+
+
 def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, str]) -> None:
     """DataError unless a file that is open has the SHA-256 that a manifest recorded, if there is one."""
     if hashes and hashlib.file_digest(stream, "sha256").hexdigest() != hashes.get(path.name):

@@ -1,6 +1,7 @@
 """One's own conversations: nonsense refused, shown, trained on, missing, the same twice."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dialog.corpus import Dialog, Utterance, load_dialogs
 from dialog.schema import DialogConfig
 from lm.cli import main as lm_main
 from lm.config import load_config
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, StorageError
 
 Outcome = tuple[int, str, str]
 WORDS = ["the", "kettle", "is", "on", "and", "tea", "will", "be", "ready", "when", "you", "come", "home"]
@@ -197,6 +198,118 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert "talk.txt: changed since this run began" in err
     assert Path("runs/own_small/corpus/report.json").read_bytes() == report, "the old corpus is kept"
     assert dialog(*command, "--run", "runs/new")[0] == 0
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``talk.txt`` and the run ``r`` that began with it."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("talk.txt").write_text(chat(20))
+        with pytest.raises(SystemExit, match="0"):
+            main(["train", "own_small", "--data", "talk.txt", "--run", "r", *SETTINGS])
+    return folder
+
+
+@pytest.fixture
+def own(begun: Path, in_tmp: Path) -> Path:
+    """A copy of it, in the working folder."""
+    shutil.copytree(begun, in_tmp, dirs_exist_ok=True)
+    return Path("r")
+
+
+def resume(*arguments: str, run: str = "r") -> tuple[str, ...]:
+    return ("train", "own_small", "--run", run, *SETTINGS, "--set", "train.max_steps=3", *arguments)
+
+
+def test_a_copy_of_the_source_leaves_the_corpus_as_it_is(own: Path, dialog: Callable[..., Outcome]) -> None:
+    """Ids come from the name of the file, and splits from the ids."""
+    before = files_below(own / "corpus")
+    Path("talk.txt").rename("copy.txt")
+    code, _, err = dialog(*resume("--data", "copy.txt"))
+    assert code == 0, err
+    assert files_below(own / "corpus") == before
+
+
+def test_a_run_goes_on_without_its_source(own: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").unlink()
+    code, out, err = dialog(*resume("--data", "talk.txt"))
+    assert code == 0, err
+    assert "after 3 updates" in out
+    assert "note: talk.txt: not here, so not compared; the run goes on with r/corpus" in err
+    code, _, err = dialog(*resume("--data", "nothing.txt"))
+    assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
+    code, out, err = dialog(*resume("--set", "train.max_steps=4"))
+    assert code == 0, err
+    assert "after 4 updates" in out
+
+
+def test_a_moved_run_has_its_corpus(own: Path, dialog: Callable[..., Outcome]) -> None:
+    """Also where another run has taken its place."""
+    own.rename("moved")
+    code, _, err = dialog("evaluate", "moved", "--json", "one.json")
+    assert code == 0, err
+    code, _, err = dialog(*resume("--data", "talk.txt", run="moved"))
+    assert code == 0, err
+    assert dialog("evaluate", "moved", "--json", "before.json")[0] == 0
+    Path("talk.txt").write_text(chat(40))
+    assert dialog(*resume("--data", "talk.txt"))[0] == 0
+    assert dialog("evaluate", "moved", "--json", "after.json")[0] == 0
+    before, after = (json.loads(Path(f"{name}.json").read_text()) for name in ("before", "after"))
+    assert before["contexts"] == after["contexts"]
+
+
+def test_a_damaged_corpus_is_found(own: Path, dialog: Callable[..., Outcome]) -> None:
+    assert dialog("check", "r")[0] == 0
+    for name in ("train", "valid", "test"):
+        (path,) = (own / "corpus" / name).glob("*.arrow")
+        data = path.read_bytes()
+        path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        for command in (("check", "r"), resume("--data", "talk.txt"), resume()):
+            code, _, err = dialog(*command)
+            assert (code, f"{path}: edited or damaged" in err) == (StorageError.exit_code, True)
+        path.unlink()
+        code, _, err = dialog("check", "r")
+        assert (code, f"{path}: " in err) == (StorageError.exit_code, True)
+        path.write_bytes(data)
+    manifest = own / "corpus/manifest.json"
+    text = manifest.read_text()
+    for damaged in ("", "{}", "[]", text.replace('"report.json"', '"../../talk.txt"')):
+        manifest.write_text(damaged)
+        code, _, err = dialog("check", "r")
+        assert (code, "manifest.json: missing or damaged" in err) == (StorageError.exit_code, True)
+    manifest.write_text(text)
+    assert dialog("check", "r")[0] == 0
+
+
+def test_a_data_set_is_compared(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    for name in ("one", "other"):
+        rows = [
+            {"question": f"is it {word} {n}", "answer": f"{name} {word}"}
+            for n in range(4)
+            for word in WORDS[:8]
+        ]
+        datasets.Dataset.from_list(rows).save_to_disk(f"stored/{name}")
+    code, _, err = dialog(*resume("--data", "hf:./stored/one"))
+    assert code == 0, err
+    before = files_below(Path("r/corpus"))
+    code, _, err = dialog(*resume("--data", "hf:./stored/other"))
+    assert (code, "hf:./stored/other: changed since this run began" in err) == (DataError.exit_code, True)
+    shutil.copytree("stored/one", "elsewhere/one")
+    for source in ("hf:./stored/one", "hf:./elsewhere/one"):
+        assert dialog(*resume("--data", source))[0] == 0
+    shutil.rmtree("stored")
+    code, _, err = dialog(*resume("--data", "hf:./stored/one"))
+    assert (code, "not here, so not compared" in err) == (0, True)
+    assert files_below(Path("r/corpus")) == before
 
 
 def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
