@@ -112,7 +112,8 @@ def saturate(rng: random.Random, index: int) -> int:
         log_probs = head.log_probs(hidden).double()
     assert not torch.isnan(log_probs).any(), f"log-probabilities of {kind}"
     total = log_probs.exp().sum(-1)
-    assert ((total - 1).abs() < 2e-3).all(), f"{kind}: probabilities sum to {total.tolist()}"
+    # log g reaches −2e4, which float32 holds to a thousandth
+    assert ((total - 1).abs() < 4e-3).all(), f"{kind}: probabilities sum to {total.tolist()}"
     return 1
 
 
