@@ -115,6 +115,10 @@ class CheckpointStore:
             )
         return None
 
+    def newest_folder(self) -> Path | None:
+        """The folder of the newest commit, intact or not; None without one."""
+        return next((path for _, path in self._folders()), None)
+
     def newest(self) -> Commit | None:
         """The newest commit whose manifest and state are intact, its tensors unread; None without one."""
         return next(self._readable(), None)

@@ -4,23 +4,24 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lm.commit import FOLDER, STATE, require_sizes
+from lm.checkpoint import CheckpointStore
+from lm.commit import Commit, require_sizes
 from lm.errors import HighrankError, StorageError
-from lm.filelock import FileLock
-from lm.inputs import CONFIG
+from lm.filelock import held
+from lm.inputs import CHECKPOINTS, CONFIG, LOG
 from lm.lines import visible
 from lm.meter import perplexity
 from lm.numbers import number
 from lm.run import LOCK
-from lm.storage import parse_json, read_file, read_json
+from lm.storage import read_file, read_json
 
 Point = tuple[int, float]  # an update and the perplexity of its validation
 _WIDTH, _HEIGHT = 60, 8
 _LOG_LIMIT = 256 << 20  # bytes of metrics.jsonl that are still believable
-_STATE_LIMIT = 64 << 20
 
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:
@@ -35,8 +36,10 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
 
 def run_row(run: Path) -> dict[str, Any]:
     """A row about a run: state, last committed step, best validation, size in MB and hours since a change."""
-    files = [Path(folder) / name for folder, _, names in os.walk(run) for name in names]
-    stats = [path.lstat() for path in files if os.path.lexists(path)]
+    stats = []
+    for path in (Path(folder) / name for folder, _, names in os.walk(run) for name in names):
+        with suppress(OSError):  # a training may remove it meanwhile
+            stats.append(path.lstat())
     row: dict[str, Any] = {
         "run": str(run),
         "state": "",
@@ -60,7 +63,7 @@ def run_row(run: Path) -> dict[str, Any]:
 
 def validations(run: Path) -> list[Point]:
     """Update and perplexity of every finite validation in the log of a run; [] without a log."""
-    path = run / "metrics.jsonl"
+    path = run / LOG
     if not path.is_file():
         return []
     found: dict[int, float] = {}
@@ -117,19 +120,22 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _progress(run: Path) -> dict[str, Any] | None:
     """The progress in the newest checkpoint, whose sizes are as its manifest says; None without one."""
-    folders = [path for path in (run / "checkpoints").glob("step-*") if FOLDER.fullmatch(path.name)]
-    if not folders:
-        return None
-    newest = max(folders)
-    require_sizes(newest)
-    state: Any = parse_json(read_file(newest / STATE, limit=_STATE_LIMIT, follow=False), newest / STATE)
-    progress: dict[str, Any] = state["progress"]
-    return progress
+    store = CheckpointStore(run / CHECKPOINTS)
+    while newest := store.newest_folder():
+        try:
+            require_sizes(newest)
+            progress: dict[str, Any] = Commit.read(newest, tensors=False).state["progress"]
+        except StorageError:
+            if newest == store.newest_folder():  # or else a training has moved it meanwhile
+                raise
+        else:
+            return progress
+    return None
 
 
 def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) -> str:
     """What has become of a run: running, finished, diverged, interrupted, or without a checkpoint."""
-    if _held(run / LOCK):
+    if held(run / LOCK):
         return "running"
     if ended := _ending(run):
         return ended
@@ -138,17 +144,6 @@ def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) ->
     limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
     reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
     return "finished" if reached else "interrupted"
-
-
-def _held(path: Path) -> bool:
-    """Whether a process trains there; the lock is not taken for longer than it takes to see."""
-    if not path.is_file():
-        return False
-    lock = FileLock(path)
-    if not lock.acquire(wait=False):
-        return True
-    lock.release()
-    return False
 
 
 def _ending(run: Path) -> str:

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -57,6 +58,7 @@ from lm.storage import (
 __all__ = ["MetricsLog", "Run", "StopFlag"]
 
 LOCK = "lock"
+MOMENT = 0.5  # seconds in which a look at the lock, as `runs` takes, has long ended
 CORPUS = "corpus"  # a prepared corpus that the run is trained on, made before the run itself
 LOG_LOST = "restore it from a copy, or remove it: training goes on, and the log begins anew"
 
@@ -232,7 +234,7 @@ def _take_lock(folder: Path) -> FileLock:
     """The folder's lock, held; the file says by whom."""
     path = folder / LOCK
     lock = FileLock(path)
-    if not lock.acquire(wait=False):
+    if not _acquired(lock):
         raise StorageError(
             f"{visible(folder)}: {_holder(path)} is training here; "
             "wait for it to end, or choose another folder with --run"
@@ -243,6 +245,16 @@ def _take_lock(folder: Path) -> FileLock:
         lock.release()
         raise
     return lock
+
+
+def _acquired(lock: FileLock) -> bool:
+    """Take a lock; False where another holds it for longer than a moment."""
+    until = time.monotonic() + MOMENT
+    while not lock.acquire(wait=False):
+        if time.monotonic() > until:
+            return False
+        time.sleep(MOMENT / 50)
+    return True
 
 
 def _holder(path: Path) -> str:

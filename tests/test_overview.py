@@ -1,8 +1,13 @@
 """Runs at a glance: what has become of them, and their curves as text."""
 
+import fcntl
 import json
 import math
+import os
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import run as command
@@ -12,7 +17,9 @@ import pytest
 from tiny_task import Faults, TinyTask, open_run, train
 
 from dialog.cli import main
+from lm.checkpoint import CheckpointStore
 from lm.errors import DivergenceError
+from lm.filelock import held
 from lm.overview import curve_lines, run_row, runs_in, validations
 
 LIMITS = {"max_steps": 6, "validate_every": 2, "checkpoint_every": 2}
@@ -100,3 +107,80 @@ def test_the_command_lists_runs_without_torch(
     program = "import sys\nfrom dialog.cli import main\ntry:\n  main(['runs'])\nexcept SystemExit:\n  pass\n"
     program += "assert 'torch' not in sys.modules"
     assert command([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "run", LIMITS)
+    (tmp_path / "run" / "passing.tmp").write_text("x")
+    lstat = Path.lstat
+
+    def late(path: Path) -> os.stat_result:
+        if path.name == "passing.tmp":
+            path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    assert state(tmp_path / "run") == "finished"
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(run, LIMITS)
+    newest, newest_folder = run / "checkpoints/step-00000006", CheckpointStore.newest_folder
+
+    def late(store: CheckpointStore) -> Path | None:
+        found = newest_folder(store)
+        if newest.exists():
+            shutil.rmtree(newest)
+        return found
+
+    monkeypatch.setattr(CheckpointStore, "newest_folder", late)
+    assert run_row(run)["step"] == 4
+
+
+@pytest.mark.parametrize("newest", ["step-100000000", "step-00000006"])
+def test_the_newest_step_is_that_of_the_store(newest: str, tmp_path: Path) -> None:
+    """By its number, and not by its name; an ``.old`` one counts in the absence of the other alone."""
+    run, folder = tmp_path / "run", tmp_path / "run/checkpoints"
+    train(run, LIMITS)
+    (folder / "step-00000006.old").mkdir()
+    if newest == "step-100000000":
+        (folder / newest).mkdir()
+        assert state(run).startswith(f"damaged: {folder / newest}")
+    else:
+        assert (state(run), run_row(run)["step"]) == ("finished", 6)
+
+
+def test_a_look_needs_no_right_to_write_and_refuses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "run", LIMITS)
+    lock, opened = tmp_path / "run/lock", os.open
+
+    def read_only(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, mode, **more)
+
+    with open(lock) as other, monkeypatch.context() as patch:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        patch.setattr(os, "open", read_only)
+        assert state(tmp_path / "run") == "finished"
+    with open_run(tmp_path / "run"):
+        assert held(lock)
+    assert not held(lock)
+
+
+def test_a_training_that_starts_during_a_look_is_not_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path):
+        pass
+    with open(tmp_path / "lock") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        end = threading.Thread(target=lambda: (time.sleep(0.1), fcntl.flock(look, fcntl.LOCK_UN)))
+        end.start()
+        with open_run(tmp_path):
+            end.join()

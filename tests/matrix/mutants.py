@@ -246,8 +246,8 @@ MUTANTS = (
     Mutant(
         "lock",
         RUN,
-        "    if not lock.acquire(wait=False):\n",
-        "    if not lock.acquire(wait=False) and False:\n",
+        "    if not _acquired(lock):\n",
+        "    if not _acquired(lock) and False:\n",
         "test_run.py::test_a_second_writer_is_told_who_holds_the_run",
     ),
     Mutant(
