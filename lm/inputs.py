@@ -4,7 +4,7 @@ Every commit records, in its facts under ``run``::
 
     files     SHA-256 of config.json, data.json, vocabulary.json and the files of the tokenizer, by name
     config    every value of the config, by dotted key
-    free      the keys among them that may have another value when the run is resumed
+    free      the keys among them that may have another value when the run is resumed, as may RESUMABLE
     log       size and SHA-256 of what metrics.jsonl held
 
 The newest commit counts. ``config.json`` may change when a run is resumed, so it holds its own SHA-256, too.
@@ -100,7 +100,7 @@ def _difference(path: Path, sha256: str) -> str:
 def changed_config(run: Path, record: Record) -> str:
     """One line where the config is not what a commit recorded, nor what resuming made of it; else nothing."""
     path = run / CONFIG
-    was, free = record.config, set(record.free)
+    was, free = record.config, RESUMABLE.union(record.free)
     if not os.path.lexists(path):
         return f"{visible(path)}: missing; {_MEND}"
     try:

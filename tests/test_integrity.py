@@ -20,9 +20,9 @@ from dialog.train import train
 from lm.check import check_run
 from lm.checkpoint import CheckpointStore
 from lm.cli import main as lm_main
-from lm.config import Resolved, load_config
+from lm.config import Resolved, load_config, override
 from lm.errors import ConfigError, StorageError
-from lm.inputs import opened_run
+from lm.inputs import RESUMABLE, opened_run
 from lm.progress import NullReporter
 from lm.storage import remove_tree
 
@@ -416,3 +416,23 @@ def test_hostile_lists_of_best_steps_are_no_bug(run: Path, best: Any) -> None:
         rewrite_state(commit, lambda state: state["progress"].update(best=best))
     attempted(run)
     check_run(run)
+
+
+def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run is resumed with another value of it: config.json changes, and there is no new commit."""
+    changed = settings(run.parent, "train.log_every=3")
+    changed = override(changed, _splits(run), DialogConfig, sections=("data",))
+    with pytest.raises(ConfigError, match=r"train\.log_every = 3 \(was 1\)"):
+        train(changed, run, NullReporter())
+    keys = RESUMABLE | {"train.log_every"}
+    monkeypatch.setattr("lm.inputs.RESUMABLE", keys)
+    monkeypatch.setattr("dialog.train.RESUMABLE", keys)
+    train(changed, run, NullReporter())
+    assert opened_run(run, DialogConfig)[0].train.log_every == 3
+    assert check_run(run)["problems"] == []
+
+
+def _splits(run: Path) -> list[str]:
+    """The corpus that a run names, as overrides."""
+    data = opened_run(run, DialogConfig)[0].data
+    return [f"data.{split}={getattr(data, split)}" for split in ("train", "valid", "test")]
