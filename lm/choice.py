@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel
 
 from lm.config import Resolved, Setting, with_settings
-from lm.inputs import flat_config, saved_values
+from lm.inputs import flat_config, saved_settings
 from lm.links import EXP
 from lm.mixture_loss import LossOptions, Output, mixture_log_probs, mixture_loss, rounded
 from lm.progress import Reporter
@@ -41,13 +41,13 @@ class Tried(NamedTuple):
 
 
 def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
-    """The config with what an earlier training in the folder has chosen.
+    """The config with what an earlier training in the folder has chosen, and why.
 
     A run that keeps ``auto``, or is older than that, goes on in float32, as it began. StorageError: a damaged
     config.
     """
-    saved = saved_values(folder)
-    kept = {key: Setting(value, "the run") for key in _open(resolved) if (value := saved.get(key))}
+    saved = saved_settings(folder)
+    kept = {key: saved[key] for key in _open(resolved) if key in saved and saved[key].value}
     return with_settings(resolved, kept, type(resolved.config)) if kept else resolved
 
 
@@ -59,11 +59,12 @@ def measured_choices(
     Where a run is in the folder, nothing is measured. No number is drawn from the global generators.
     """
     config: Any = resolved.config
-    keys = [] if saved_values(folder) else _open(resolved)
+    keys = [] if saved_settings(folder) else _open(resolved)
     found = {key: _choice(JOBS[key](config.head, sizes, device), device) for key in keys}
-    threads = f"{torch.get_num_threads()} threads{'' if config.train.threads else ' (the choice of torch)'}"
-    report.note("; ".join([*(f"{key} = {one.value}, {one.where}" for key, one in found.items()), threads]))
-    return with_settings(resolved, found, type(resolved.config)) if found else resolved
+    if not found:
+        return resolved
+    report.note("; ".join(f"{key} = {one.value}, {one.where}" for key, one in found.items()))
+    return with_settings(resolved, found, type(resolved.config))
 
 
 def _choice(tried: Tried | None, device: torch.device) -> Setting:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lm.checkpoint import CheckpointStore, Commit
 from lm.commit import FileRecord, Sha256
-from lm.config import C, Resolved, read_config
+from lm.config import C, Resolved, Setting, Settings, read_config
 from lm.errors import StorageError
 from lm.lines import visible
 from lm.storage import JSON, MAX_JSON, is_sealed, read_file, read_json, sha256_file, write_json
@@ -34,6 +34,7 @@ FileName = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.jso
 FILES: tuple[FileName, ...] = get_args(FileName)
 CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
 _MEND = "restore it, or run the same training again, which mends it"
+OWN = "the run"  # where a value is from whose own place is lost
 RECORD = "run"  # among the facts of a commit
 
 RESUMABLE = frozenset(
@@ -117,17 +118,18 @@ def changed_config(run: Path, record: Record) -> str:
     return f"{visible(path)}: edited or damaged since the training{listed and ': '}{listed}; {_MEND}"
 
 
-def saved_values(run: Path) -> Mapping[str, JSON]:
-    """The values of a run's config by dotted key, as the newest commit knows them where the file is damaged.
+def saved_settings(run: Path) -> Settings:
+    """The config of a run by dotted key, as the newest commit knows its values where the file is damaged.
 
     Empty for a folder in which nothing was trained. StorageError for a damaged config that no commit knows.
     """
     record = recorded(run)
     if record and changed_config(run, record):
-        return record.config
-    saved = read_json(run / CONFIG, limit=CONFIG_LIMIT) if os.path.lexists(run / CONFIG) else None
-    values = saved.get("config") if isinstance(saved, dict) else None
-    return dict(flat(values)) if isinstance(values, dict) else {}
+        return {key: Setting(value, OWN) for key, value in record.config.items()}
+    match read_json(run / CONFIG, limit=CONFIG_LIMIT) if os.path.lexists(run / CONFIG) else None:
+        case {"config": dict(values), "provenance": dict(places)}:
+            return {key: Setting(value, visible(places.get(key, OWN))) for key, value in flat(values)}
+    return {}
 
 
 def require_unchanged(run: Path) -> None:
