@@ -84,7 +84,7 @@ def fit(
     """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
 
     ``verdict`` may end it at any validation, as a limit does; a resumed run asks again where it stands.
-    ``words`` is the size of the vocabulary, for a warning where validation is near guessing; 0 = none.
+    ``words`` is the size of the vocabulary, for a warning where all validations are near guessing.
 
     The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
     that validation, and a run of that length from the start has not; where the end was due for validation
@@ -138,6 +138,8 @@ class _Engine(Generic[BatchT]):
             raise
         self.journal.ended("finished", self.progress, self.saver.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
+        if self.words and (warning := guessing_note(best_nll, self.words)):
+            self.report.note(warning)
         minutes = self.saver.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
 
@@ -300,8 +302,6 @@ class _Engine(Generic[BatchT]):
         self.journal.record(self.progress, "valid", metrics)
         averaged = self.state.averager.count > 0
         self.report.validated(self.progress.step, metrics, best, averaged)
-        if self.words and (warning := guessing_note(nll, self.words)):
-            self.report.note(warning)
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
             self.report.note("validation stalls: from here on the average of the weights counts")

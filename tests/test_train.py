@@ -290,9 +290,10 @@ def test_bfloat16_trains_and_resumes_exactly(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("perplexity", "warned"), [(6.0, True), (5.0, False)])
-def test_a_validation_near_guessing_is_told(perplexity: float, warned: bool) -> None:
+def test_a_training_near_guessing_is_told_once(perplexity: float, warned: bool) -> None:
     task, notes = TinyTask(), Notes()
     task.faults.nll = lambda _: math.log(perplexity)
     with run_folder() as folder, open_run(folder) as run:
-        fit(task, TrainConfig(max_steps=5), OptimConfig(), run, notes, words=11)
-    assert any("near guessing among 11 words" in line for line in notes.lines) == warned
+        fit(task, TrainConfig(max_steps=5, validate_every=1), OptimConfig(), run, notes, words=11)
+    assert task.validations == 5
+    assert sum("near guessing among 11 words" in line for line in notes.lines) == warned
