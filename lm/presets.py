@@ -40,12 +40,12 @@ def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
 
 
 def sizes_of(config: BaseModel) -> str:
-    """A fingerprint of all that the number of parameters may depend on; defaults do not count in it."""
+    """A fingerprint of all that the number of parameters may depend on."""
     vocabulary = {"train", "vocab_size", "tokenizer"}
     sized: dict[str, Any] = dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True)
     sized["data"] = vocabulary
     speed = {"head": {"products", "skip_below"}}
-    values = config.model_dump(mode="json", include=sized, exclude=speed, exclude_defaults=True)
+    values = config.model_dump(mode="json", include=sized, exclude=speed)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

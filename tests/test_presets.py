@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from dialog.describe import describe as describe_dialog
 from dialog.schema import DialogConfig
@@ -310,3 +311,14 @@ def test_presets_are_listed_without_torch(family: str) -> None:
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert spent < 3  # about 1 s of a processor that does nothing else
+
+
+def test_another_default_is_another_size() -> None:
+    class Narrow(BaseModel):
+        model: dict[str, int] = {"hidden_size": 4}
+
+    class Wide(BaseModel):
+        model: dict[str, int] = {"hidden_size": 8}
+
+    assert sizes_of(Narrow()) != sizes_of(Wide())
+    assert sizes_of(Narrow()) == sizes_of(Wide(model={"hidden_size": 4}))
