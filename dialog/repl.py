@@ -13,7 +13,7 @@ from dialog.distinct import loops
 from dialog.schema import DecodeConfig, DialogConfig
 from dialog.transcript import HUMAN, MODEL, Source, Turn, one_line, read_transcript
 from dialog.utterance import Utterance
-from lm.config import Resolved, override
+from lm.config import Resolved, known_keys, override
 from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.stop import Poll, no_poll
 from lm.suggest import did_you_mean
@@ -143,7 +143,12 @@ class Repl:
         if long := next((text for text in settings if len(text) > LONGEST), ""):
             raise ConfigError(f"/{command} {long[:40]}…: no setting is longer than {LONGEST} characters")
         config = conversation.model.config.model_copy(update={"decode": conversation.decode})
-        keys = [text if "." in text.partition("=")[0] else f"decode.{text}" for text in settings]
+        known = known_keys(DialogConfig)
+        names = [text.partition("=")[0] for text in settings]
+        keys = [
+            text if "." in name or name in known else f"decode.{text}"
+            for name, text in zip(names, settings, strict=True)
+        ]
         changed = override(
             Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
         )

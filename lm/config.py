@@ -67,7 +67,10 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
     Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value.
     """
     settings = _file_settings(find_config(source, family), schema, ())
-    return _build(schema, settings | _override_settings(overrides, schema))
+    changes = _override_settings(overrides, schema)
+    if "extends" in changes:
+        raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
+    return _build(schema, settings | changes)
 
 
 def override(
@@ -238,12 +241,12 @@ def _override_settings(
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if len(text) > MAX_TEXT:
-            raise ConfigError(f"--set {text[:40]}…: longer than {MAX_TEXT:,} characters; write it in a file")
+            raise ConfigError(
+                f"{place} {text[:40]}…: longer than {MAX_TEXT:,} characters; write it in a file"
+            )
         if not equals:
             raise ConfigError(f"{place} {text}: give a key and a value, as in {place} KEY=VALUE")
         field = require_key(key, schema, place)
-        if key == "extends":
-            raise ConfigError("--set extends: only a file can extend another; name that file instead")
         settings[key] = Setting(_value(value, field), place)
     return settings
 

@@ -207,6 +207,7 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/set beam=3 nbest=none", "decode.nbest must be an integer"),
         ("/set beam=3.5", "decode.beam must be an integer, got 3.5"),
         ("/set train.seed=2", "train.seed: fixed when the run was trained"),
+        ("/set extends=x", "/set extends: fixed when the run was trained; only decode.* can be set here"),
         ("/set min_length=40", "must be at most max_length = 30"),
         ("/set max_length=5000", "decode.max_length must be at most 1,000"),
         ("/set beam=" + "9" * 5000, "no setting is longer"),
