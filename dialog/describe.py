@@ -32,6 +32,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
     return {
         "parameters": total,
         "parameters_by_part": counts,
+        "sizes": {"contexts": model.head.size},
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
         "memory": memory(config, model),

@@ -45,11 +45,12 @@ def train(
     require_same_config(folder, resolved, resumable_keys=keys)
     device = configure_device(config.train)
     dialogs, valid, codec = _load(config, folder)  # before the folder is made: what is bad leaves none
-    memory = describe(config, len(codec.vocabulary))["memory"]
+    described = describe(config, len(codec.vocabulary))
+    memory = described["memory"]
     # without activations, whose estimate is for utterances of full length: few are a third as long
     needed = memory["training"] - memory["activations"]
     require_memory(needed, device, "lower data.vocab_size, head.components or the model's sizes")
-    sizes = len(codec.vocabulary), config.head.embedding_size or config.decoder.hidden_size
+    sizes = described["vocabulary"], described["sizes"]["contexts"]
     resolved = measured_choices(resolved, sizes, device, folder, report)
     config = resolved.config
     seed_everything(config.train.seed)

@@ -30,20 +30,20 @@ def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words:
 
 
 def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
-    """Parameters by part, memory, sizes where they are told, and the vocabulary that they are for."""
+    """Parameters by part, memory, sizes, and the vocabulary that they are for."""
     words = f"{description['vocabulary']:,}"
     if description["vocabulary_assumed"]:
         words += ", the most that data.vocab_size and the corpus allow"
     parameters = {**description["parameters_by_part"], "total": description["parameters"]}
     sizes = [
         f"{name} {', '.join(map(str, size if isinstance(size, list) else [size]))}"
-        for name, size in description.get("sizes", {}).items()
+        for name, size in description["sizes"].items()
     ]
     memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
     return [
         Table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
         Table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
-        *([f"sizes: {'; '.join(sizes)}"] if sizes else []),
+        f"sizes: {'; '.join(sizes)}",
         f"for a vocabulary of {words}",
     ]
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm.inputs import flat
 from lm.storage import canonical_json, is_sealed, sealed
 
 
@@ -98,7 +99,7 @@ def edits(run: Path) -> Iterator[Damage]:
 
 
 def _edited_config(path: Path) -> Iterator[Damage]:
-    for key, value in dict(_flat(json.loads(path.read_bytes())["config"])).items():
+    for key, value in dict(flat(json.loads(path.read_bytes())["config"])).items():
         if type(value) in (int, float, bool) or key in ("data.train", "data.test", "head.kind"):
             yield Damage(path, key, partial(_set, path, key, _other(value)))
 
@@ -114,14 +115,6 @@ def _edited_inputs(data: Path, words: Path) -> Iterator[Damage]:
     for name, value in (("two words swapped", swapped), ("another count", counted)):
         text = json.dumps(value, ensure_ascii=False, indent=0)
         yield Damage(words, name, partial(words.write_text, text, "utf-8"))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _other(value: Any) -> Any:

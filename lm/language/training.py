@@ -20,7 +20,6 @@ from lm.lines import visible
 from lm.memory import require_memory
 from lm.progress import Reporter
 from lm.run import Run, require_same_config
-from lm.shapes import shapes_only
 from lm.state import load_model_tensors
 from lm.stop import RESUME, interruptible
 from lm.text import Codec
@@ -55,11 +54,10 @@ def train(
     require_same_config(folder, resolved, resumable_keys=RESUMABLE)
     device = configure_device(config.train)
     codec, train_split, valid_split = _load(config, folder)  # before the folder is made: bad data leaves none
-    needed = describe(config, len(codec.vocabulary))["memory"]["training"]
+    described = describe(config, len(codec.vocabulary))
     remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
-    require_memory(needed, device, remedy)
-    with shapes_only():
-        sizes = len(codec.vocabulary), LanguageModel(config, len(codec.vocabulary)).head.size
+    require_memory(described["memory"]["training"], device, remedy)
+    sizes = described["vocabulary"], described["sizes"]["contexts"]
     resolved = measured_choices(resolved, sizes, device, folder, report)
     config = resolved.config
     seed_everything(config.train.seed)
