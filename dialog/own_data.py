@@ -15,7 +15,7 @@ from dialog.utterance import SPLITS
 from lm.errors import DataError, StorageError
 from lm.folder import MANIFEST, Prepared, contents, damaged_outputs, hash_inputs
 from lm.hub import HUB
-from lm.inputs import saved_values
+from lm.inputs import saved_settings
 from lm.lines import InputLog, visible
 from lm.run import CORPUS
 from lm.storage import read_json
@@ -41,8 +41,8 @@ def own_data(source: str | None, run: Path) -> OwnData:
     StorageError where the corpus is damaged; else as :func:`dialog.prepare.prepare`.
     """
     corpus = run / CORPUS
-    began = saved_values(run)
-    train = Path(str(began.get("data.train", "")))
+    began = saved_settings(run)
+    train = Path(str(began["data.train"].value if "data.train" in began else ""))
     if _is_own(train, "train") and (corpus / MANIFEST).is_file():
         for problem in damaged_outputs(corpus):
             raise StorageError(problem)
