@@ -314,8 +314,8 @@ def sabotage(folder: Path) -> Iterator[Case]:
 
 
 def copy_of_ours(target: Path) -> None:
-    """The packages, their configs and tests."""
-    for name in ("lm", "dialog", "configs", "tests", "scripts"):
+    """The packages, their configs, tests, and the pages that tests read."""
+    for name in ("lm", "dialog", "configs", "docs", "tests", "scripts"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, target / name)
