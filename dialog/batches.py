@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dialog.corpus import Dialog, Utterance
-from lm.text import DIALOG, Codec
+from dialog.corpora.corpus import Dialog, Utterance
+from lm.text.vocabulary import DIALOG, Codec
 
 START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance; nobody speaks it
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dialog.schema import DecodeConfig
+from dialog.config import DecodeConfig
 from lm.errors import DivergenceError
-from lm.sampling import INFINITY, ranked
+from lm.heads.sampling import INFINITY, ranked
 from lm.stop import Poll, no_poll
 
 

@@ -7,35 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
-from dialog.schema import DialogConfig
-from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
-from lm.config import Resolved, load_config, override
-from lm.console import (
-    Checkpoint,
-    JsonFile,
-    Overrides,
-    RunFolder,
-    check_data,
-    counting,
-    named,
-    new_app,
-    run_app,
-    show,
-    show_training,
-    writable,
-    write_result,
-)
+from lm.config.load import Resolved, load_config, override
+from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
+from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
+from lm.console.options import Checkpoint, JsonFile, Overrides, RunFolder, config_argument, named, writable
+from lm.console.tables import Table
+from lm.runs.outputs import require_apart
 from lm.stop import RESUME, interruptible
-from lm.storage import require_apart
-from lm.tables import Table
-from lm.tokenizers import TokenizerKind
+from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
-    from lm.folder import Prepared
-    from lm.progress import Reporter
-    from lm.train import FitResult, Verdict
+    from lm.engine.loop import FitResult, Verdict
+    from lm.engine.progress import Reporter
+    from lm.text.prepared_folder import Prepared
 
 app = new_app(
     "Train, evaluate and talk to encoder-decoder dialog models that differ only in their output head.\n\n"
@@ -67,7 +54,7 @@ def demo(
     from dialog.demo import RESULTS
     from dialog.demo import demo as run_demo
     from dialog.report import demo_table
-    from lm.progress import Reporter, make_reporter
+    from lm.engine.progress import Reporter, make_reporter
 
     def report(head: str) -> Reporter:
         show(f"{out / head}: training")
@@ -131,8 +118,8 @@ def prepare(
     force: Annotated[bool, typer.Option("--force", help="Also write what is likely nonsense.")] = False,
 ) -> None:
     from dialog.corpora.columns import ReadOptions
-    from dialog.prepare import PrepareOptions
-    from dialog.prepare import prepare as prepare_corpus
+    from dialog.corpora.prepare import PrepareOptions
+    from dialog.corpora.prepare import prepare as prepare_corpus
 
     read = ReadOptions(format, dialog_column, speaker_column, text_column, act_column)
     options = PrepareOptions(
@@ -143,7 +130,7 @@ def prepare(
 
 def _show_prepared(prepared: "Prepared") -> None:
     """Counts, the first two dialogs as they were read, and where they are."""
-    from dialog.corpus import load_dialogs
+    from dialog.corpora.corpus import load_dialogs
     from dialog.report import dialog_lines, prepared_tables
 
     first = load_dialogs(str(prepared.folder / "train"))[:2]
@@ -167,7 +154,7 @@ def show_corpus(
 
     Example: dialog show data/chat --split valid --limit 5
     """
-    from dialog.corpus import choose_dialogs
+    from dialog.corpora.corpus import choose_dialogs
     from dialog.report import dialog_lines
 
     chosen = choose_dialogs(corpus, split, dialog)
@@ -201,7 +188,7 @@ def train(
     """
     load_config(config, DialogConfig, family="dialog", overrides=overrides or ())  # refused before data
     folder = run or Path("runs") / Path(config).stem
-    from dialog.own_data import in_run, own_data
+    from dialog.corpora.own_data import in_run, own_data
 
     own = own_data(data, folder)
     if own.note:
@@ -212,7 +199,7 @@ def train(
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(in_run(folder, resolved.config.data), "dialog prepare")
     from dialog.train import train as train_model
-    from lm.progress import make_reporter
+    from lm.engine.progress import make_reporter
 
     result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
     show_training(folder, result)
@@ -259,7 +246,7 @@ def evaluate(
     Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
     """
     resolved = _decoding(run, overrides)
-    from dialog.own_data import in_run
+    from dialog.corpora.own_data import in_run
 
     splits = in_run(run, resolved.config.data)
     require_apart([output, json_file], [data, references, splits.train, splits.valid, splits.test])
@@ -312,8 +299,8 @@ def references(
     Example: dialog references --train data/train.jsonl --test data/test.jsonl --out test_multi_ref.json
     """
     require_apart([out], [train, test])
-    from dialog.corpus import load_dialogs
-    from dialog.references import build_references, write_references
+    from dialog.corpora.corpus import load_dialogs
+    from dialog.metrics.references import build_references, write_references
 
     with interruptible() as poll:
         items = build_references(
@@ -351,7 +338,7 @@ def chat(
     Example: dialog chat runs/mos --set decode.method=sample
     """
     decode = _decoding(run, overrides).config.decode
-    from dialog.chat import chat as converse
+    from dialog.chat.terminal import chat as converse
 
     raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode, replay=replay))
 
@@ -362,7 +349,7 @@ add_runs(app)
 
 def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
     """The config of a run, decoding changed as the command line asks."""
-    from lm.inputs import config_of
+    from lm.runs.inputs import config_of
 
     resolved = config_of(run, DialogConfig)
     return override(resolved, overrides or (), DialogConfig, sections=("decode",))

@@ -13,12 +13,11 @@ import numpy as np
 
 from lm import bootstrap
 from lm.bootstrap import Floats, by_unit
-from lm.errors import ConfigError, DataError
-from lm.lines import visible
-from lm.records import Evaluation, common_name, guesses, guessing_warning, load_evaluation, lookup
-from lm.report import p_tables
-from lm.schema import RESAMPLES
-from lm.tables import Table
+from lm.console.options import RESAMPLES
+from lm.console.report import p_tables
+from lm.console.tables import Table
+from lm.errors import ConfigError, DataError, visible
+from lm.runs.evaluations import Evaluation, common_name, guesses, guessing_warning, load_evaluation, lookup
 
 Result = dict[str, Any]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from dialog.config import DialogConfig
 from dialog.encoders import Memory
-from dialog.schema import DialogConfig
+from lm.cells.stack import recurrent_stack
 from lm.regularize import dropout
-from lm.stack import recurrent_stack
 
 SequenceT = TypeVar("SequenceT", Tensor, PackedSequence)
 

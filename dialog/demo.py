@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from dialog.batches import list_examples
-from dialog.corpus import load_dialogs
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import load_dialogs
 from dialog.evaluate import evaluate
-from dialog.schema import DialogConfig
-from dialog.smalltalk import true_nll
+from dialog.smalltalk.process import true_nll
 from dialog.train import train
-from lm.config import load_config
-from lm.progress import Reporter
+from lm.config.load import load_config
+from lm.disk.storage import make_folder, write_json
+from lm.engine.progress import Reporter
 from lm.stop import Poll, Progress, no_poll, no_progress
-from lm.storage import make_folder, write_json
 
 RESULTS = "results.json"
 HEADS = ("softmax", "mos")

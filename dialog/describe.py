@@ -4,13 +4,13 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from dialog.corpus import SMALLTALK
-from dialog.schema import WHOLE_DIALOG, DataConfig, DialogConfig
+from dialog.config import WHOLE_DIALOG, DataConfig, DialogConfig
+from dialog.corpora.corpus import SMALLTALK
 from dialog.seq2seq import Seq2Seq
-from lm.heads import Head
-from lm.memory import head_scratch, training_memory
-from lm.shapes import shapes_only
-from lm.text import BOS, DIALOG, EOS, PAD, UNK
+from lm.engine.memory import head_scratch, training_memory
+from lm.engine.shapes import shapes_only
+from lm.heads.head import Head
+from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK
 
 PARTS = ("embedding", "encoder", "decoder", "head")
 
@@ -50,7 +50,7 @@ def largest_vocabulary(data: DataConfig) -> int:
 @cache
 def _smalltalk_words() -> frozenset[str]:
     """Every word that the built-in corpus can say."""
-    from dialog.smalltalk import default_process
+    from dialog.smalltalk.process import default_process
 
     process = default_process()
     listed = (word for words in process.lexicon.lists.values() for phrase in words.phrases for word in phrase)

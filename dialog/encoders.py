@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dialog.batches import Batch
-from dialog.schema import EncoderConfig
+from dialog.config import EncoderConfig
+from lm.cells.config import CellConfig
+from lm.cells.stack import recurrent_stack
 from lm.regularize import dropout
-from lm.schema import CellConfig
-from lm.stack import recurrent_stack
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a trained model is worth on a corpus: perplexity, BLEU of its best responses, and their variety.
 
-Every evaluation is kept in the run (:mod:`lm.records`): ``{"result": …, "contexts": …}`` with the result
-that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
+Every evaluation is kept in the run (:mod:`lm.runs.evaluations`): ``{"result": …, "contexts": …}`` with the
+result that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
 """
 
 import hashlib
@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dialog.corpus import Dialog, load_dialogs
-from dialog.distinct import warnings
-from dialog.own_data import in_run
+from dialog.config import DataConfig, DialogConfig
+from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.corpora.own_data import in_run
+from dialog.metrics.distinct import warnings
+from dialog.metrics.references import ReferenceItem, align_references, read_references
+from dialog.metrics.scores import Responses, Scorer, responses_report
 from dialog.records import evaluation_name, setting_name
-from dialog.references import ReferenceItem, align_references, read_references
-from dialog.schema import DataConfig, DialogConfig
-from dialog.scores import Responses, Scorer, responses_report
-from lm.config import Resolved, override
-from lm.errors import ConfigError, DataError
-from lm.guard import guessing, require_finite
-from lm.lines import visible
-from lm.meter import perplexity
-from lm.records import keep, opened
+from lm.config.load import Resolved, override
+from lm.disk.storage import canonical_json, require_writable, write_atomic
+from lm.errors import ConfigError, DataError, visible
+from lm.measures import guessing, perplexity, require_finite
+from lm.runs.evaluations import keep, opened
+from lm.runs.outputs import require_apart
 from lm.stop import Poll, Progress, no_poll, no_progress
-from lm.storage import canonical_json, require_apart, require_writable, write_atomic
-from lm.text import UNK, Codec, require_known
-from lm.tokenizers import Tokenizer, WordPunct
+from lm.text.tokenizers import Tokenizer, WordPunct
+from lm.text.vocabulary import UNK, Codec, require_known
 
 if TYPE_CHECKING:
     from dialog.batches import Example
@@ -83,7 +82,7 @@ def evaluate(
 
     Args:
         run: the folder that training wrote.
-        data: what :func:`dialog.corpus.load_dialogs` reads; the run's own test split if left out.
+        data: what :func:`dialog.corpora.corpus.load_dialogs` reads; the run's own test split if left out.
         references: a ``test_multi_ref.json`` with several references for every context; the true response
             is the only one if left out.
         output: where to write the responses, one JSON object for each context.
@@ -262,7 +261,8 @@ def rescore(path: Path, *, true_only: bool = False) -> Result:
 
     DataError, naming the line, where it is not what ``evaluate`` writes.
     """
-    from lm.lines import InputLog, open_regular, read_lines
+    from lm.disk.regular import open_regular
+    from lm.text.lines import InputLog, read_lines
 
     hypotheses, references = [], []
     with open_regular(path) as file:

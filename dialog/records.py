@@ -1,9 +1,9 @@
-"""What the evaluations of a dialog run are called; :mod:`lm.records` keeps them."""
+"""What the evaluations of a dialog run are called; :mod:`lm.runs.evaluations` keeps them."""
 
 from pathlib import Path
 
-from dialog.schema import DecodeConfig
-from lm.records import plain
+from dialog.config import DecodeConfig
+from lm.runs.evaluations import plain
 
 
 def evaluation_name(source: str, references: Path | None = None) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dialog.utterance import Dialog
-from lm.guard import guessing_note
-from lm.report import preparation_tables
-from lm.tables import Table
-from lm.terminal import sanitize
+from lm.console.report import preparation_tables
+from lm.console.tables import Table
+from lm.console.terminal import sanitize
+from lm.measures import guessing_note
 
 Result = Mapping[str, Any]
 _ORDERS = ("1", "2", "3", "4")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction
-from dialog.schema import DecodeConfig
-from lm.sampling import INFINITY, draw
+from dialog.config import DecodeConfig
+from lm.heads.sampling import INFINITY, draw
 from lm.stop import Poll, no_poll
 
 

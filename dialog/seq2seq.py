@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dialog.batches import Batch
+from dialog.config import DialogConfig
 from dialog.decoder import Decoder, DecoderState
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
-from dialog.schema import DialogConfig
-from lm.cells import uniform_parameters
-from lm.heads import Head
+from lm.cells.layers import uniform_parameters
+from lm.heads.head import Head
 
 
 class Seq2Seq(nn.Module):

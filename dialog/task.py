@@ -1,4 +1,4 @@
-"""Training a dialog model: the task that the engine of :mod:`lm.train` runs."""
+"""Training a dialog model: the task that the engine of :mod:`lm.engine.loop` runs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +16,12 @@ from dialog.batches import (
     list_examples,
     segments,
 )
-from dialog.corpus import Dialog
-from dialog.schema import DataConfig, DialogConfig
+from dialog.config import DataConfig, DialogConfig
+from dialog.corpora.corpus import Dialog
 from dialog.seq2seq import Seq2Seq
+from lm.engine.update import StepLoss
 from lm.stop import Poll
-from lm.text import UNK, Codec
-from lm.update import StepLoss
+from lm.text.vocabulary import UNK, Codec
 
 SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
 

@@ -4,23 +4,23 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dialog.corpus import Dialog, load_dialogs, train_codec
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
+from dialog.corpora.own_data import in_run
 from dialog.describe import describe
-from dialog.own_data import in_run
-from dialog.schema import DialogConfig
 from dialog.task import DialogTask, build_model
-from lm.choice import kept_choices, measured_choices
-from lm.config import Resolved
-from lm.device import configure_device
+from lm.config.load import Resolved
+from lm.engine.choice import kept_choices, measured_choices
+from lm.engine.device import configure_device
+from lm.engine.loop import FitResult, Verdict, fit, require_end, seed_everything
+from lm.engine.memory import require_memory
+from lm.engine.progress import Reporter
 from lm.errors import DataError
-from lm.guard import require_learnt
-from lm.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, settle_inputs
-from lm.memory import require_memory
-from lm.progress import Reporter
-from lm.run import Run, require_same_config
+from lm.measures import require_learnt
+from lm.runs.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, settle_inputs
+from lm.runs.run import Run, require_same_config
 from lm.stop import RESUME, interruptible
-from lm.text import Codec
-from lm.train import FitResult, Verdict, fit, require_end, seed_everything
+from lm.text.vocabulary import Codec
 
 
 def train(
@@ -35,8 +35,9 @@ def train(
     Raises:
         DataError: a split cannot be read, or the training text changed since the run began.
         ConfigError: sizes that do not fit each other, or more memory than there is would be needed; see also
-            :func:`lm.train.fit`.
-        StorageError, DivergenceError, Interrupted: see :func:`lm.train.fit` and :meth:`lm.run.Run.open`.
+            :func:`lm.engine.loop.fit`.
+        StorageError, DivergenceError, Interrupted: see :func:`lm.engine.loop.fit` and
+            :meth:`lm.runs.run.Run.open`.
     """
     resolved = kept_choices(resolved, folder)
     config = resolved.config

@@ -12,18 +12,18 @@ import torch
 
 from dialog.batches import Encoder, Example, Item, collate
 from dialog.beam import Hypothesis, Marks, beam_search
-from dialog.corpus import Dialog
+from dialog.config import DecodeConfig, DialogConfig
+from dialog.corpora.corpus import Dialog
 from dialog.decoder import DecoderState
 from dialog.sampling import sample
-from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
-from lm.checkpoint import CheckpointStore
-from lm.device import device_here
-from lm.inputs import opened_run
-from lm.state import load_model_tensors
+from lm.engine.device import device_here
+from lm.engine.state import load_model_tensors
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import opened_run
 from lm.stop import Poll, Progress, no_poll, no_progress
-from lm.text import BOS, DIALOG, PAD, Codec
+from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
 

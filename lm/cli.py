@@ -8,37 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.analysis.cli import Data, Limit, analyze, spare_texts
-from lm.analysis.study_cli import bottleneck, reverse_copy
-from lm.commands import add_check, add_compare, add_describe, add_presets, add_runs, config_argument
-from lm.config import load_config
-from lm.console import (
-    Checkpoint,
-    JsonFile,
-    Overrides,
-    RunFolder,
-    check_data,
-    counting,
-    named,
-    new_app,
-    run_app,
-    show,
-    show_training,
-    writable,
-    write_result,
-)
+from lm.analysis.cli import analyze
+from lm.config.load import load_config
+from lm.config.suggest import did_you_mean
+from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
+from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
+from lm.console.options import Checkpoint, JsonFile, Overrides, RunFolder, config_argument, named, writable
+from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
+from lm.language.options import Data, Limit, spare_texts
+from lm.runs.outputs import require_apart
 from lm.stop import RESUME, interruptible
-from lm.storage import require_apart
-from lm.suggest import did_you_mean
-from lm.tables import Table
+from lm.studies.cli import bottleneck, reverse_copy
 from lm.tuning.cli import add_tune, require_optuna
 
 if TYPE_CHECKING:
-    from lm.config import Resolved
-    from lm.progress import Reporter
-    from lm.train import FitResult, Verdict
+    from lm.config.load import Resolved
+    from lm.engine.loop import FitResult, Verdict
+    from lm.engine.progress import Reporter
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
@@ -151,8 +139,8 @@ def train(
     resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
     check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem
-    from lm.language.training import train as train_model
-    from lm.progress import make_reporter
+    from lm.engine.progress import make_reporter
+    from lm.language.train import train as train_model
 
     show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
 
@@ -160,7 +148,7 @@ def train(
 def _trial(
     resolved: "Resolved[LmConfig]", folder: Path, report: "Reporter", verdict: "Verdict | None"
 ) -> "FitResult":
-    from lm.language.training import train as train_model
+    from lm.language.train import train as train_model
 
     return train_model(resolved, folder, report, verdict)
 
@@ -181,9 +169,9 @@ def finetune(
 
     Example: lm finetune runs/ptb_mos --set optim.lr=25
     """
-    from lm.language.training import finetuned
-    from lm.language.training import train as train_model
-    from lm.progress import make_reporter
+    from lm.engine.progress import make_reporter
+    from lm.language.train import finetuned
+    from lm.language.train import train as train_model
 
     folder = run or source.with_name(f"{source.name}-finetuned")
     resolved = finetuned(source, overrides or [])
@@ -317,11 +305,11 @@ def generate(
     Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
     """
     _config_of(run)
+    from lm.console.terminal import sanitize
     from lm.language.generate import GenerateOptions, as_read
     from lm.language.generate import generate as write
     from lm.language.trained import TrainedLm
-    from lm.terminal import sanitize
-    from lm.text import unknown_words
+    from lm.text.vocabulary import unknown_words
 
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
     with interruptible() as poll:
@@ -382,7 +370,7 @@ add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compar
 
 def _config_of(run: Path) -> LmConfig:
     """The config of a run; what is no run of ours is refused here, before torch is loaded."""
-    from lm.inputs import config_of
+    from lm.runs.inputs import config_of
 
     return config_of(run, LmConfig).config
 

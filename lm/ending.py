@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 
-from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError
-from lm.lines import visible
+from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, visible
 from lm.stop import SIGNALS, StopFlag
 
 INTERRUPTED = "interrupted; run the same command again to start over or to resume"

@@ -57,3 +57,8 @@ def require(holds: bool, message: str) -> None:
     """Raise ConfigError with ``message`` unless an option or key is as it must be."""
     if not holds:
         raise ConfigError(message)
+
+
+def visible(value: object) -> str:
+    """A path, name or text for a message: what a terminal would not print is written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))

@@ -3,7 +3,7 @@
 import math
 import re
 
-from lm.lines import visible
+from lm.errors import visible
 
 NOTHING = "–"
 _FORMATS = {

@@ -28,8 +28,8 @@ from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_meg
 from rich.console import Console
 from rich.table import Table
 
+from lm.disk.storage import require_writable
 from lm.errors import HighrankError
-from lm.storage import require_writable
 
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from run_logs import errors_in_one_line, saved_config, validations
 
-from lm.pictures import STYLES, save_figure
+from lm.console.pictures import STYLES, save_figure
 
 Curve = tuple[list[int], list[float]]  # updates, perplexities
 

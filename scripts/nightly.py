@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-from crash_process import ENVIRONMENT  # noqa: E402
-from matrix.row import Case, Row, dice  # noqa: E402
-from matrix.table import ROWS  # noqa: E402
+from tests.matrix.row import Case, Row, dice  # noqa: E402
+from tests.matrix.table import ROWS  # noqa: E402
+from tests.support.crash_process import ENVIRONMENT  # noqa: E402
 
 HUNG = 2400.0  # seconds without a word from a worker
 LONGEST = 1800  # seconds that a case may take

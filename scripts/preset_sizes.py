@@ -5,12 +5,12 @@ python scripts/preset_sizes.py
 
 import json
 
+from dialog.config import DialogConfig
 from dialog.describe import describe as describe_dialog
-from dialog.schema import DialogConfig
-from lm.config import load_config
+from lm.config.load import load_config
+from lm.config.presets import SIZES, preset_paths, sizes_of
 from lm.language.config import LmConfig
 from lm.language.describe import describe
-from lm.presets import SIZES, preset_paths, sizes_of
 
 
 def parameters(family: str, name: str) -> dict[str, str | int]:

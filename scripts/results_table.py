@@ -16,9 +16,9 @@ from typing import Any
 
 from run_logs import errors_in_one_line, records, saved_config, validations
 
+from lm.disk.storage import read_json
 from lm.errors import require
-from lm.records import load_evaluation
-from lm.storage import read_json
+from lm.runs.evaluations import load_evaluation
 
 Result = dict[str, Any]
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lm.disk.storage import parse_json, read_file, read_json
 from lm.errors import HighrankError
-from lm.storage import parse_json, read_file, read_json
 
 
 def saved_config(run: Path) -> Any:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dialog.corpora.records import DELIMITERS, Dialect, fields_of
-from lm.errors import DataError
-from lm.lines import visible
+from lm.errors import DataError, visible
 
 _USUAL = {
     "dialog": "dialog dialogue conversation conv thread session chat ticket",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 _NEXT = re.compile(r"[\s,]*")  # what stands between the items of an array
 

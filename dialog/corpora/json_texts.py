@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from dialog.corpora.json_items import items_of, parse_objects, whole_text
+from dialog.corpora.readers import Turn, default_id, distinct, make_dialog, one_line
 from dialog.corpora.stamps import Message, split_at_pauses
-from dialog.readers import Turn, default_id, distinct, make_dialog, one_line
 from dialog.utterance import Dialog
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 PAIRS = (
     ("question", "answer"),

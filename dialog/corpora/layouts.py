@@ -9,10 +9,10 @@ from dialog.corpora.columns import dialect_of, is_named
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
+from dialog.corpora.readers import PREFIX, TSV_COLUMNS
 from dialog.corpora.records import fields_of
 from dialog.corpora.subtitles import TIMING
-from dialog.readers import PREFIX, TSV_COLUMNS
-from lm.lines import Line
+from lm.text.lines import Line
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _MOST = 1 << 16  # characters of a head, about

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from dialog.corpora.readers import Turn, one_line
 from dialog.corpora.stamps import DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
-from dialog.readers import Turn, one_line
 from dialog.utterance import Dialog
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 _MARKS = dict.fromkeys(map(ord, "\u200e\u200f\u202a\u202b\u202c\u2068\u2069\ufeff"))  # of direction
 

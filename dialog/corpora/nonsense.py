@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dialog.corpora.stamps import STAMPED
 from dialog.utterance import Dialog, Utterance
-from lm.lines import visible
+from lm.errors import visible
 
 _FEW = 20  # utterances of which nothing is said
 _C1 = re.compile("[\x80-\x9f]")

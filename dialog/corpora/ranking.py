@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from dialog.readers import Turn, default_id, make_dialog
+from dialog.corpora.readers import Turn, default_id, make_dialog
 from dialog.utterance import Dialog
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 _TURN, _UTTERANCE = "__eot__", "__eou__"
 _LABELS = {"1": True, "1.0": True, "0": False, "0.0": False}

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 DELIMITERS = ",;\t|"
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
-from dialog.readers import Turn, make_dialog
+from dialog.corpora.readers import Turn, make_dialog
 from dialog.utterance import Dialog
-from lm.lines import InputLog
+from lm.text.lines import InputLog
 
 PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
 _LATE = timedelta(hours=1)  # a line may be so late; a clock that runs back by more has passed midnight

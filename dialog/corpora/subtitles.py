@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from dialog.corpora.readers import Turn
 from dialog.corpora.stamps import Message, split_at_pauses
-from dialog.readers import Turn
 from dialog.utterance import Dialog
-from lm.lines import InputLog, Line
+from lm.text.lines import InputLog, Line
 
 SCENE = timedelta(seconds=15)  # more from the beginning of a cue to that of the next ends a scene
 _TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"

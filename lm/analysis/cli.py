@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lm.console import Checkpoint, JsonFile, RunFolder, counting, show, write_result
+from lm.console.app import counting, show, write_result
+from lm.console.options import Checkpoint, JsonFile, RunFolder
 from lm.errors import ConfigError
-from lm.language.config import LmConfig
+from lm.language.options import Data, Limit, spare_texts
 from lm.stop import Poll, interruptible
-from lm.storage import require_apart
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -22,12 +22,6 @@ analyze = typer.Typer(
 )
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
-Data = Annotated[
-    str | None, typer.Option("--data", metavar="F", help="Text; the run's test split if left out.")
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N tokens of the text.")
-]
 Out = Annotated[
     Path,
     typer.Option(
@@ -53,10 +47,10 @@ def rank(
     Example: lm analyze rank runs/ptb_small_softmax runs/ptb_small_mos --limit 20000
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.figure import draw_spectra
     from lm.analysis.rank import rank_of_run, rank_tables
     from lm.analysis.spectrum import RankResult
-    from lm.storage import make_folder
+    from lm.analysis.spectrum_figure import draw_spectra
+    from lm.disk.storage import make_folder
 
     results: dict[str, dict[str, Any]] = {}
     spectra: dict[str, RankResult] = {}
@@ -189,7 +183,7 @@ def temperature(
         temperature_report,
         temperature_tables,
     )
-    from lm.storage import make_folder
+    from lm.disk.storage import make_folder
 
     results: dict[str, dict[str, Any]] = {}
     profiles: dict[str, Profile] = {}
@@ -278,16 +272,6 @@ def gates(
     show(*gate_tables(results))
 
 
-def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
-    """Raise ConfigError where a result would replace a text: the given one, or a split of one of the runs."""
-    if output is not None:
-        from lm.inputs import config_of
-
-        splits = [config_of(run, LmConfig).config.data for run in runs]
-        texts = [text for split in splits for text in (split.train, split.valid, split.test)]
-        require_apart([output], [data, *texts])
-
-
 def _load(run: Path, checkpoint: str) -> "TrainedLm":
     from lm.language.trained import TrainedLm
 
@@ -311,7 +295,7 @@ def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll)
 
 def _spectrum_name(text: "Text", checkpoint: str) -> str:
     """The file of singular values: what is unusual is in its name, as in the names of evaluations."""
-    from lm.records import plain
+    from lm.runs.evaluations import plain
 
     return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
 

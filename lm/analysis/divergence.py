@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.console.tables import Table
 from lm.errors import DataError
 from lm.stop import Poll, no_poll
-from lm.tables import Table
 
 
 def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:

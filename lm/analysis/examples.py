@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lm.console.tables import Table
 from lm.errors import DataError
 from lm.stop import Poll, no_poll
-from lm.tables import Table
 
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm

@@ -21,11 +21,11 @@ from lm.analysis.bidiagonal import HALVINGS, bidiagonal_values, to_bidiagonal
 from lm.analysis.factor import merge, to_band
 from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
 from lm.analysis.spectrum import RankResult
+from lm.console.tables import Table
 from lm.errors import DataError, StorageError
 from lm.language.shards import add_ids
 from lm.language.trained import weights_sha256
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.tables import Table
 
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm.bootstrap import half_interval
+from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
-from lm.tables import Table
 
 if TYPE_CHECKING:
     from lm.language.scoring import Floats

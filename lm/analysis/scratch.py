@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.storage import require_space, storage_errors
+from lm.disk.storage import require_space, storage_errors
 
 Matrix = NDArray[np.float64]
 ITEM = 8  # bytes of a float64

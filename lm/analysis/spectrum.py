@@ -12,9 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.errors import StorageError
-from lm.lines import visible
-from lm.storage import read_file, write_atomic
+from lm.disk.storage import read_file, write_atomic
+from lm.errors import StorageError, visible
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
 _UNREADABLE = (  # what zipfile and NumPy raise for bytes of any kind

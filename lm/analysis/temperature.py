@@ -2,7 +2,7 @@
 
 What Figures 1 and 3 of Contextual Temperature for Language Modeling show. A place in a sentence is told by
 the temperature of the word that stands there, and by the mean over all words, which the published formula
-keeps constant (:mod:`lm.temperature`).
+keeps constant (:mod:`lm.heads.temperature`).
 
 N tokens · V words.
 """
@@ -17,12 +17,11 @@ import numpy as np
 import torch
 
 from lm.bootstrap import half_interval
-from lm.checkpoint import CheckpointStore
-from lm.errors import ConfigError, DataError, StorageError
-from lm.lines import visible
-from lm.pictures import save_figure
+from lm.console.pictures import save_figure
+from lm.console.tables import Table
+from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.runs.checkpoint import CheckpointStore
 from lm.stop import Poll, no_poll
-from lm.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.cells import Layer
+from lm.cells.layers import Layer
 from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel, State, detached

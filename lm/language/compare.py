@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from lm import bootstrap
-from lm.errors import ConfigError, DataError
+from lm.console.options import RESAMPLES
+from lm.errors import ConfigError, DataError, visible
 from lm.language.evaluate import BLOCK
-from lm.lines import visible
-from lm.records import Evaluation, common_name, guesses, load_evaluation
-from lm.schema import RESAMPLES
+from lm.runs.evaluations import Evaluation, common_name, guesses, load_evaluation
 
 Result = dict[str, Any]
 

@@ -1,12 +1,14 @@
-"""The typed configuration of a language-model run; free of torch like :mod:`lm.schema`."""
+"""The typed configuration of a language-model run; free of torch."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.schema import CellConfig, HeadConfig, OptimConfig, TrainConfig
-from lm.section import MAX_LAYERS, MAX_SIZE, Section, Size
-from lm.tokenizers import TokenizerKind
+from lm.cells.config import CellConfig
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Section, Size
+from lm.engine.config import OptimConfig, TrainConfig
+from lm.heads.config import HeadConfig
+from lm.text.tokenizers import TokenizerKind
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.errors import DataError, StorageError
+from lm.config.named_data import missing
+from lm.errors import DataError, StorageError, visible
 from lm.language.config import DataConfig
 from lm.language.parts import FilePart, whole_file
 from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
 from lm.language.sources import SPLITS, is_spelled
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
-from lm.lines import InputLog, visible
-from lm.named_data import missing
 from lm.stop import Poll, no_poll
-from lm.text import Codec
-from lm.tokenizers import StoredKind
+from lm.text.lines import InputLog
+from lm.text.tokenizers import StoredKind
+from lm.text.vocabulary import Codec
 
 __all__ = ["TokenSplit", "load_codec", "load_split", "text_part"]
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from lm.engine.memory import head_scratch, training_memory
+from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
-from lm.heads import Head
+from lm.heads.head import Head
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, sized
 from lm.language.windows import longest
-from lm.memory import head_scratch, training_memory
-from lm.shapes import shapes_only
 
 PARTS = ("embedding", "layers", "head")
 _TORCH_LSTM = 16  # numbers a unit and step that the workspace of torch's own layer has, on CPUs

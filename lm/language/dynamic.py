@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.checkpoint import CheckpointStore
-from lm.errors import Interrupted, require
-from lm.filelock import alone
+from lm.disk.filelock import alone
+from lm.disk.storage import JSON, make_folder, move, remove_tree
+from lm.errors import Interrupted, require, visible
 from lm.language.adaptation import (
     ADAPT_LENGTH,
     SETTINGS,
@@ -31,10 +31,9 @@ from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
-from lm.lines import visible
-from lm.records import keep, opened, plain
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.evaluations import keep, opened, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.storage import JSON, make_folder, move, remove_tree
 
 Result = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """What a language model is worth on a text: perplexity, losses by word frequency, and refinements.
 
 Every token is scored once, in one stream, so that the result depends on no window and no batch. Every
-evaluation is kept in the run (:mod:`lm.records`), with sums over blocks of text, which
+evaluation is kept in the run (:mod:`lm.runs.evaluations`), with sums over blocks of text, which
 :mod:`lm.language.compare` resamples.
 """
 
@@ -12,19 +12,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.errors import ConfigError
-from lm.guard import guessing, require_finite
+from lm.errors import ConfigError, visible
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
-from lm.lines import visible
-from lm.meter import perplexity
-from lm.records import keep, opened, plain
+from lm.measures import guessing, perplexity, require_finite
+from lm.runs.evaluations import keep, opened, plain
 from lm.stop import Poll, Progress, Steps, no_poll, no_progress
-from lm.text import require_known
+from lm.text.vocabulary import require_known
 
 Result = dict[str, Any]
 Compat = Literal["none", "paper"]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lm.errors import DivergenceError, require
+from lm.heads.sampling import INFINITY, draw
 from lm.language.trained import READ_LENGTH, TrainedLm
-from lm.sampling import INFINITY, draw
 from lm.stop import Poll, no_poll
-from lm.text import Codec
+from lm.text.vocabulary import Codec
 
 _INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
 

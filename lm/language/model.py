@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm.cells import recurrent_layer
+from lm.cells.layers import recurrent_layer
+from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
-from lm.heads import Head
+from lm.heads.head import Head
 from lm.language.config import LmConfig
 from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
-from lm.shapes import shapes_only
 
 State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
 

@@ -8,8 +8,9 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from lm.errors import DataError
-from lm.lines import MAX_LINE, InputLog, open_regular, read_lines, visible
+from lm.disk.regular import open_regular
+from lm.errors import DataError, visible
+from lm.text.lines import MAX_LINE, InputLog, read_lines
 
 Style = Literal["lines", "spelled", "bytes"]
 

@@ -3,9 +3,9 @@
 ::
 
     OUT/train/ valid/ test/   token ids, see lm/language/shards.py
-    OUT/vocabulary.json, tokenizer.json, tokenizer.model    the codec, see lm/text.py
+    OUT/vocabulary.json, tokenizer.json, tokenizer.model    the codec, see lm/text/vocabulary.py
     OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
-    OUT/dropped.jsonl, manifest.json    see lm/folder.py
+    OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
 The text is read twice, once to count and once to encode, a line at a time: memory is that of the vocabulary
 and of one shard. The same input and options give the same bytes.
@@ -18,18 +18,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from lm.errors import ConfigError, DataError, require
-from lm.folder import OutputFolder, Prepared, hash_inputs
+from lm.console.report import preparation_tables
+from lm.console.tables import Table
+from lm.disk.storage import storage_errors
+from lm.errors import ConfigError, DataError, require, visible
 from lm.language.shards import write_split
 from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
-from lm.lines import InputLog, OnBadLine, visible
-from lm.report import preparation_tables
 from lm.stop import Poll, interruptible
-from lm.storage import storage_errors
-from lm.tables import Table
-from lm.text import EOS_WORD, UNK, Codec, Vocabulary
-from lm.tokenizers import StoredKind, TokenizerKind
+from lm.text.lines import InputLog, OnBadLine
+from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
+from lm.text.tokenizers import StoredKind, TokenizerKind
+from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
 
 VocabularyOf = Literal["train", "train+valid+test"]
 BlankLines = Literal["keep", "drop"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lm.cells import Layer
+from lm.cells.layers import Layer
 from lm.errors import ConfigError
 from lm.language.corpus import load_split
 from lm.language.model import LanguageModel

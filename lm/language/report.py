@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lm.guard import guessing_note
-from lm.records import guessing_warning
-from lm.report import p_tables
-from lm.tables import Table
+from lm.console.report import p_tables
+from lm.console.tables import Table
+from lm.measures import guessing_note
+from lm.runs.evaluations import guessing_warning
 
 Result = Mapping[str, Any]
 _MEASURES = ("perplexity", "nll", "bits_per_character", "tokens")

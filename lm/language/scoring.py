@@ -17,17 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.guard import require_finite
+from lm.disk.storage import require_writable, write_atomic
+from lm.errors import visible
 from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
 from lm.language.shards import line_ids
 from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
-from lm.lines import InputLog, visible
-from lm.meter import perplexity
+from lm.measures import perplexity, require_finite
+from lm.runs.outputs import require_apart
 from lm.stop import Poll, no_poll
-from lm.storage import require_apart, require_writable, write_atomic
+from lm.text.lines import InputLog
 
 Result = dict[str, Any]
 Floats = NDArray[np.float64]

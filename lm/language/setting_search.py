@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from lm.disk.storage import JSON, read_json, write_json
 from lm.errors import ConfigError, DivergenceError, StorageError, require
 from lm.language.adaptation import (
     ADAPT_LENGTH,
@@ -26,7 +27,6 @@ from lm.language.adaptation import (
 from lm.language.evaluate import Text, likelihood
 from lm.language.trained import TrainedLm
 from lm.stop import Poll, Progress, Steps
-from lm.storage import JSON, read_json, write_json
 
 Result = dict[str, Any]
 NUMBERS = ("lr", "decay", "eps")

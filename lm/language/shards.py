@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.errors import DataError, StorageError
-from lm.folder import recorded_hashes, require_recorded
+from lm.disk.regular import open_file
+from lm.disk.storage import JSON, read_json, storage_errors, write_json
+from lm.errors import DataError, StorageError, visible
 from lm.language.survey import SplitCounts, TokenLine
-from lm.lines import open_file, visible
 from lm.stop import Poll, no_poll
-from lm.storage import JSON, read_json, storage_errors, write_json
-from lm.text import Codec
+from lm.text.prepared_folder import recorded_hashes, require_recorded
+from lm.text.vocabulary import Codec
 
 SPLIT = "split.json"
 _FORMAT = 1

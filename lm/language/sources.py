@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from lm.errors import DataError, require
-from lm.hub import HUB, load_tables
+from lm.errors import DataError, require, visible
 from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
-from lm.lines import InputLog, visible
+from lm.text.hub import HUB, load_tables
+from lm.text.lines import InputLog
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
 SPLITS = ("train", "valid", "test")
@@ -257,7 +257,7 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
 
 
 def _locate_dataset(source: str, options: ReadOptions) -> Located:
-    """A stored data set, or one of the hub, see :func:`lm.hub.load_tables`."""
+    """A stored data set, or one of the hub, see :func:`lm.text.hub.load_tables`."""
     shown = visible(source)
     tables = {key or "train": table for key, table in load_tables(source).items()}
     found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError
 from lm.language.parts import Line, Part
-from lm.lines import InputLog
 from lm.stop import Poll
-from lm.text import EOS_WORD, Codec, Vocabulary
-from lm.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
+from lm.text.lines import InputLog
+from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
+from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 
 SAMPLE = 16 << 20  # characters of training text, in about so many bytes, that sentencepiece learns from
 

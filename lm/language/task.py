@@ -1,4 +1,4 @@
-"""Training a language model: the task that the engine of :mod:`lm.train` runs."""
+"""Training a language model: the task that the engine of :mod:`lm.engine.loop` runs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.engine.update import StepLoss
 from lm.errors import DataError
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpus import TokenSplit
@@ -14,7 +15,6 @@ from lm.language.model import LanguageModel, State, detached, state_from, state_
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
 from lm.stop import Poll
-from lm.update import StepLoss
 
 SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
 

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.checkpoint import CheckpointStore
-from lm.device import device_here
+from lm.engine.device import device_here
+from lm.engine.state import load_model_tensors
 from lm.errors import DataError
-from lm.inputs import opened_run
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids
-from lm.state import load_model_tensors
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import opened_run
 from lm.stop import Poll, no_poll
-from lm.text import Codec
+from lm.text.vocabulary import Codec
 
 READ_LENGTH = 256  # tokens that the recurrent layers read at once
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.commands import config_argument
-from lm.config import C, load_config
-from lm.console import JsonFile, Overrides, named, show, writable, write_result
+from lm.config.load import C, load_config
+from lm.console.app import show, write_result
+from lm.console.options import JsonFile, Overrides, config_argument, named, writable
+from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
-from lm.pictures import require_format
-from lm.storage import require_apart
+from lm.runs.outputs import require_apart
 from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
-    from lm.progress import Reporter
+    from lm.engine.progress import Reporter
     from lm.tuning.search import Plan, Train
 
 _WORKERS = 4  # a processor, at most
@@ -92,7 +92,7 @@ def require_optuna(who: str = "tune") -> None:
 def _search(
     folder: Path, plan: "Plan[C]", train: "Train[C]", trials: int, workers: int, minutes: float
 ) -> None:
-    from lm.progress import PlainReporter, make_reporter
+    from lm.engine.progress import PlainReporter, make_reporter
     from lm.tuning.search import Search
     from lm.tuning.workers import Job, work_together
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm.console.pictures import save_figure
+from lm.console.tables import Table
 from lm.errors import DataError
-from lm.meter import perplexity
-from lm.pictures import save_figure
-from lm.tables import Table
+from lm.measures import perplexity
 from lm.tuning.search import Row, best_of, value_text
 
 if TYPE_CHECKING:

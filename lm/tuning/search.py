@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from lm.config import COMMAND_LINE, C, Resolved, family_of, with_settings
-from lm.device import configure_device
-from lm.errors import ConfigError, DivergenceError, StorageError
-from lm.filelock import FileLock
-from lm.lines import visible
-from lm.presets import find_config, preset_paths
-from lm.progress import Reporter
+from lm.config.load import COMMAND_LINE, C, Resolved, family_of, with_settings
+from lm.config.presets import find_config, preset_paths
+from lm.disk.filelock import FileLock
+from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
+from lm.engine.device import configure_device
+from lm.engine.loop import FitResult, Verdict, require_end
+from lm.engine.progress import Reporter
+from lm.errors import ConfigError, DivergenceError, StorageError, visible
 from lm.stop import RESUME, interruptible
-from lm.storage import make_folder, read_json, storage_errors, write_atomic, write_json
-from lm.train import FitResult, Verdict, require_end
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
 

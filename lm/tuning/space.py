@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from lm.config import (
+from lm.config.load import (
     COMMAND_LINE,
     C,
     Resolved,
@@ -27,10 +27,10 @@ from lm.config import (
     require_key,
     with_settings,
 )
+from lm.config.presets import find_space
+from lm.config.suggest import did_you_mean
+from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError
-from lm.presets import find_space
-from lm.suggest import did_you_mean
-from lm.tomlfile import Lines, read_toml
 
 TABLE = "space"
 NAMES = ("low", "high", "log", "floor", "choices", "also")

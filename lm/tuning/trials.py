@@ -17,12 +17,11 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.config import Settings
-from lm.errors import StorageError
-from lm.filelock import FileLock
-from lm.lines import visible
-from lm.run import MetricsLog
-from lm.storage import make_folder, storage_errors
+from lm.config.load import Settings
+from lm.disk.filelock import FileLock
+from lm.disk.storage import make_folder, storage_errors
+from lm.errors import StorageError, visible
+from lm.runs.metrics_log import MetricsLog
 from lm.tuning.space import Drawn, Parameter, Space, settings_of
 
 JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.ending import shortage
+from lm.engine.progress import NullReporter, PlainReporter, Reporter
 from lm.errors import HighrankError, Interrupted
-from lm.progress import NullReporter, PlainReporter, Reporter
 from lm.stop import RESUME, StopFlag
 from lm.tuning.search import Plan, Search, Train
 

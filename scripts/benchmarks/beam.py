@@ -15,10 +15,10 @@ from torch import Tensor
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Item, collate
 from dialog.beam import Marks, StepFunction, beam_search
+from dialog.config import DecodeConfig, DialogConfig
 from dialog.decoder import DecoderState
-from dialog.schema import DecodeConfig, DialogConfig
 from dialog.seq2seq import Seq2Seq
-from lm.sampling import INFINITY
+from lm.heads.sampling import INFINITY
 
 VOCAB, LENGTH, BEAM = 10_000, 30, 10
 MARKS = Marks(bos=2, eos=3, forbidden=(0, 1, 2))

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from benchmarks.head import SIZE, Inputs, fused_by_torch, naive, ours
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.kernels.gpu import FUSED
-from lm.links import EXP, SIGSOFTMAX
-from lm.mixture_loss import LossOptions, Output, mixture_nll
+from lm.heads.fused_switch import FUSED
+from lm.heads.links import EXP, SIGSOFTMAX
+from lm.heads.loss_options import LossOptions, Output
+from lm.heads.mixture_loss import mixture_nll
 
 CALLS = 10
 SHAPES = ((15, 10_000, 840), (5, 10_000, 840), (1, 10_000, 840), (15, 33_278, 840), (1, 33_278, 8192))
@@ -148,7 +149,7 @@ def _eager(options: LossOptions, inputs: Inputs) -> object:
 
 def _fused(options: LossOptions, inputs: Inputs) -> object:
     """The kernels themselves, in precisions too for which the dispatch would not choose them."""
-    from lm.kernels.fused import fused_loss
+    from lm.heads.fused import fused_loss
 
     log_prior = inputs.prior.log_softmax(1)
     output = Output(inputs.weight, inputs.bias, None)

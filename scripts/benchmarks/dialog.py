@@ -11,10 +11,10 @@ from benchmarks import joeynmt
 from benchmarks.joeynmt import SIZES
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Batch, Item, collate
-from dialog.schema import DialogConfig
+from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
-from lm.optim import build_optimizer
-from lm.update import StepLoss, Updater
+from lm.engine.optim import build_optimizer
+from lm.engine.update import StepLoss, Updater
 
 PEER = "HIGHRANK_JOEYNMT"  # environment variable: the interpreter that bench.py --joeynmt names
 ATTENTIONS = {"dot": "luong", "additive": "bahdanau"}  # ours and theirs

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.heads import Head, HeadConfig
-from lm.links import EXP, SIGSOFTMAX, Link
-from lm.mixture_loss import LossOptions, Output, mixture_loss, mixture_nll
-from lm.shapes import shapes_only
+from lm.engine.shapes import shapes_only
+from lm.heads.head import Head, HeadConfig
+from lm.heads.links import EXP, SIGSOFTMAX, Link
+from lm.heads.loss_options import LossOptions, Output
+from lm.heads.mixture_loss import mixture_loss, mixture_nll
 
 TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
 PRECISIONS = ("float32", "bfloat16")

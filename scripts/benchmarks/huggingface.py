@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dialog.beam import Marks, StepFunction, StepState
-from dialog.schema import DecodeConfig
+from dialog.config import DecodeConfig
 from dialog.seq2seq import Seq2Seq
 
 

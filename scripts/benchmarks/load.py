@@ -19,7 +19,12 @@ TOKENS, DIALOG = 300_000, 15  # of a text that is made up; lines of a dialog in 
 
 def cases(ceiling: Ceiling) -> list[Case]:
     """Imports in fresh interpreters, beside torch's own; a text; BLEU of as many responses as papers have."""
-    imports = ("import torch", "import dialog.chat, dialog.trained", "import dialog.cli", "import lm.cli")
+    imports = (
+        "import torch",
+        "import dialog.chat.terminal, dialog.trained",
+        "import dialog.cli",
+        "import lm.cli",
+    )
     starts = [Variant(line, partial(_interpreter, line)) for line in imports]
     texts = {
         "dialog prepare": partial(_prepare, "dialog"),
@@ -69,7 +74,7 @@ def _prepare(package: str) -> Work:
 def _open() -> Work:
     from lm.language.corpus import load_split
     from lm.language.prepare import prepare
-    from lm.text import Codec
+    from lm.text.vocabulary import Codec
 
     folder = _text().with_name("prepared")
     prepare(str(_text()), folder)
@@ -77,7 +82,7 @@ def _open() -> Work:
 
 
 def _bleu() -> Work:
-    from dialog.bleu import bleu_by_context, count_overlaps
+    from dialog.metrics.bleu import bleu_by_context, count_overlaps
 
     rng = random.Random(1)
     responses, references = (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.cells import MLSTM, MogrifierLSTM
-from lm.recurrent import WeightDropLSTM
+from lm.cells.layers import MLSTM, MogrifierLSTM
+from lm.cells.lstm import WeightDropLSTM
 
 SIZES, STEPS, STREAMS = (280, 960, 960, 620), 70, 12
 Layer = Callable[[int, int], nn.Module]

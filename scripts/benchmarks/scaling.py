@@ -9,10 +9,10 @@ from torch import Tensor
 
 from benchmarks import beam, head, recurrent, timing
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.links import EXP
-from lm.mixture_loss import LossOptions
-from lm.pictures import save_figure
-from lm.recurrent import WeightDropLSTM
+from lm.cells.lstm import WeightDropLSTM
+from lm.console.pictures import save_figure
+from lm.heads.links import EXP
+from lm.heads.loss_options import LossOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from benchmarks.head import naive_loss
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.config import load_config
-from lm.heads import Head
+from lm.config.load import load_config
+from lm.engine.optim import build_optimizer
+from lm.engine.shapes import shapes_only
+from lm.engine.update import StepLoss, Updater
+from lm.heads.head import Head
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
-from lm.optim import build_optimizer
-from lm.shapes import shapes_only
-from lm.update import StepLoss, Updater
 
 STEPS, VOCAB = 70, 10_000
 LossOf = Callable[[Head, Tensor, Tensor], Tensor]

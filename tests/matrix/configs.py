@@ -12,16 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from test_config import mutants
-from tiny_lm import write_run
-
 from dialog import cli as dialog_cli
-from dialog.schema import DialogConfig
+from dialog.config import DialogConfig
 from lm import cli as lm_cli
-from lm.config import known_keys, load_config
+from lm.config.load import known_keys, load_config
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
-from matrix.row import Case, refused
+from tests.config.test_load import mutants
+from tests.matrix.row import Case, refused
+from tests.support.tiny_lm import write_run
 
 STRIDE = 7919  # a prime: the first cases are of everything
 KINDS = 16  # commands that take a path

@@ -12,16 +12,22 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from crash_commands import DialogPreparation, Result, SearchOfTwo
-from crash_dialog import DialogTraining, dialog_cases
-from crash_driver import Case as Command
-from crash_driver import Lab, chains_through_every_place, crash_lab, difference, fingerprint, random_blows
-from crash_lm import DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
-from crash_process import Blow, Ended
-from power import Change, Disk, load_changes
-
-from matrix.row import Case
-from matrix.row import Lab as RowLab
+from tests.matrix.row import Case
+from tests.matrix.row import Lab as RowLab
+from tests.support.crash_commands import DialogPreparation, Result, SearchOfTwo
+from tests.support.crash_dialog import DialogTraining, dialog_cases
+from tests.support.crash_driver import Case as Command
+from tests.support.crash_driver import (
+    Lab,
+    chains_through_every_place,
+    crash_lab,
+    difference,
+    fingerprint,
+    random_blows,
+)
+from tests.support.crash_lm import DynamicEvaluation, Finetuning, LmTraining, Preparation, lm_cases
+from tests.support.crash_process import Blow, Ended
+from tests.support.power import Change, Disk, load_changes
 
 TRAINING = DialogTraining("mos", "adam")
 LM = LmTraining("mos", "nt-asgd", accumulate=2)

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from tiny_store import flip, forge, header, holds, two_commits
-
-from lm.checkpoint import CheckpointStore, Commit
+from lm.disk.storage import canonical_json
 from lm.errors import StorageError
-from lm.storage import canonical_json
-from matrix.row import Case, refused
+from lm.runs.checkpoint import CheckpointStore, Commit
+from tests.matrix.row import Case, refused
+from tests.support.tiny_store import flip, forge, header, holds, two_commits
 
 
 @contextmanager

@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crash_commands import DIALOG, LM
-from crash_driver import Case as Command
-from crash_driver import Lab, difference
-from crash_process import ENVIRONMENT, HERE, interpreter
-from tiny_task import TinyTask, open_run, run_folder
-
-from lm.progress import NullReporter
-from lm.schema import OptimConfig, TrainConfig
-from lm.train import fit
-from matrix.crashes import golden, shared_lab
-from matrix.row import Case
+from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.loop import fit
+from lm.engine.progress import NullReporter
+from tests.matrix.crashes import golden, shared_lab
+from tests.matrix.row import Case
+from tests.support.crash_commands import DIALOG, LM
+from tests.support.crash_driver import Case as Command
+from tests.support.crash_driver import Lab, difference
+from tests.support.crash_process import ENVIRONMENT, ROOT, interpreter
+from tests.support.tiny_task import TinyTask, open_run, run_folder
 
 SOAK = 10_000  # updates
 GROWTH = 1 << 20  # bytes that 1,000 updates may add
@@ -40,7 +39,7 @@ def without_network(lab: Lab, command: Command) -> int:
     last = ["chat", "run"] if program == "dialog" else ["generate", "run", "--max-tokens", "5"]
     for arguments in (command.arguments(lab), ["check", "run"], ["evaluate", "run"], last):
         isolated = ["unshare", "--map-root-user", "--net", *interpreter([program, *arguments])]
-        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(HERE.parent)}
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
         ended = subprocess.run(
             isolated, cwd=place, env=environment, input="hello\n", capture_output=True, text=True, check=False
         )

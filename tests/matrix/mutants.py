@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash_process import ENVIRONMENT
-
-from matrix.row import Case
+from tests.matrix.row import Case
+from tests.support.crash_process import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAILED = 1  # exit code of pytest where tests ran and failed
-POWER = "test_checkpoint_crashes.py::test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit"
-RESUMED = "test_train.py::test_stopping_and_resuming_at_every_step_changes_nothing"
+POWER = "runs/test_checkpoint_crashes.py::test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit"
+RESUMED = "engine/test_loop.py::test_stopping_and_resuming_at_every_step_changes_nothing"
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,13 @@ class Mutant:
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
-STORAGE, CHECKPOINT, COMMIT, RUN = "lm/storage.py", "lm/checkpoint.py", "lm/commit.py", "lm/run.py"
-STATE, SAVING, TRAIN = "lm/state.py", "lm/saving.py", "lm/train.py"
+STORAGE, CHECKPOINT, COMMIT, RUN = (
+    "lm/disk/storage.py",
+    "lm/runs/checkpoint.py",
+    "lm/runs/commit.py",
+    "lm/runs/run.py",
+)
+STATE, SAVING, TRAIN = "lm/engine/state.py", "lm/engine/saving.py", "lm/engine/loop.py"
 MUTANTS = (
     Mutant("fsync of files", STORAGE, "        os.fsync(fd)\n    finally", "    finally", POWER),
     Mutant(
@@ -52,7 +56,7 @@ MUTANTS = (
         STORAGE,
         "    move(tmp, final)\n    sync(final.parent)\n",
         "    move(tmp, final)\n",
-        "test_checkpoint_crashes.py::test_the_order_of_a_commit",
+        "runs/test_checkpoint_crashes.py::test_the_order_of_a_commit",
     ),
     Mutant("fsync of a commit's folder", STORAGE, "    sync(tmp)\n    move(tmp", "    move(tmp", POWER),
     Mutant(
@@ -60,84 +64,84 @@ MUTANTS = (
         STORAGE,
         "            move(tmp, path)\n",
         "            remove_tree(path)\n            move(tmp, path)\n",
-        "test_storage.py::test_a_kill_leaves_the_old_or_the_new_file",
+        "disk/test_storage.py::test_a_kill_leaves_the_old_or_the_new_file",
     ),
     Mutant(
         "fsync of a new folder's parent",
         STORAGE,
         "        sync(path.parent)\n",
         "",
-        "test_storage.py::test_folders_are_made_durably_and_once",
+        "disk/test_storage.py::test_folders_are_made_durably_and_once",
     ),
     Mutant(
         "refusal of links",
-        "lm/lines.py",
+        "lm/disk/regular.py",
         "(0 if follow else os.O_NOFOLLOW)",
         "0",
-        "test_checkpoint_damage.py::test_links_and_special_files_are_never_followed",
+        "runs/test_checkpoint_damage.py::test_links_and_special_files_are_never_followed",
     ),
     Mutant(
         "limit on the length of a file",
         STORAGE,
         "    if data is None or len(data) > limit:\n",
         "    data = data or b''\n    if False:\n",
-        "test_storage.py::test_a_file_larger_than_its_limit_is_refused",
+        "disk/test_storage.py::test_a_file_larger_than_its_limit_is_refused",
     ),
     Mutant(
         "hash check",
         COMMIT,
         "    if sha256 != record.sha256:\n",
         "    if False:\n",
-        "test_checkpoint_damage.py::test_every_flipped_bit_is_noticed_and_the_file_is_named",
+        "runs/test_checkpoint_damage.py::test_every_flipped_bit_is_noticed_and_the_file_is_named",
     ),
     Mutant(
         "hash of the manifest itself",
         COMMIT,
         "    if data != canonical:\n",
         "    if False:\n",
-        "test_checkpoint_damage.py::test_every_flipped_bit_of_a_manifest_is_noticed",
+        "runs/test_checkpoint_damage.py::test_every_flipped_bit_of_a_manifest_is_noticed",
     ),
     Mutant(
         "names that a manifest may list",
         COMMIT,
         r'pattern=rf"^({_GROUP}\.safetensors|state\.json)$"',
         'pattern=r"^.+"',
-        "test_checkpoint_damage.py::test_a_hostile_manifest_is_refused",
+        "runs/test_checkpoint_damage.py::test_a_hostile_manifest_is_refused",
     ),
     Mutant(
         "step in the name of a commit",
         COMMIT,
         "    if match is None or int(match[1]) != manifest.step:\n",
         "    if match is None:\n",
-        "test_checkpoint_damage.py::test_other_damage_is_noticed",
+        "runs/test_checkpoint_damage.py::test_other_damage_is_noticed",
     ),
     Mutant(
         "pruning only after what stays is verified",
         CHECKPOINT,
         "        Commit.read(kept)\n",
         "",
-        "test_checkpoint.py::test_prune_deletes_only_after_verifying_what_stays",
+        "runs/test_checkpoint.py::test_prune_deletes_only_after_verifying_what_stays",
     ),
     Mutant(
         "renaming before deleting",
         CHECKPOINT,
         "            move(path, grave)\n        sync(self.folder)\n",
         "            remove_tree(path)\n",
-        "test_checkpoint_crashes.py::test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_commit",
+        "runs/test_checkpoint_crashes.py::test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_commit",
     ),
     Mutant(
         "an older commit of a step stays until the new one is there",
         CHECKPOINT,
         "            move(final, old)\n",
         "            remove_tree(final)\n",
-        "test_checkpoint_crashes.py::test_a_kill_while_a_step_is_replaced_leaves_one_of_the_two",
+        "runs/test_checkpoint_crashes.py::test_a_kill_while_a_step_is_replaced_leaves_one_of_the_two",
     ),
     Mutant(
         "check of a pointer",
         CHECKPOINT,
         "if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):",
         "if False:",
-        "test_checkpoint.py::test_open_and_pointers",
+        "runs/test_checkpoint.py::test_open_and_pointers",
     ),
     Mutant("random generators", STATE, '        load_rng(commit.tensors("rng"))\n', "", RESUMED),
     Mutant("hidden state", STATE, '        self.task.load_state(commit.tensors("task"))\n', "", RESUMED),
@@ -175,7 +179,7 @@ MUTANTS = (
         STATE,
         'parts = {"best": best,',
         'parts = {"history": [], "best": best,',
-        "test_nt_asgd.py::test_a_run_stopped_after_the_trigger_resumes_bit_for_bit",
+        "engine/test_nt_asgd.py::test_a_run_stopped_after_the_trigger_resumes_bit_for_bit",
     ),
     Mutant(
         "position in the data", TRAIN, "(progress.epoch, progress.index))", "(progress.epoch, 0))", RESUMED
@@ -185,42 +189,42 @@ MUTANTS = (
         SAVING,
         "        self._journal.cut(_log_of(commit)[0] if keep_log else 0)\n",
         "",
-        "test_train.py::test_a_kill_at_any_batch_or_validation_changes_nothing",
+        "engine/test_loop.py::test_a_kill_at_any_batch_or_validation_changes_nothing",
     ),
     Mutant(
         "three failures in a row",
         SAVING,
         "if final or self._failures >= FAILURES:",
         "if final:",
-        "test_train_faults.py::test_three_failed_commits_in_a_row_end_training",
+        "engine/test_loop_faults.py::test_three_failed_commits_in_a_row_end_training",
     ),
     Mutant(
         "skipping what is not finite",
         TRAIN,
         "        if sums.finite:\n            self.updater.apply",
         "        if True:\n            self.updater.apply",
-        "test_train_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
+        "engine/test_loop_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
     ),
     Mutant(
         "what a skipped update changed",
         TRAIN,
         "            before.restore()\n            self.skipped",
         "            self.skipped",
-        "test_train_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
+        "engine/test_loop_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
     ),
     Mutant(
         "weights are finite before they are saved",
         TRAIN,
         "(saves and not self.state.finite())",
         "False",
-        "test_train_faults.py::test_weights_that_overflow_are_never_committed",
+        "engine/test_loop_faults.py::test_weights_that_overflow_are_never_committed",
     ),
     Mutant(
         "NaN is never best",
         STATE,
         "        if not math.isfinite(nll):\n",
         "        if False:\n",
-        "test_train_faults.py::test_a_validation_that_is_not_finite_is_never_best",
+        "engine/test_loop_faults.py::test_a_validation_that_is_not_finite_is_never_best",
     ),
     Mutant(
         "poll of signals",
@@ -234,56 +238,56 @@ MUTANTS = (
         "lm/stop.py",
         "            os._exit(Interrupted.exit_code)\n",
         "            pass\n",
-        "test_run.py::test_a_second_signal_ends_at_once",
+        "runs/test_run.py::test_a_second_signal_ends_at_once",
     ),
     Mutant(
         "comparison of the config",
         RUN,
         "if fixed := sorted(set(changed) - resumable_keys):",
         "if fixed := [key for key in changed if key in resumable_keys and not key]:",
-        "test_run.py::test_another_config_is_refused_with_both_values",
+        "runs/test_run.py::test_another_config_is_refused_with_both_values",
     ),
     Mutant(
         "lock",
         RUN,
         "    if not _acquired(lock):\n",
         "    if not _acquired(lock) and False:\n",
-        "test_run.py::test_a_second_writer_is_told_who_holds_the_run",
+        "runs/test_run.py::test_a_second_writer_is_told_who_holds_the_run",
     ),
     Mutant(
         "length of the log",
-        RUN,
+        "lm/runs/metrics_log.py",
         "        if (size := self.offset) < offset:\n",
         "        if (size := self.offset) < 0:\n",
-        "test_run.py::test_a_log_is_cut_back_to_an_offset",
+        "runs/test_run.py::test_a_log_is_cut_back_to_an_offset",
     ),
     Mutant(
         "torn last line",
-        RUN,
+        "lm/runs/metrics_log.py",
         "                self._drop_torn_line()\n",
         "",
-        "test_run.py::test_a_torn_last_line_is_dropped_on_opening",
+        "runs/test_run.py::test_a_torn_last_line_is_dropped_on_opening",
     ),
     Mutant(
         "sanitiser",
-        "lm/terminal.py",
+        "lm/console/terminal.py",
         r"\x0b-\x1f\x7f-\x9f",
         r"\x0b-\x1f\x7f",
-        "test_terminal.py::test_single_characters",
+        "console/test_terminal.py::test_single_characters",
     ),
     Mutant(
         "refusal of code in pickles",
-        "dialog/unpickle.py",
+        "dialog/corpora/unpickle.py",
         '        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and data needs no code")\n',
         "        return super().find_class(module, name)  # type: ignore[return-value]\n",
-        "test_corpus_releases.py::test_a_malicious_pickle_is_refused_and_runs_nothing",
+        "dialog/test_corpus_releases.py::test_a_malicious_pickle_is_refused_and_runs_nothing",
     ),
     Mutant(
         "fsync of a prepared corpus",
-        "lm/folder.py",
+        "lm/text/prepared_folder.py",
         "                sync(path)\n",
         "                pass\n",
-        "test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
+        "system/test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
     ),
 )
 

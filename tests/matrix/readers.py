@@ -10,31 +10,31 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from test_corpus import CURATED
-from test_corpus_releases import CORPUS, pickled
-from test_formats import page_examples
-from tiny_lm import text_of, tiny_codec, write_run
-from tiny_store import header
 
+from dialog.config import DialogConfig
 from dialog.corpora.columns import ReadOptions
-from dialog.corpus import load_dialogs
-from dialog.prepare import prepare
-from dialog.prepared import write_split
-from dialog.references import build_references, read_references, write_references
-from dialog.schema import DialogConfig
-from dialog.sources import read_source
+from dialog.corpora.corpus import load_dialogs
+from dialog.corpora.prepare import prepare
+from dialog.corpora.prepared import write_split
+from dialog.corpora.sources import read_source
+from dialog.metrics.references import build_references, read_references, write_references
 from dialog.utterance import Dialog, Utterance
-from lm.commit import Commit
-from lm.config import load_config, read_config
+from lm.config.load import load_config, read_config
+from lm.config.presets import find_config
 from lm.errors import HighrankError
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.prepare import PrepareOptions as LmPrepareOptions
 from lm.language.prepare import prepare as lm_prepare
-from lm.lines import InputLog
-from lm.presets import find_config
-from lm.text import Codec
-from matrix.row import Case, refused
+from lm.runs.commit import Commit
+from lm.text.lines import InputLog
+from lm.text.vocabulary import Codec
+from tests.dialog.test_corpus import CURATED
+from tests.dialog.test_corpus_releases import CORPUS, pickled
+from tests.dialog.test_formats import page_examples
+from tests.matrix.row import Case, refused
+from tests.support.tiny_lm import text_of, tiny_codec, write_run
+from tests.support.tiny_store import header
 
 PIECES = (
     b"", b"\n", b"\t", b'"', b"{", b"[" * 3000, b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"9" * 5000,

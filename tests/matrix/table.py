@@ -1,8 +1,8 @@
 """The rows of the matrix, in order."""
 
-from matrix import arithmetic, configs, crashes, damage, machine, mutants, readers, talk
-from matrix.crashes import row_of
-from matrix.row import Row
+from tests.matrix import arithmetic, configs, crashes, damage, machine, mutants, readers, talk
+from tests.matrix.crashes import row_of
+from tests.matrix.row import Row
 
 GPU = "not applicable: needs a GPU"
 ALONE = "not applicable: a training is one process"

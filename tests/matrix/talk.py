@@ -15,17 +15,17 @@ from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from rich.console import Console
-from test_terminal import DANGEROUS, FORBIDDEN
-from toy_responder import ToyResponder
 
-from dialog.chat import converse_on_terminal
-from dialog.conversation import Conversation
-from dialog.repl import COMMANDS, Repl
-from lm.console import show
-from lm.lines import visible
-from lm.tables import Table
-from lm.terminal import plain, sanitize
-from matrix.row import Case
+from dialog.chat.conversation import Conversation
+from dialog.chat.repl import COMMANDS, Repl
+from dialog.chat.terminal import converse_on_terminal
+from lm.console.app import show
+from lm.console.tables import Table
+from lm.console.terminal import plain, sanitize
+from lm.errors import visible
+from tests.console.test_terminal import DANGEROUS, FORBIDDEN
+from tests.matrix.row import Case
+from tests.support.toy_responder import ToyResponder
 
 MARKUP = ("[bold]x[/bold]", "[/foo]", "[link=http://x]y[/link]", ":smile:", "\x1b]8;;http://x\x1b\\y")
 

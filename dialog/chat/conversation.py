@@ -1,0 +1,158 @@
+"""A conversation with a trained model: what was said, what comes next, what is saved of it; no terminal."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dialog.chat.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
+from dialog.config import DecodeConfig, DialogConfig
+from dialog.utterance import Utterance
+from lm.config.section import MAX_SEED
+from lm.stop import Poll
+from lm.text.vocabulary import Codec
+
+if TYPE_CHECKING:
+    from dialog.batches import Example
+    from dialog.beam import Hypothesis
+    from dialog.trained import StepProbabilities
+
+
+class Responder(Protocol):
+    """What a conversation needs of a :class:`dialog.trained.TrainedModel`."""
+
+    @property
+    def config(self) -> DialogConfig: ...
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def respond(
+        self, examples: "Sequence[Example]", decode: DecodeConfig, poll: Poll
+    ) -> "list[list[Hypothesis]]": ...
+
+    def token_probabilities(
+        self, example: "Example", tokens: Sequence[int], top: int
+    ) -> "list[StepProbabilities]": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the human said, the hypotheses it led to, best first, and their texts, of which one is the reply.
+
+    ``asked`` are the settings of the conversation, ``decode`` those that found the hypotheses: a further
+    draw has another seed. Both are None where a file does not tell. Hypotheses that were loaded have no
+    tokens. ``refused`` are the replies that :meth:`Conversation.retry` has replaced.
+    """
+
+    said: Utterance
+    example: "Example"
+    hypotheses: "tuple[Hypothesis, ...]"
+    texts: tuple[str, ...]
+    asked: DecodeConfig | None
+    decode: DecodeConfig | None
+    source: Source | None
+    chosen: int = 0
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def reply(self) -> Utterance:
+        return Utterance(MODEL, self.texts[self.chosen] if self.texts else "")
+
+    def turn(self) -> Turn:
+        """What is saved of it."""
+        alternatives = tuple(
+            Alternative(text=text, log_prob=found.log_prob, score=found.score, finished=found.finished)
+            for found, text in zip(self.hypotheses, self.texts, strict=True)
+        )
+        return Turn(self.said.text, self.reply.text, alternatives, self.decode, self.source)
+
+
+class Conversation:
+    """The state of one chat: the exchanges so far and the decoding settings of the next one.
+
+    The human is speaker A and the model B. The model hears what ``list_examples`` would give it for the
+    response in a corpus, so the same conversation gets the same reply as from ``dialog evaluate``.
+    ``source`` tells which weights reply, for what is saved.
+    """
+
+    def __init__(
+        self, model: Responder, decode: DecodeConfig | None = None, source: Source | None = None
+    ) -> None:
+        self.model = model
+        self.decode = decode or model.config.decode
+        self.source = source
+        self.exchanges: list[Exchange] = []
+
+    def say(self, text: str, poll: Poll) -> Exchange:
+        """Say a line to the model; an Interrupted of ``poll`` leaves the conversation as it was."""
+        said = Utterance(HUMAN, text)
+        exchange = self._respond(said, self.next_example(said), self.decode, poll)
+        self.exchanges.append(exchange)
+        return exchange
+
+    def retry(self, poll: Poll) -> Exchange | None:
+        """Replace the reply to the last line by another one.
+
+        A sample is drawn again, with the next seed; of a beam the next hypothesis is taken. After a change
+        of settings, the best is taken that they find and that was no reply before. None where there is none.
+        """
+        last = self.exchanges[-1]
+        refused = last.refused | {last.reply.text}
+        known = (last.asked, last.source) == (self.decode, self.source)
+        if known and last.decode and self.decode.method == "sample":
+            seed = (last.decode.seed + 1) % (MAX_SEED + 1)
+            found = self._respond(
+                last.said, last.example, self.decode.model_copy(update={"seed": seed}), poll
+            )
+        elif self.decode.method == "sample":
+            found = self._respond(last.said, last.example, self.decode, poll)
+        else:
+            found = last if known else self._respond(last.said, last.example, self.decode, poll)
+            left = [place for place, text in enumerate(found.texts) if text not in refused]
+            if not left:
+                return None
+            found = replace(found, chosen=left[0])
+        self.exchanges[-1] = replace(found, refused=refused)
+        return self.exchanges[-1]
+
+    def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig, poll: Poll) -> Exchange:
+        (found,) = self.model.respond([example], decode, poll)
+        texts = tuple(one_line(self.model.codec.decode(hypothesis.tokens)) for hypothesis in found)
+        return Exchange(said, example, tuple(found), texts, self.decode, decode, self.source)
+
+    def next_example(self, said: Utterance) -> "Example":
+        """The example whose response comes after ``said``."""
+        from dialog.batches import next_example
+
+        context = self.model.config.data.context
+        before = [u for exchange in self.exchanges[-context:] for u in (exchange.said, exchange.reply)]
+        return next_example((*before, said), MODEL, context)
+
+    def save(self, path: Path) -> int:
+        """Write the conversation as a transcript; returns the number of utterances."""
+        return write_transcript(path, [exchange.turn() for exchange in self.exchanges])
+
+    def go_on_from(self, turns: Iterable[Turn]) -> None:
+        """Begin a new conversation with what was said in a saved one."""
+        from dialog.beam import Hypothesis
+
+        self.exchanges.clear()
+        for turn in turns:
+            said = Utterance(HUMAN, turn.said)
+            found = tuple(Hypothesis((), a.log_prob, a.score, a.finished) for a in turn.alternatives)
+            texts = tuple(alternative.text for alternative in turn.alternatives)
+            chosen = texts.index(turn.reply) if texts else 0
+            asked = turn.decode and turn.decode.model_copy(update={"seed": self.decode.seed})
+            how = (asked, turn.decode, turn.model, chosen, frozenset(texts[:chosen]))
+            self.exchanges.append(Exchange(said, self.next_example(said), found, texts, *how))
+
+    def probabilities(self, top: int) -> "list[StepProbabilities] | None":
+        """For every token of the last reply, what was likely there; None where there is no reply."""
+        if not self.exchanges or not self.exchanges[-1].hypotheses:
+            return None
+        last = self.exchanges[-1]
+        best = last.hypotheses[last.chosen]
+        tokens = best.tokens or self.model.codec.encode(last.reply.text)
+        steps = self.model.token_probabilities(last.example, tokens, top)
+        return steps if best.finished else steps[:-1]

@@ -1,0 +1,375 @@
+"""A chat as lines in and lines out: what is said to a model, and the commands that begin with a slash."""
+
+import os
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dialog.chat.conversation import Conversation, Exchange
+from dialog.chat.transcript import HUMAN, MODEL, Source, Turn, one_line, read_transcript
+from dialog.config import DecodeConfig, DialogConfig
+from dialog.metrics.distinct import loops
+from dialog.utterance import Utterance
+from lm.config.load import Resolved, known_keys, override
+from lm.config.suggest import did_you_mean
+from lm.console.terminal import sanitize
+from lm.errors import ConfigError, HighrankError, Interrupted
+from lm.stop import Poll, no_poll
+from lm.text.tokenizers import WordPunct
+from lm.text.vocabulary import unknown_words
+
+MOST = 1000  # beams, responses and tokens asked for; more would only exhaust the memory
+LONGEST = 200  # characters of KEY=VALUE
+WIDTH, COLUMN = 60, 15  # of what lists commands and settings, and of its first column
+RECENT = 20  # exchanges in which the same reply is looked for
+SAME = 3  # different lines with one reply that are worth a hint
+SAYS_NOTHING = "(says nothing)"
+SHORT = {"T": "temperature", "on": "temperature_on"}  # in /sample
+SCORES = (
+    "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided by"
+    " length^length_penalty. The nearer to 0, the likelier."
+)
+
+
+class Repl:
+    """Feed it lines; it never raises for what a line says, and prints nothing.
+
+    ``notes`` holds what there is to remark about the last line, beside its answers.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.shown = 1  # how many hypotheses are listed, with scores if several
+        self.ended = False
+        self.notes: list[str] = []
+        self._hinted = False  # once in a conversation
+        self._poll: Poll = no_poll
+
+    def feed(self, line: str, poll: Poll = no_poll) -> list[str]:
+        """All of :meth:`answers`."""
+        return list(self.answers(line, poll))
+
+    def answers(self, line: str, poll: Poll = no_poll) -> Iterator[str]:
+        """The lines that answer ``line``, safe to show, none of them with a line break.
+
+        ``poll`` is called while a reply is made and may raise Interrupted, which leaves the conversation as
+        it was.
+        """
+        self._poll, self.notes = poll, []
+        text = one_line(line)
+        try:
+            for answer in self._command(text) if text.startswith("/") else self._say(text):
+                yield _safe(answer)
+        except Interrupted:
+            yield "(stopped)"
+        except HighrankError as error:
+            yield _safe(str(error))
+
+    def _say(self, text: str) -> list[str]:
+        if not text:
+            return []
+        if unknown := unknown_words(self.conversation.model.codec, text):
+            self.notes.append(unknown)
+        return self._replied(self.conversation.say(text, self._poll))
+
+    def _replied(self, exchange: Exchange) -> list[str]:
+        if not self._hinted and (hint := self._hint(exchange)):
+            self.notes.append(hint)
+            self._hinted = True
+        listed = list(zip(exchange.hypotheses, exchange.texts, strict=True))[: self.shown]
+        if exchange.refused or len(listed) < 2:
+            return [exchange.reply.text or SAYS_NOTHING] if exchange.texts else ["(no reply)"]
+        return [
+            f"{number}. {found.score:9.3f}  {text or SAYS_NOTHING}{'' if found.finished else ' …'}"
+            for number, (found, text) in enumerate(listed, start=1)
+        ]
+
+    def _hint(self, exchange: Exchange) -> str:
+        """A loop, or one reply to different lines, with the remedy; empty where there is neither."""
+        reply, decode = exchange.reply.text, self.conversation.decode
+        by_words = self.conversation.model.codec.tokenizer.kind in ("wordpunct", "whitespace")
+        recent = self.conversation.exchanges[-RECENT:]
+        draw = "/sample draws others" if decode.method == "beam" else "a higher temperature draws others"
+        if loops(WordPunct().split(reply)):
+            remedy = f"/set no_repeat_ngram=3 forbids that, {draw}" if by_words else draw
+            return f"the reply goes round in a loop: {remedy}"
+        if reply and len({one.said.text.casefold() for one in recent if one.reply.text == reply}) >= SAME:
+            return f"the same reply to different lines: {draw}, /nbest 5 lists what else was found"
+        return ""
+
+    def _command(self, text: str) -> Iterable[str]:
+        name, _, rest = text[1:].partition(" ")
+        name, rest = name.lower(), rest.strip()
+        if name not in COMMANDS:
+            hint = did_you_mean(f"/{name[:40]}", [f"/{known}" for known in COMMANDS])
+            return [f"unknown command /{name[:40]}{hint or ';'} /help lists them"]
+        command = COMMANDS[name]
+        arguments = [rest] if command.takes_file and rest else rest.split()
+        if not command.least <= len(arguments) <= command.most:
+            raise ConfigError(f"use {command.usage}")
+        return command.run(self, arguments)
+
+    def _help(self, arguments: list[str]) -> list[str]:
+        rows = [(command.usage, command.about) for command in COMMANDS.values()]
+        return [*_listed(rows), *textwrap.wrap(SCORES, WIDTH)]
+
+    def _begin(self) -> None:
+        self.conversation.exchanges.clear()
+        self._hinted = False
+
+    def _reset(self, arguments: list[str]) -> list[str]:
+        self._begin()
+        return ["(a new conversation)"]
+
+    def _undo(self, arguments: list[str]) -> list[str]:
+        if not self.conversation.exchanges:
+            return ["(nothing to take back)"]
+        return [f"(took back: {self.conversation.exchanges.pop().said.text})"]
+
+    def _retry(self, arguments: list[str]) -> list[str]:
+        if not self.conversation.exchanges:
+            return ["(nothing to answer again)"]
+        exchange = self.conversation.retry(self._poll)
+        if exchange is None:
+            return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]
+        return self._replied(exchange)
+
+    def _change(self, command: str, settings: Sequence[str]) -> None:
+        """Change decoding as ``KEY=VALUE`` texts say, all or nothing; ConfigError names the command."""
+        conversation = self.conversation
+        if long := next((text for text in settings if len(text) > LONGEST), ""):
+            raise ConfigError(f"/{command} {long[:40]}…: no setting is longer than {LONGEST} characters")
+        config = conversation.model.config.model_copy(update={"decode": conversation.decode})
+        known = known_keys(DialogConfig)
+        names = [text.partition("=")[0] for text in settings]
+        keys = [
+            text if "." in name or name in known else f"decode.{text}"
+            for name, text in zip(names, settings, strict=True)
+        ]
+        changed = override(
+            Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
+        )
+        decode = changed.config.decode
+        for key in ("beam", "nbest", "max_length"):
+            if getattr(decode, key) > MOST:
+                raise ConfigError(f"/{command}: decode.{key} must be at most {MOST:,} in a chat")
+        conversation.decode = decode
+
+    def _set(self, arguments: list[str]) -> list[str]:
+        decode = self.conversation.decode
+        if not arguments:
+            fields = DecodeConfig.model_fields.items()
+            return list(
+                _listed([(f"{key}={getattr(decode, key)}", field.description or "") for key, field in fields])
+            )
+        self._change("set", re.sub(r"\s*=\s*", "=", " ".join(arguments)).split())
+        return [f"({_difference(self.conversation.decode, decode) or 'as it was'})"]
+
+    def _nbest(self, arguments: list[str]) -> list[str]:
+        count = _whole("nbest", arguments[0])
+        self._change("nbest", [f"nbest={count}"])
+        self.shown = count
+        return [f"(the {count} best)" if count > 1 else "(the best)"]
+
+    def _beam(self, arguments: list[str]) -> list[str]:
+        self._change("beam", ["method=beam", f"beam={arguments[0]}"])
+        return self._settings()
+
+    def _greedy(self, arguments: list[str]) -> list[str]:
+        self._change("greedy", ["method=beam", "beam=1"])
+        return self._settings()
+
+    def _sample(self, arguments: list[str]) -> list[str]:
+        pairs = [argument.partition("=") for argument in arguments]
+        self._change(
+            "sample", ["method=sample", *(f"{SHORT.get(key, key)}{is_}{value}" for key, is_, value in pairs)]
+        )
+        return self._settings()
+
+    def _seed(self, arguments: list[str]) -> list[str]:
+        self._change("seed", [f"seed={arguments[0]}"])
+        return self._settings()
+
+    def _settings(self) -> list[str]:
+        decode = self.conversation.decode
+        if decode.method == "beam":
+            return ["(greedy)" if decode.beam == 1 else f"(beam search, {decode.beam} beams)"]
+        return [
+            f"(sampling: T={decode.temperature:g} on={decode.temperature_on} top_k={decode.top_k} "
+            f"top_p={decode.top_p:g} seed={decode.seed}, most probable of {decode.nbest})"
+        ]
+
+    def _probs(self, arguments: list[str]) -> list[str]:
+        steps = self.conversation.probabilities(_whole("probs", arguments[0]) if arguments else 5)
+        if steps is None:
+            return ["(no reply to look into yet)"]
+        lines = []
+        for step in steps:
+            prior = f"   prior {_row(step.prior, ' ')}" if len(step.prior) > 1 else ""
+            lines.append(f"{step.token}  {step.prob:.4f}{prior}")
+            for token, prob, shares in step.top:
+                lines.append(
+                    f"    {prob:.4f}  {token}" + (f"  = {_row(shares, ' + ')}" if len(shares) > 1 else "")
+                )
+        return lines
+
+    def _show(self, arguments: list[str]) -> list[str]:
+        heard = self.conversation.next_example(Utterance(HUMAN, "")).context[:-1]
+        return self._settings() + [f"{u.speaker or ' '}  {u.text}" for u in heard]
+
+    def _history(self, arguments: list[str]) -> list[str]:
+        lines = [
+            line
+            for exchange in self.conversation.exchanges
+            for line in (
+                f"{HUMAN}  {exchange.said.text}",
+                f"{MODEL}  {exchange.reply.text or SAYS_NOTHING}",
+            )
+        ]
+        return lines or ["(nothing was said yet)"]
+
+    def _save(self, arguments: list[str]) -> list[str]:
+        if not self.conversation.exchanges:
+            return ["(nothing to save yet)"]
+        path = _path(arguments)
+        return [f"(saved {self.conversation.save(path)} utterances to {path})"]
+
+    def _load(self, arguments: list[str]) -> list[str]:
+        turns = read_transcript(_path(arguments))
+        self._begin()
+        self.conversation.go_on_from(turns)
+        others = {turn.model.run for turn in turns if turn.model and turn.model != self.conversation.source}
+        of = f"; replies of {', '.join(sorted(others))}" if others else ""
+        exchanges = "1 line and its reply" if len(turns) == 1 else f"{len(turns)} lines and their replies"
+        return [f"(goes on after {exchanges}{of})"]
+
+    def _replay(self, arguments: list[str]) -> Iterator[str]:
+        return self.replay(_path(arguments), self._poll)
+
+    def replay(self, path: Path, poll: Poll) -> Iterator[str]:
+        """Say the human's lines of a saved conversation again; yields the old and new replies as they come.
+
+        The settings are those of now, and later lines follow the new replies. The conversation goes on after
+        the last line; where ``poll`` raises, it is as it was. Raises what :func:`read_transcript` raises.
+        """
+        turns = read_transcript(path)
+        conversation = self.conversation
+        again = Conversation(conversation.model, conversation.decode, conversation.source)
+        for told in (_other_weights(turns, conversation.source), _other_settings(turns, conversation.decode)):
+            if told:
+                yield _safe(told)
+        same = 0
+        for turn in turns:
+            reply = again.say(turn.said, poll).reply.text
+            same += reply == turn.reply
+            yield f"{HUMAN}    {turn.said}"
+            old, new = (f"{text or SAYS_NOTHING}" for text in (turn.reply, reply))
+            yield from [f"both {new}"] if reply == turn.reply else [f"old  {old}", f"new  {new}"]
+        self._begin()
+        conversation.exchanges += again.exchanges
+        yield f"({same} of {len(turns)} replies are the same)"
+
+    def _quit(self, arguments: list[str]) -> list[str]:
+        self.ended = True
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a command is typed, what it does, and the method that does it, given its arguments."""
+
+    usage: str
+    about: str
+    run: Callable[[Repl, list[str]], Iterable[str]]
+    least: int = 0
+    most: int = 0
+    takes_file: bool = False  # whose name may hold blanks
+
+
+COMMANDS = {
+    "help": Command("/help", "this list", Repl._help),
+    "reset": Command("/reset", "begin a new conversation", Repl._reset),
+    "undo": Command("/undo", "take back the last line and its reply", Repl._undo),
+    "retry": Command(
+        "/retry", "another reply to the last line: a new draw, or the next best of a beam", Repl._retry
+    ),
+    "nbest": Command("/nbest N", "list the N best replies with scores; the first is said", Repl._nbest, 1, 1),
+    "beam": Command("/beam N", "beam search with N beams", Repl._beam, 1, 1),
+    "greedy": Command("/greedy", "the most probable token at every step", Repl._greedy),
+    "sample": Command(
+        "/sample [T=0.8] [top_k=40] [top_p=0.9] [on=components]", "sample replies", Repl._sample, 0, 4
+    ),
+    "seed": Command("/seed N", "same conversation, same seed: same sample", Repl._seed, 1, 1),
+    "set": Command(
+        "/set [KEY=VALUE …]", "change any setting of decoding; alone: list them", Repl._set, 0, MOST
+    ),
+    "probs": Command(
+        "/probs [N]", "the N likeliest tokens at each step of the last reply, by component", Repl._probs, 0, 1
+    ),
+    "show": Command("/show", "the settings, and what the model still hears", Repl._show),
+    "history": Command("/history", "all that was said", Repl._history),
+    "save": Command(
+        "/save FILE", "write the conversation as JSON lines, a corpus of turns", Repl._save, 1, 1, True
+    ),
+    "load": Command("/load FILE", "go on from a saved conversation", Repl._load, 1, 1, True),
+    "replay": Command(
+        "/replay FILE", "say its lines again; shows old and new replies", Repl._replay, 1, 1, True
+    ),
+    "quit": Command("/quit", "leave", Repl._quit),
+}
+
+
+def _listed(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Two columns, the second wrapped at words; a wide first one has a line of its own."""
+    for name, about in rows:
+        lines = textwrap.wrap(about, WIDTH - COLUMN, break_long_words=False, break_on_hyphens=False)
+        yield f"{name:{COLUMN}}{lines.pop(0)}" if lines and len(name) < COLUMN else name
+        yield from (f"{'':{COLUMN}}{line}" for line in lines)
+
+
+def _difference(decode: DecodeConfig, other: DecodeConfig) -> str:
+    """Where settings differ from others, as /set takes it."""
+    theirs = other.model_dump()
+    return " ".join(f"{key}={value}" for key, value in decode.model_dump().items() if value != theirs[key])
+
+
+def _other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
+    """With which settings the replies were made, where not with those of now."""
+    found = Counter(_difference(turn.decode, now) for turn in turns if turn.decode)
+    if len(found) > 1:
+        return "(the old replies were made with several settings)"
+    told = next(iter(found), "")
+    return f"(the old replies were made with other settings: /set {told})" if told else ""
+
+
+def _other_weights(turns: Iterable[Turn], now: Source | None) -> str:
+    """Runs and checkpoints of replies that weights other than those of now have made."""
+    found = {f"{one.run}, {one.checkpoint}" for turn in turns if (one := turn.model) and not _same(one, now)}
+    return f"(the old replies are of other weights: {'; '.join(sorted(found))})" if found else ""
+
+
+def _same(one: Source, other: Source | None) -> bool:
+    return other is not None and one.weights == other.weights
+
+
+def _path(arguments: list[str]) -> Path:
+    return Path(os.path.expanduser(arguments[0]))
+
+
+def _safe(text: str) -> str:
+    """``text`` without what a terminal obeys and without line breaks."""
+    return sanitize(text).replace("\n", " ")
+
+
+def _row(values: Sequence[float], between: str) -> str:
+    return between.join(f"{value:.4f}" for value in values)
+
+
+def _whole(command: str, text: str) -> int:
+    value = int(text) if re.fullmatch(r"\d{1,4}", text, re.ASCII) else 0
+    if not 1 <= value <= MOST:
+        raise ConfigError(f"/{command}: expected a whole number from 1 to {MOST}, got {text[:40]}")
+    return value

@@ -1,0 +1,202 @@
+"""``dialog chat``: the loop between a terminal, or a pipe, and a conversation."""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from dialog.config import DecodeConfig
+from lm.console.terminal import plain, sanitize
+from lm.errors import Interrupted, visible
+from lm.stop import interruptible
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from rich.console import Console
+
+    from dialog.chat.conversation import Conversation
+    from dialog.chat.repl import Repl
+
+LONGEST_REMEMBERED = 10_000  # characters of a line that the history keeps
+
+
+def chat(
+    run: Path,
+    *,
+    checkpoint: str = "best",
+    decode: DecodeConfig | None = None,
+    replay: Path | None = None,
+    source: TextIO | None = None,
+    output: TextIO | None = None,
+) -> int:
+    """Talk with the model of a run until the input ends; returns the exit code.
+
+    On a terminal with a prompt, history and completion, where Ctrl-C stops a reply and Ctrl-D leaves;
+    otherwise each line of ``source`` is answered by a line of ``output``. They default to the standard
+    streams. ``decode`` replaces the run's own decoding settings. With ``replay``, the lines of a saved
+    conversation are said again instead. Raises what ``TrainedModel.load`` and ``read_transcript`` raise.
+    """
+    from dialog.chat.repl import Repl
+
+    repl = Repl(opened(run, checkpoint, decode))
+    converse(repl, source or sys.stdin, output or sys.stdout, replay)
+    return 0
+
+
+def opened(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
+    """A new conversation with the model of a run; raises what ``TrainedModel.load`` raises."""
+    from dialog.chat.conversation import Conversation
+    from dialog.chat.transcript import Source
+    from dialog.trained import TrainedModel
+    from lm.runs.checkpoint import CheckpointStore
+    from lm.runs.evaluations import loaded
+
+    model, weights = loaded(run, checkpoint, TrainedModel.load)
+    steps = CheckpointStore(run / "checkpoints").steps(checkpoint)
+    step = steps[0] if len(steps) == 1 else None  # an average has several
+    return Conversation(
+        model, decode, Source(run=visible(run), checkpoint=checkpoint, step=step, weights=weights)
+    )
+
+
+def converse(repl: "Repl", source: TextIO, output: TextIO, replay: Path | None = None) -> None:
+    """Lets the conversation run over two streams, in the way that suits them."""
+    for stream, errors in ((source, "surrogateescape"), (output, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+    try:
+        if replay:
+            with interruptible() as poll:
+                _write(repl.replay(replay, poll), output)
+        elif source.isatty() and output.isatty():
+            converse_on_terminal(repl, output)
+        else:
+            converse_by_lines(repl, source, output)
+    except BrokenPipeError:  # nobody reads on, as in `dialog chat RUN < lines | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what is still to be flushed
+
+
+def converse_by_lines(repl: "Repl", source: TextIO, output: TextIO) -> None:
+    """Answers every line as it comes, without prompts; empty lines get no answer.
+
+    Standard error is told of words that are unknown, of loops, and of what is left out for not being UTF-8.
+    """
+    for number, line in enumerate(source, 1):
+        if any("\udc80" <= character <= "\udcff" for character in line):
+            _remark(f"line {number}: not UTF-8; left out what is not")
+        _write(repl.answers(line), output)
+        for note in repl.notes:
+            _remark(f"line {number}: {sanitize(note)}")
+        if repl.ended:
+            return
+
+
+def _remark(text: str) -> None:
+    """A line on standard error; where that is closed or full, nobody is told, and the chat goes on."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(text, file=sys.stderr)
+
+
+def _write(lines: Iterable[str], output: TextIO) -> None:
+    for line in lines:
+        output.write(f"{line}\n")
+        output.flush()
+
+
+def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
+    """Prompts until Ctrl-D or /quit; Ctrl-C empties the line, or stops the reply that is being made."""
+    from rich.console import Console
+
+    console = Console(file=output, highlight=False, markup=False, emoji=False)
+    settings = repl.conversation.decode
+    _print(
+        console,
+        [f"{settings.method}, seed {settings.seed} · /help lists the commands · Ctrl-D leaves"],
+        "dim",
+    )
+    session = prompt_session()
+    with forgiving() as poll:
+        while not repl.ended:
+            try:
+                line = session.prompt("> ")
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            poll.reset()
+            _print(console, repl.answers(line, poll), "dim" if line.lstrip().startswith("/") else "cyan")
+            _print(console, repl.notes, "dim italic")
+
+
+def _print(console: "Console", lines: Iterable[str], style: str) -> None:
+    for line in lines:
+        console.print(plain(line), style=style)
+
+
+class Poll:
+    """Raises Interrupted, when called, if Ctrl-C was pressed since the last reset."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self) -> None:
+        if self.pressed:
+            raise Interrupted("stopped")
+
+    def reset(self) -> None:
+        self.pressed = False
+
+
+@contextmanager
+def forgiving() -> Iterator[Poll]:
+    """Turns Ctrl-C into a poll instead of an exception in the middle of anything."""
+    poll = Poll()
+
+    def press(number: int, frame: FrameType | None) -> None:
+        poll.pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield poll
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def history_file() -> Path:
+    """Where typed lines are kept: in $XDG_STATE_HOME, or ~/.local/state; nowhere without a home."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base, "highrank", "chat_history") if os.path.isabs(base) else Path(os.devnull)
+
+
+def prompt_session() -> "PromptSession[str]":
+    """A prompt with a history file, as far as one can be written, and completion of commands."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory
+
+    from dialog.chat.repl import COMMANDS
+
+    class History(FileHistory):
+        """Keeps what can be kept: a full disk or an unreadable file must not end a conversation."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            with suppress(OSError):
+                return list(super().load_history_strings())
+            return []
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(sanitize(string)[:LONGEST_REMEMBERED])
+
+    path = history_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings = [f"/set {key}=" for key in DecodeConfig.model_fields]
+    completer = WordCompleter([*(f"/{name}" for name in COMMANDS), *settings], sentence=True)
+    return PromptSession(history=History(path), completer=completer)

@@ -1,0 +1,142 @@
+"""Tables with named columns: CSV and parquet files, and anything that the ``datasets`` library opens."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from dialog.corpora.columns import ReadOptions, dialect_of, find_columns, usual
+from dialog.corpora.json_texts import pair_dialog, pair_of
+from dialog.corpora.ranking import is_ranking, ranking_dialogs
+from dialog.corpora.readers import Turn, distinct, group_turns, make_dialog, one_line
+from dialog.corpora.records import records
+from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
+from lm.disk.regular import open_regular
+from lm.errors import DataError, visible
+from lm.text.hub import load_tables
+from lm.text.lines import InputLog, Line
+
+Row = dict[str, Any]
+
+
+def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
+    """Dialogs of a CSV file with a header: one utterance a row, a question and its answer, or a ranking.
+
+    Delimiter and quotes are told by the header. A text of several lines becomes one. DataError, listing the
+    columns, where those of dialog, speaker or text are not among them.
+    """
+    rest = iter(lines)
+    first = next((line for line in rest if line[1].strip()), None)
+    if first is None:
+        return []
+    rows = records(chain([first], rest), name, log, dialect_of(first[1]))
+    start, header = next(rows, (0, []))
+    if is_ranking(header):
+        return ranking_dialogs(chain([(start, header)], rows), name, log)  # which may have no header
+    named = _named_rows(rows, name, header, log)
+    return _read_rows(named, name, Path(name).stem, options, log, header)
+
+
+def _named_rows(
+    rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], log: InputLog
+) -> Iterator[tuple[int, Row]]:
+    for line, fields in rows:
+        if len(fields) == len(header):
+            yield line, dict(zip(header, map(one_line, fields), strict=True))
+        else:
+            expected = f"expected {len(header)}"
+            log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
+
+
+def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog]:
+    """Dialogs of a parquet file; DataError where it is damaged or lacks a column."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_regular(path) as stream:
+            file = pq.ParquetFile(stream)
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            columns = file.schema_arrow.names
+            return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
+    except (pa.ArrowException, OSError) as error:
+        detail = visible(" ".join(str(error).split())[:200])
+        raise DataError(f"{visible(path)}: not a readable parquet file ({detail}); write it again") from error
+
+
+def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+    """Dialogs of a stored data set, or of one of the hub, see :func:`lm.text.hub.load_tables`."""
+    name, splits = visible(source), {}
+    parts = load_tables(source)
+    for part, table in parts.items():
+        split = part if part == WHOLE else SPLIT_NAMES.get(part, "")
+        if part != WHOLE and (not split or split in splits):
+            log.drop(f"{source}:{part}", 0, "a split that is not train, valid or test")
+            continue
+        place, columns = f"{source}:{part}", table.column_names
+        splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
+    if not splits:
+        raise DataError(f"{name}: its splits are {visible(', '.join(parts))}; expected train, valid, test")
+    return splits
+
+
+def _read_rows(
+    rows: Iterable[tuple[int, Row]],
+    name: str,
+    stem: str,
+    options: ReadOptions,
+    log: InputLog,
+    columns: Sequence[str],
+) -> list[Dialog]:
+    """A row is an utterance if its text is a string, a dialog if it is a list; the first row decides."""
+    numbered = iter(rows)
+    first = next(numbered, None)
+    sample = first[1] if first else {column: [] for column in columns}
+    if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
+        pairs = enumerate(chain([first] if first else [], numbered))
+        made = ((line, pair_dialog(name, line, number, row, log)) for number, (line, row) in pairs)
+        return distinct(made, name, log)
+    options = find_columns(name, sample, options)
+    if first is None:
+        return []
+    rest = chain([first], numbered)
+    if isinstance(sample[options.text_column], list):
+        whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
+        return distinct(whole, name, log)
+    return group_turns(_turns(rest, options), name, log)
+
+
+def _turns(rows: Iterable[tuple[int, Row]], options: ReadOptions) -> Iterator[tuple[Any, Turn]]:
+    for number, row in rows:
+        act = row.get(options.act_column)
+        yield (
+            row[options.dialog_column],
+            Turn(number, row[options.speaker_column], row[options.text_column], act),
+        )
+
+
+def _whole_dialog(
+    row: Row, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
+) -> Dialog | None:
+    """A dialog from a row of lists; without a list of speakers A and B take turns."""
+    texts = row[options.text_column]
+    if not isinstance(texts, list):
+        log.bad(name, number, "the text is no list, unlike that of the first row", "mend the row")
+        return None
+    speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
+    for column in (speakers, acts):
+        if isinstance(column, list) and len(column) != len(texts):
+            log.bad(name, number, "lists of different lengths", "give every utterance a speaker and an act")
+            return None
+    turns = []
+    for index, text in enumerate(texts):
+        speaker = speakers[index] if isinstance(speakers, list) else "AB"[index % 2]
+        act = acts[index] if isinstance(acts, list) else ""
+        if isinstance(text, dict):
+            inside = {kind: usual(kind, text) for kind in ("speaker", "text", "act")}
+            speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
+            act = text.get(options.act_column, text.get(inside["act"], act))
+            text = text.get(options.text_column, text.get(inside["text"]))
+        turns.append(Turn(number, speaker, text, act))
+    id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
+    return make_dialog(name, number, f"{stem}:{number - 1}" if id is None else id, "", turns, log)

@@ -1,0 +1,181 @@
+"""``dialog prepare``: any source → one folder with the splits, a report, and every piece that was left out.
+
+::
+
+    OUT/train/ valid/ test/   Arrow, see dialog/corpora/prepared.py
+    OUT/report.json           counts, vocabulary, out-of-vocabulary rates, lengths, topics, what was left out
+    OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
+
+The same input and options give the same bytes.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dialog.corpora.columns import ReadOptions
+from dialog.corpora.corpus import Dialog, train_codec
+from dialog.corpora.formats import PAGE
+from dialog.corpora.nonsense import nonsense
+from dialog.corpora.prepared import write_split
+from dialog.corpora.sources import locate, read_located
+from dialog.utterance import SPLITS, WHOLE
+from lm.disk.storage import storage_errors
+from lm.errors import DataError, require, visible
+from lm.text.lines import InputLog, OnBadLine
+from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
+from lm.text.vocabulary import UNK, Codec, TokenizerKind
+
+_FORMAT = 1  # of the folder; another number is rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """How to read, to split where the source has no split, and to count tokens for the report.
+
+    ``valid_fraction`` and ``test_fraction`` are shares of the dialogs, drawn by ``seed``, for splits that the
+    source lacks; 0 makes no such split.
+    """
+
+    read: ReadOptions = field(default_factory=ReadOptions)
+    on_bad_line: OnBadLine = "error"
+    valid_fraction: float = 0.05
+    test_fraction: float = 0.05
+    seed: int = 1
+    tokenizer: TokenizerKind = "wordpunct"
+    lowercase: bool = True
+    vocab_size: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
+            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
+        require(
+            self.valid_fraction + self.test_fraction < 1,
+            "--valid-fraction and --test-fraction leave nothing to train on; lower them",
+        )
+
+
+def prepare(
+    source: str, out: Path, options: PrepareOptions = PrepareOptions(), *, force: bool = False
+) -> Prepared:
+    """Read ``source`` and write ``out``, unless it holds the result of just that already.
+
+    A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
+    for the source, also where what was read is likely nonsense, unless ``force``; StorageError where ``out``
+    is something else or of another source, cannot be written, or is being written by another process.
+    """
+    log = InputLog(options.on_bad_line)
+    located = locate(source, options.read, log)
+    if located.format == "prepared":
+        raise DataError(
+            f"{visible(source)}: is prepared already; name it, or one of its splits, in the config"
+        )
+    folder = OutputFolder(out, "dialog prepare")
+    paths = [path for files in located.files.values() for path in files]
+    before = hash_inputs(paths)  # empty for a dataset
+    wanted = {"format": _FORMAT, "source": source, "options": asdict(options), "inputs": before}
+    if before and (current := folder.current(wanted)):
+        return current
+    read = read_located(located, options.read, log)
+    if hash_inputs(paths) != before:
+        raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
+    if not force and (reason := nonsense([dialog for dialogs in read.values() for dialog in dialogs])):
+        raise DataError(
+            f"{visible(source)}: read as {located.format}, {reason}; name another --format, "
+            f"see {PAGE}, or prepare it with --force if that is right"
+        )
+    if not before:  # a dataset, known by what it holds
+        wanted["inputs"] = dataset_inputs(source, read)
+        if current := folder.current(wanted):
+            return current
+    with folder.alone():
+        if current := folder.current(wanted):
+            return current
+        folder.require_replaceable(wanted)
+        splits = _split(read, source, options)
+        report = _report(located.format, splits, log, options)
+        with folder.building() as building, storage_errors(folder.path):
+            for split, dialogs in splits.items():
+                write_split(building / split, dialogs)
+            return folder.finish(building, wanted, report, log.dropped)
+
+
+def dataset_inputs(source: str, read: Mapping[str, Sequence[Dialog]]) -> dict[str, str]:
+    """What a manifest records of a data set, which has no files: the SHA-256 of its dialogs."""
+    return {source: hashlib.sha256(repr(read).encode()).hexdigest()}
+
+
+def _split(
+    read: Mapping[str, Sequence[Dialog]], source: str, options: PrepareOptions
+) -> dict[str, Sequence[Dialog]]:
+    """The source's own splits; those it lacks are drawn from train, by a hash of seed, position and id."""
+    if WHOLE not in read and "train" not in read:
+        raise DataError(f"{visible(source)}: has no train split; name its file train, or give the file alone")
+    given = {split: read[split] for split in SPLITS if split in read}
+    dialogs = list(given.pop("train", read.get(WHOLE, [])))
+    keys = [hashlib.sha256(f"{options.seed}:{n}:{d.id}".encode()).digest() for n, d in enumerate(dialogs)]
+    order = sorted(range(len(dialogs)), key=keys.__getitem__)
+    total = len(dialogs)
+    for split, fraction in (("test", options.test_fraction), ("valid", options.valid_fraction)):
+        if split in given or fraction == 0:
+            continue
+        size = max(1, round(total * fraction))
+        if size >= len(order):
+            raise DataError(
+                f"{visible(source)}: {total} dialogs are too few to split; add some or name its splits"
+            )
+        drawn, order = sorted(order[:size]), order[size:]
+        given[split] = [dialogs[index] for index in drawn]
+    given["train"] = [dialogs[index] for index in sorted(order)]
+    return {split: given[split] for split in SPLITS if split in given}
+
+
+def _report(
+    format: str, splits: Mapping[str, Sequence[Dialog]], log: InputLog, options: PrepareOptions
+) -> dict[str, Any]:
+    codec = train_codec(
+        splits["train"], options.tokenizer, vocab_size=options.vocab_size, lowercase=options.lowercase
+    )
+    return {
+        "format": format,
+        "tokenizer": options.tokenizer,
+        "vocabulary_size": len(codec.vocabulary),
+        "splits": {split: _describe(dialogs, codec) for split, dialogs in splits.items()},
+        "notes": _notes(splits),
+        "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
+    }
+
+
+def _notes(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
+    """What to beware of: splits whose dialogs are also in train."""
+    known = {dialog.utterances for dialog in splits["train"]}
+    shared = {
+        split: sum(dialog.utterances in known for dialog in dialogs) for split, dialogs in splits.items()
+    }
+    return [
+        f"warning: {shared[split]:,} of {len(dialogs):,} dialogs of {split} are in train, too"
+        for split, dialogs in splits.items()
+        if split != "train" and 10 * shared[split] > len(dialogs)
+    ]
+
+
+def _describe(dialogs: Sequence[Dialog], codec: Codec) -> dict[str, Any]:
+    """Counts of one split; ``contexts`` are the examples: all utterances but each dialog's last."""
+    encoded = [codec.encode(utterance.text) for dialog in dialogs for utterance in dialog.utterances]
+    tokens = sum(map(len, encoded))
+    (unk,) = codec.vocabulary.ids([UNK])
+    unknown = sum(ids.count(unk) for ids in encoded)
+    lengths = Counter(map(len, encoded))
+    return {
+        "dialogs": len(dialogs),
+        "utterances": len(encoded),
+        "contexts": len(encoded) - len(dialogs),
+        "tokens": tokens,
+        "unknown_tokens": unknown,
+        "oov_rate": unknown / max(1, tokens),
+        "length_histogram": {str(length): lengths[length] for length in sorted(lengths)},
+        "topics": dict(Counter(dialog.topic for dialog in dialogs).most_common()),
+    }

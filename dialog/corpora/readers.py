@@ -1,0 +1,265 @@
+"""Readers of text: Zhao et al.'s JSONL, JSONL of dialogs or turns, TSV, plain text, ``speaker|text|act``.
+
+A reader takes the lines of one file and gives its dialogs. What is wrong with a line goes to the
+:class:`~dialog.lines.InputLog`, which stops or skips. A dialog without an id is called
+``<stem of the file>:<number>``, counting from 0.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from dialog.corpora.json_items import parse_objects
+from dialog.utterance import Dialog, Utterance
+from lm.text.lines import InputLog, Line
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)
+TSV_COLUMNS = ("dialog", "speaker", "text", "act")
+
+
+class Turn(NamedTuple):
+    """An utterance before it is checked, and where it stands."""
+
+    line: int
+    speaker: Any
+    text: Any
+    act: Any = ""
+
+
+def _string(value: Any, what: str) -> str:
+    """A field as a stripped string; ValueError (the reason) where it is none or cannot be stored."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is not a string")
+    if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
+        raise ValueError(f"{what} holds a NUL or half a surrogate pair")
+    return value.strip()
+
+
+def one_line(value: Any) -> Any:
+    """A text in one line; anything else as it is, which :func:`make_dialog` refuses."""
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def make_dialog(
+    name: str, line: int, id: Any, topic: Any, turns: Iterable[Turn], log: InputLog
+) -> Dialog | None:
+    """Check and build one dialog; None, and an entry in the log, where fewer than two utterances remain."""
+    utterances: list[Utterance] = []
+    last = line
+    for turn in turns:
+        last = turn.line
+        try:
+            speaker, text = _string(turn.speaker, "speaker"), _string(turn.text, "text")
+            act = "" if turn.act is None else _string(turn.act, "act")
+            if not speaker or not text:
+                raise ValueError("no speaker" if text else "empty utterance")
+        except ValueError as error:
+            log.bad(name, turn.line, str(error), "mend the utterance", excerpt=repr(turn.text))
+            continue
+        utterances.append(Utterance(speaker, text, act))
+    try:
+        id, topic = _string(id, "dialog id"), "" if topic is None else _text(topic)
+    except ValueError as error:
+        log.bad(name, line, str(error), "mend the dialog", excerpt=repr(id))
+        return None
+    if len(utterances) < 2:
+        kind = "a dialog of one utterance" if utterances else "a dialog without utterances"
+        log.bad(name, last, kind, "a response needs an utterance before it; add one", excerpt=id)
+        return None
+    return Dialog(id, topic, tuple(utterances))
+
+
+def _text(topic: Any) -> str:
+    """The topic exactly as it stands (Zhao's topics have quotes inside the string)."""
+    _string(topic, "topic")
+    return str(topic)
+
+
+def default_id(name: str, number: int) -> str:
+    """The id of a dialog that has none."""
+    return f"{PurePath(name).stem}:{number}"
+
+
+def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog) -> list[Dialog]:
+    """The dialogs that could be made, of the given lines; a second one with the same id goes to the log."""
+    seen: dict[str, int] = {}
+    dialogs: list[Dialog] = []
+    for line, dialog in made:
+        if dialog is None:
+            continue
+        if dialog.id in seen:
+            first = f"{dialog.id}, first at line {seen[dialog.id]}"
+            problem, remedy = "a dialog id that occurs twice", "give every dialog its own id"
+            log.bad(name, line, problem, remedy, excerpt=first)
+            continue
+        seen[dialog.id] = line
+        dialogs.append(dialog)
+    return dialogs
+
+
+def _whole_dialogs(
+    objects: Iterable[tuple[int, dict[str, Any]]],
+    name: str,
+    key: str,
+    turn: Callable[[int, Any], Turn | None],
+    log: InputLog,
+) -> Iterator[tuple[int, Dialog | None]]:
+    """Objects of one dialog each, whose utterances are the list under ``key``; with their lines."""
+    for number, (line, value) in enumerate(objects):
+        items = value[key]
+        if not isinstance(items, list):
+            log.bad(name, line, f"{key} is not a list", "mend the dialog", excerpt=repr(items))
+            continue
+        turns = []
+        for item in items:
+            made = turn(line, item)
+            if made is None:
+                log.bad(name, line, f"an item of {key} is not an utterance", "mend it", excerpt=repr(item))
+            else:
+                turns.append(made)
+        id = value.get("id", default_id(name, number))
+        yield line, make_dialog(name, line, id, value.get("topic"), turns, log)
+
+
+def _zhao_turn(line: int, item: Any) -> Turn | None:
+    """``[speaker, text]`` or ``[speaker, text, [act, sentiment]]``."""
+    if not isinstance(item, list | tuple) or len(item) not in (2, 3):
+        return None
+    features = item[2] if len(item) == 3 else None
+    if features is None:
+        return Turn(line, item[0], item[1])
+    if not isinstance(features, list | tuple) or not features:
+        return None
+    return Turn(line, item[0], item[1], features[0])
+
+
+def _keyed_turn(line: int, item: Any) -> Turn | None:
+    """``{"speaker": …, "text": …, "act": …}``, the act optional."""
+    if not isinstance(item, dict) or "speaker" not in item or "text" not in item:
+        return None
+    return Turn(line, item["speaker"], item["text"], item.get("act"))
+
+
+def read_zhao(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """Zhao et al.'s release: ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
+    return read_zhao_objects(parse_objects(lines, name, log, ("utts",)), name, log)
+
+
+def read_zhao_objects(
+    objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog
+) -> list[Dialog]:
+    """The same from objects that are parsed already, with their line numbers."""
+    return distinct(_whole_dialogs(objects, name, "utts", _zhao_turn, log), name, log)
+
+
+def read_dialogs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog a line."""
+    objects = parse_objects(lines, name, log, ("utterances",))
+    return distinct(_whole_dialogs(objects, name, "utterances", _keyed_turn, log), name, log)
+
+
+def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> list[Dialog]:
+    """Gather turns into dialogs by their key; the turns of a dialog need not stand together."""
+    grouped: dict[str, list[Turn]] = {}
+    for key, turn in turns:
+        try:
+            id = _string(key, "dialog id")
+        except ValueError as error:
+            log.bad(name, turn.line, str(error), "mend the turn", excerpt=repr(key))
+            continue
+        grouped.setdefault(id, []).append(turn)
+    made = (make_dialog(name, turns[0].line, id, "", turns, log) for id, turns in grouped.items())
+    return [dialog for dialog in made if dialog is not None]
+
+
+def read_turns(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn a line, the act optional."""
+    objects = parse_objects(lines, name, log, ("dialog", "speaker", "text"))
+    turns = (
+        (value["dialog"], Turn(n, value["speaker"], value["text"], value.get("act"))) for n, value in objects
+    )
+    return group_turns(turns, name, log)
+
+
+def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``dialog⇥speaker⇥text[⇥act]``; a header naming these columns may give them another order."""
+
+    def turns() -> Iterable[tuple[Any, Turn]]:
+        header: list[str] | None = None
+        for number, text in lines:
+            if not text.strip():
+                continue
+            fields = text.split("\t")
+            if header is None:
+                names = [field.strip().lower() for field in fields]
+                if set(TSV_COLUMNS[:3]) <= set(names):
+                    header = names
+                    continue
+                header = list(TSV_COLUMNS[: max(3, min(4, len(fields)))])
+            if len(fields) != len(header):
+                expected = f"expected {len(header)} columns"
+                log.bad(name, number, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
+                continue
+            row = dict(zip(header, fields, strict=True))
+            yield row["dialog"], Turn(number, row["speaker"], row["text"], row.get("act", ""))
+
+    return group_turns(turns(), name, log)
+
+
+def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """One utterance a line, a blank line between dialogs.
+
+    If the first line has the form ``A: text``, every line must; otherwise the speakers A and B take turns,
+    by the place of the line, so that a skipped line moves nobody's words to the other speaker.
+    """
+    dialogs: list[Dialog] = []
+    prefixed: bool | None = None
+    blank = 0  # number of the last blank line
+    numbered: list[tuple[int, int, str]] = []  # blank line before it, number, text
+    for number, text in lines:
+        if text.strip():
+            numbered.append((blank, number, text))
+        else:
+            blank = number
+    for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
+        turns = []
+        for _, number, text in block:
+            match = PREFIX.match(text.strip())
+            prefixed = match is not None if prefixed is None else prefixed
+            if not prefixed:
+                turns.append(Turn(number, "AB"[(number - start - 1) % 2], text))
+            elif match is None:
+                log.bad(
+                    name,
+                    number,
+                    "no speaker",
+                    "the first line has the form `A: text`, so all must",
+                    excerpt=text,
+                )
+            else:
+                turns.append(Turn(number, match[1], match[2]))
+        dialog = make_dialog(name, start + 1, default_id(name, index), "", turns, log)
+        if dialog is not None:
+            dialogs.append(dialog)
+    return dialogs
+
+
+def read_pipes(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+    """``speaker|text|act``, one dialog a file, called by the file's stem (N. Duran's Switchboard-Corpus)."""
+    turns = []
+    for number, text in lines:
+        if not text.strip():
+            continue
+        speaker, _, rest = text.partition("|")
+        said, bar, act = rest.rpartition("|")
+        if not bar:
+            log.bad(name, number, "not of the form speaker|text|act", "mend the line", excerpt=text)
+            continue
+        turns.append(Turn(number, speaker, said, act))
+    dialog = make_dialog(name, 1, PurePath(name).stem, "", turns, log)
+    return [] if dialog is None else [dialog]

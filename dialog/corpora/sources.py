@@ -1,0 +1,213 @@
+"""What a source is (its format, by content), which files it has, which splits they form, and reading them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dialog.corpora.columns import ReadOptions
+from dialog.corpora.formats import DETECTED, FORMATS, PAGE
+from dialog.corpora.json_texts import read_messages, read_pairs, read_telegram
+from dialog.corpora.layouts import Head, detect
+from dialog.corpora.logs import read_irc, read_whatsapp
+from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
+from dialog.corpora.prepared import is_prepared, read_split
+from dialog.corpora.ranking import read_ranking
+from dialog.corpora.readers import read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
+from dialog.corpora.subtitles import read_srt
+from dialog.corpora.swda import read_swda
+from dialog.corpora.unpickle import read_pickle
+from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
+from lm.config.named_data import missing
+from lm.disk.regular import open_regular
+from lm.errors import ConfigError, DataError, visible
+from lm.stop import Poll, no_poll, polled
+from lm.text.hub import HUB
+from lm.text.lines import InputLog, Line, read_lines
+
+__all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
+
+TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]] = {
+    "zhao": read_zhao,
+    "dialogs": read_dialogs,
+    "turns": read_turns,
+    "tsv": read_tsv,
+    "text": read_text,
+    "pipes": read_pipes,
+    "messages": read_messages,
+    "pairs": read_pairs,
+    "telegram": read_telegram,
+    "whatsapp": read_whatsapp,
+    "irc": read_irc,
+    "srt": read_srt,
+    "ranking": read_ranking,
+}
+_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
+_MANY = ("pipes", "whatsapp", "irc", "srt")  # formats of which a folder may hold many files
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A source's format and the files of each split; the one split ``""`` where it has none."""
+
+    source: str
+    format: str
+    files: dict[str, list[Path]]
+
+
+def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
+    """Find a source's files and its format. ConfigError for an unknown format, DataError for the rest."""
+    shown = visible(source)
+    if options.format not in FORMATS:
+        raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(FORMATS)}")
+    if options.format == "datasets" or source.startswith(HUB):
+        return Located(source, "datasets", {WHOLE: []})
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _locate_folder(path, options.format, log)
+        if not path.exists():
+            raise missing(source, "dialog prepare")
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+    return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
+
+
+def _format_of(path: Path, wanted: str, log: InputLog) -> str:
+    return detect_format(path, log) if wanted == "auto" else wanted
+
+
+def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
+    """Known folders: prepared, the SwDA release, one file or folder for a split, a file for a dialog."""
+    source, entries = str(path), sorted(path.iterdir())
+    names = {entry.name for entry in entries}
+    if wanted in ("auto", "prepared"):
+        if is_prepared(path):
+            return Located(source, "prepared", {WHOLE: [path]})
+        if all(is_prepared(path / split) for split in SPLITS):
+            return Located(source, "prepared", {split: [path / split] for split in SPLITS})
+        if "dataset_info.json" in names:
+            raise DataError(
+                f"{visible(source)}: a data set saved by `datasets`; run `dialog prepare` with "
+                "--format datasets and the names of its columns"
+            )
+    if wanted in ("auto", "swda"):
+        tables = [file for depth in ("", "*/", "*/*/") for file in path.glob(depth + "*.utt.csv")]
+        metadata = [file for depth in ("", "*/") for file in path.glob(depth + "swda-metadata.csv")]
+        if tables:
+            return Located(source, "swda", {WHOLE: sorted(metadata) + sorted(tables)})
+    splits: dict[str, list[Path]] = {}
+    for entry in entries:
+        split = SPLIT_NAMES.get(entry.stem)
+        is_file = entry.suffix in _SUFFIXES and not entry.is_dir()
+        files = [entry] if is_file else sorted(entry.glob("*.txt")) if entry.is_dir() else []
+        if split is None or not files:
+            continue
+        if split in splits:
+            raise DataError(
+                f"{visible(source)}: {visible(splits[split][0].name)} and {visible(entry.name)} both are "
+                f"the split {split}; remove one"
+            )
+        splits[split] = files
+    if splits:
+        splits = {split: splits[split] for split in SPLITS if split in splits}
+        return Located(source, _common_format(splits, wanted, log), splits)
+    files = [entry for entry in entries if entry.suffix in (".txt", ".log", ".srt")]
+    if files and (format := _format_of(files[0], wanted, log)) in _MANY:
+        return Located(source, format, {WHOLE: files})
+    raise DataError(
+        f"{visible(source)}: a folder without known content; expected *.utt.csv, files or folders called "
+        f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
+    )
+
+
+def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) -> str:
+    formats = {split: _format_of(files[0], wanted, log) for split, files in splits.items()}
+    first, *others = formats.items()
+    for split, format in others:
+        if format != first[1]:
+            raise DataError(
+                f"{visible(splits[split][0])}: the format is {format}, but that of {first[0]} is "
+                f"{first[1]}; give all splits one format"
+            )
+    return first[1]
+
+
+def detect_format(path: Path, log: InputLog) -> str:
+    """The format of a file, by its first bytes or its first lines; DataError if unknown."""
+    name = str(path)
+    with open_regular(path) as stream:
+        head = stream.read(4)
+        stream.seek(0)
+        if head == b"PAR1":
+            return "parquet"
+        if head == b"PK\x03\x04" or path.name.endswith(".utt.csv"):
+            return "swda"
+        if head[:1] == b"\x80" or path.suffix in (".p", ".pkl", ".pickle"):
+            return "pickle"
+        begin = Head.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
+    if not begin.lines:
+        raise DataError(f"{visible(name)}: no line of text in it; check how it was made")
+    if format := detect(begin):
+        return format
+    raise DataError(
+        f"{visible(name)}: format not recognised; it has none of the layouts in {PAGE}, or name its format "
+        f"with --format: {', '.join(DETECTED)}"
+    )
+
+
+def read_source(
+    source: str, options: ReadOptions, log: InputLog, poll: Poll = no_poll
+) -> dict[str, list[Dialog]]:
+    """Read the dialogs of every split of a source; the one key is ``""`` where it is not split.
+
+    ``poll`` is called before every file, and every line of a text file. DataError, naming file, line and
+    remedy, for what cannot be read, and where a split has no dialog.
+    """
+    return read_located(locate(source, options, log), options, log, poll)
+
+
+def read_located(
+    located: Located, options: ReadOptions, log: InputLog, poll: Poll = no_poll
+) -> dict[str, list[Dialog]]:
+    """Read what :func:`locate` found."""
+    splits = _read(located, options, log, poll)
+    for split, dialogs in splits.items():
+        if not dialogs:
+            what = f" {split} split of" if split else ""
+            skipped = f" after {len(log.dropped)} pieces were left out" if log.dropped else ""
+            raise DataError(
+                f"{visible(located.source)}: no dialog in the{what} source{skipped}; check its format"
+            )
+    return splits
+
+
+def _read(located: Located, options: ReadOptions, log: InputLog, poll: Poll) -> dict[str, list[Dialog]]:
+    if located.format == "pickle":
+        return read_pickle(located.files[WHOLE][0], log)
+    if located.format == "datasets":
+        return read_dataset(located.source, options, log)
+    return {
+        split: _read_files(located.format, files, options, log, poll)
+        for split, files in located.files.items()
+    }
+
+
+def _read_files(
+    format: str, files: list[Path], options: ReadOptions, log: InputLog, poll: Poll
+) -> list[Dialog]:
+    paths = polled(files, poll)
+    if format == "swda":
+        return read_swda(paths, log)
+    if format == "parquet":
+        return [dialog for file in paths for dialog in read_parquet(file, options, log)]
+    if format == "prepared":
+        return [dialog for folder in paths for dialog in read_split(folder)]
+    dialogs: list[Dialog] = []
+    for file in paths:
+        with open_regular(file) as stream:
+            lines = polled(read_lines(stream, str(file), log), poll)
+            if format == "csv":
+                dialogs += read_csv(lines, str(file), options, log)
+            else:
+                dialogs += TEXT_READERS[format](lines, str(file), log)
+    return dialogs

@@ -1,0 +1,171 @@
+"""The Switchboard Dialog Act Corpus as distributed in CSV: a folder or zip of ``sw_0001_4325.utt.csv`` files.
+
+The text gets the form of Zhao et al.'s release: markup and punctuation dropped, lower case, fillers (``uh``,
+``um``) dropped, a word said twice in a row written once. Segments that go on after an interruption (act
+``+``) join the speaker's utterance before; non-verbal ones (act ``x``) are dropped.
+"""
+
+import io
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from dialog.corpora.readers import Turn, make_dialog
+from dialog.corpora.records import records
+from dialog.utterance import Dialog
+from lm.disk.regular import open_regular
+from lm.errors import DataError, visible
+from lm.text.lines import InputLog, Line, read_lines
+
+METADATA = "swda-metadata.csv"
+_SUFFIX = ".utt.csv"
+_COLUMNS = ("conversation_no", "act_tag", "caller", "text")
+_MAX_MEMBER = 64 << 20  # bytes; the release's longest table has 200 kB
+_MAX_MEMBERS = 20_000
+
+_MARKUP = re.compile(
+    r"""\*.*            # an annotator's comment ends the line
+    | <[^<>]*>          # <laughter>
+    | \{[A-Z]\s         # {D well, }: the kind of a disfluency; its words stay
+    | (?<!\w)-?/ | /(?!\w)   # end of a slash unit, unfinished or not
+    | -{2,}             # a breaking off
+    | [^\w'&/-] | _     # brackets of repairs and of doubt, #, +, punctuation""",
+    re.VERBOSE,
+)
+_FILLERS = frozenset(("uh", "um", "er", "eh", "mhm", "uhm"))
+
+
+def clean(text: str) -> str:
+    """Words of an annotated utterance in Zhao et al.'s form; empty where nothing was said."""
+    words = (_trim(word) for word in _MARKUP.sub(" ", text).lower().split())
+    return " ".join(word for word, _ in groupby(word for word in words if word and word not in _FILLERS))
+
+
+def _trim(word: str) -> str:
+    """A word without marks at its edges, but for the apostrophe of ``boys'``."""
+    bare = word.strip("'&/-")
+    return bare + "'" if bare and word.endswith("s'") else bare
+
+
+def read_swda(files: Iterable[Path], log: InputLog) -> list[Dialog]:
+    """Dialogs of ``.utt.csv`` files or zips of them; topics come from ``swda-metadata.csv`` if there."""
+    dialogs: list[Dialog] = []
+    topics: dict[str, str] = {}
+    for name, stream in _tables(files):
+        with stream:
+            lines = read_lines(stream, name, log)
+            if PurePosixPath(name).name == METADATA:
+                rows = _rows(lines, name, ("conversation_no", "topic_description"), log)
+                topics = {row["conversation_no"]: row["topic_description"] for _, row in rows}
+                continue
+            dialog = _read_table(lines, name, topics, log)
+        if dialog is not None:
+            dialogs.append(dialog)
+    return dialogs
+
+
+def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: InputLog) -> Dialog | None:
+    turns: list[Turn] = []
+    latest: dict[str, int] = {}  # speaker → index of their latest turn
+    number = ""
+    for line, row in _rows(lines, name, _COLUMNS, log):
+        number = number or row["conversation_no"]
+        speaker, act, text = row["caller"].strip(), row["act_tag"].strip(), clean(row["text"])
+        if act.split("^")[0].strip() == "x":
+            log.drop(name, line, "non-verbal", row["text"])
+        elif not text:
+            log.drop(name, line, "empty without its markup", row["text"])
+        elif act == "+" and speaker in latest:
+            interrupted = turns[latest[speaker]]
+            joined = clean(f"{interrupted.text} {text}")  # a word repeated across the seam is written once
+            turns[latest[speaker]] = interrupted._replace(text=joined)
+        else:
+            latest[speaker] = len(turns)
+            turns.append(Turn(line, speaker, text, act))
+    return make_dialog(name, 1, f"sw{number}", topics.get(number, ""), turns, log)
+
+
+def _rows(
+    lines: Iterable[Line], name: str, columns: Iterable[str], log: InputLog
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a table by column name, and the line that each begins on; DataError for other columns."""
+    header: list[str] | None = None
+    for number, row in records(lines, name, log):
+        if header is None:
+            header = row
+            missing = [column for column in columns if column not in header]
+            if missing:
+                raise DataError(
+                    f"{visible(name)}:{number}: no column {missing[0]}; found {visible(', '.join(header))}; "
+                    "expected the CSV release of SwDA"
+                )
+        elif len(row) != len(header):
+            log.bad(
+                name,
+                number,
+                "wrong number of columns",
+                f"expected {len(header)}",
+                excerpt=f"{len(row)} found",
+            )
+        else:
+            yield number, dict(zip(header, row, strict=True))
+
+
+def _tables(files: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
+    for path in files:
+        stream = open_regular(path)
+        if path.suffix == ".csv":
+            yield str(path), stream
+        else:
+            with stream:
+                yield from _members(stream, str(path))
+
+
+def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
+    """Tables of a zip, metadata first, unpacked in memory one at a time; DataError for unsafe archives."""
+    shown = visible(name)
+    try:
+        unpacked = zipfile.ZipFile(archive)
+        members = unpacked.infolist()
+        if len(members) > _MAX_MEMBERS:
+            raise DataError(
+                f"{shown}: holds {len(members)} files, more than {_MAX_MEMBERS}; not a SwDA release"
+            )
+        for member in members:
+            inside = PurePosixPath(member.filename)
+            linked = stat.S_ISLNK(member.external_attr >> 16)
+            if inside.is_absolute() or ".." in inside.parts or "\\" in member.filename or linked:
+                raise DataError(f"{shown}: {visible(member.filename)!r} leads outside the archive; refused")
+        wanted = [member for member in members if member.filename.endswith((METADATA, _SUFFIX))]
+        wanted = [member for member in wanted if not member.filename.startswith("__MACOSX/")]
+        if not wanted:
+            raise DataError(f"{shown}: no {_SUFFIX} files in it; expected the CSV release of SwDA")
+        for member in sorted(wanted, key=lambda m: (m.filename.endswith(_SUFFIX), m.filename)):
+            with unpacked.open(member) as stream:
+                content = stream.read(_MAX_MEMBER + 1)
+            if len(content) > _MAX_MEMBER:
+                raise DataError(
+                    f"{shown}: {visible(member.filename)} is larger than 64 MiB; not a SwDA release"
+                )
+            yield f"{name}/{member.filename}", io.BytesIO(content)
+    except _ZIP_ERRORS as error:
+        raise DataError(f"{shown}: damaged or encrypted zip ({visible(error)}); fetch it again") from error
+
+
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)

@@ -1,0 +1,1 @@
+"""BLEU, distinct n-grams, references and scores."""

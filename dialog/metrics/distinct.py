@@ -1,0 +1,78 @@
+"""How varied responses are: distinct n-grams, length, and how often the same answer comes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dialog.metrics.bleu import Tokens
+from lm.errors import visible
+
+FEW = 20  # contexts that are too few for a warning
+LOOPING, SAME = 0.1, 0.5  # shares of responses that loop, and of contexts with one answer, that are too many
+
+
+def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[str]]:
+    """Variety of the responses to each context.
+
+    ``intra_distinct_n`` is the share of distinct n-grams within a response, averaged over the responses of a
+    context and then over contexts; ``inter_distinct_n`` the same share within all responses of a context
+    taken together, averaged over contexts (Gu et al. 2019, DialogWAE). A response without an n-gram has
+    share 0, as in their program. ``mean_length`` (tokens), ``looping_share`` (of :func:`loops`),
+    ``most_common_answer`` and its ``most_common_share`` are those of each context's first, best response.
+    """
+    best = [tuple(answers[0]) for answers in hypotheses]
+    answer, count = Counter(best).most_common(1)[0]
+    result: dict[str, float | list[str]] = {}
+    for order in (1, 2):
+        intra = inter = 0.0
+        for answers in hypotheses:
+            grams = [_grams(answer, order) for answer in answers]
+            intra += sum(_share(found) for found in grams) / len(answers)
+            inter += _share([gram for found in grams for gram in found])
+        result[f"intra_distinct_{order}"] = intra / len(hypotheses)
+        result[f"inter_distinct_{order}"] = inter / len(hypotheses)
+    return result | {
+        "mean_length": sum(map(len, best)) / len(best),
+        "looping_share": sum(map(loops, best)) / len(best),
+        "most_common_share": count / len(best),
+        "most_common_answer": list(answer),
+    }
+
+
+def warnings(result: Mapping[str, Any]) -> list[str]:
+    """Faults that the variety of an evaluation's responses shows, a line each, with the remedy.
+
+    There are loops in true responses too, which these are compared with.
+    """
+    if result["contexts"] < FEW:
+        return []
+    found = []
+    looping, human = result["looping_share"], result["yardsticks"]["true_response"]["looping_share"]
+    if looping >= LOOPING and looping > 2 * human:
+        found.append(
+            f"{looping:.0%} of the responses go round in a loop (true responses: {human:.0%}; "
+            f"intra-distinct-1 {result['intra_distinct_1']:.2f}): try --set decode.no_repeat_ngram=3"
+        )
+    if (share := result["most_common_share"]) > SAME:
+        answer = visible(" ".join(result["most_common_answer"])[:60])
+        found.append(
+            f"{share:.0%} of the contexts have one answer, '{answer}': "
+            "train longer, or try --set decode.method=sample"
+        )
+    return found
+
+
+def loops(tokens: Tokens) -> bool:
+    """Whether three words in a row occur three times in a response.
+
+    Twice is common in speech: in 9 % of the utterances of Zhao et al.'s test split, thrice in 1 %.
+    """
+    return max(Counter(_grams(tokens, 3)).values(), default=0) >= 3
+
+
+def _grams(tokens: Tokens, order: int) -> list[tuple[str, ...]]:
+    return list(zip(*(tokens[i:] for i in range(order)), strict=False))
+
+
+def _share(grams: Sequence[object]) -> float:
+    return len(set(grams)) / len(grams) if grams else 0.0

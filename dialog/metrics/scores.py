@@ -1,0 +1,150 @@
+"""All scores of generated responses against references, and the yardsticks to read them by."""
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dialog.metrics.bleu import Tokens, Variant, Weights, bleu_by_context, count_overlaps, token_lists
+from dialog.metrics.distinct import diversity
+from lm import __version__
+from lm.stop import Poll, no_poll
+
+Result = dict[str, Any]
+
+CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
+BLEU_VERSIONS: dict[str, tuple[Variant, Weights]] = {
+    "bleu": ("nltk", "padded"),
+    "bleu_legacy": ("legacy", "padded"),
+    "bleu_short": ("nltk", "short"),
+    "bleu_legacy_short": ("legacy", "short"),
+}
+_VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
+_WARNING = (
+    "Constant answers can beat people on precision with several references: one of those often is the same "
+    "short answer. Read precision beside recall, distinct-n and most_common_share."
+)
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Token lists for each context: hypotheses, best first, and references, the true response first."""
+
+    hypotheses: Sequence[Sequence[Tokens]]
+    references: Sequence[Sequence[Tokens]]
+
+
+class Scorer:
+    """Scores any number of systems against the same references, whose n-grams sacreBLEU counts once.
+
+    DataError where a context lacks references, or text stands in place of a token list.
+    """
+
+    def __init__(self, references: Sequence[Sequence[Tokens]]) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+
+        self.references = groups = token_lists(references, "reference")
+        most = max(map(len, groups))
+        streams: list[Any] = [  # the i-th reference of every context, None where there are fewer
+            [_line(group[i]) if i < len(group) else None for group in groups] for i in range(most)
+        ]
+        self._sacrebleu = BLEU(tokenize="none", force=True, references=streams)
+
+    def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[Result, Result]:
+        """All scores, and BLEU precision and recall of each context.
+
+        ``sacrebleu`` takes the first hypothesis of each context and all references as they are tokenized.
+        DataError as :func:`dialog.metrics.bleu.count_overlaps`.
+        """
+        overlaps = count_overlaps(hypotheses, self.references)
+        by_version = {name: bleu_by_context(overlaps, *version) for name, version in BLEU_VERSIONS.items()}
+        corpus = self._sacrebleu.corpus_score([_line(group[0]) for group in hypotheses], None)
+        result: Result = {name: scores.summary() for name, scores in by_version.items()}
+        result |= {
+            "legacy_undefined_share": overlaps.legacy_undefined_share,
+            "bleu_versions": {
+                name: {"smoothing": f"method7 of {_VARIANTS[variant]}", "weights": weights}
+                for name, (variant, weights) in BLEU_VERSIONS.items()
+            },
+            "sacrebleu": {"score": corpus.score, "signature": str(self._sacrebleu.get_signature())},
+            **diversity(hypotheses),
+            "length_ratio": _length_ratio(hypotheses, self.references),
+            "hypotheses": _spread(hypotheses),
+            "references": _spread(self.references),
+            "edge_cases": overlaps.edge_cases
+            | {"hypotheses_without_bigram": sum(len(h) < 2 for group in hypotheses for h in group)},
+        }
+        contexts = {
+            name: {
+                "precision": by_version[name].precision.tolist(),
+                "recall": by_version[name].recall.tolist(),
+            }
+            for name in ("bleu", "bleu_legacy")
+        }
+        return result, contexts
+
+
+def responses_report(
+    responses: Responses, split: Callable[[str], list[str]], poll: Poll = no_poll
+) -> tuple[Result, Result]:
+    """Scores of the responses, of the same without the true response among the references, and yardsticks.
+
+    ``split`` tokenizes the constant answers. With one reference a context there is no second block, and the
+    true response is scored against itself. Returns what :meth:`Scorer.score` does.
+    """
+    scorer = Scorer(responses.references)
+    poll()
+    result, contexts = scorer.score(responses.hypotheses)
+    poll()
+    several = [index for index, group in enumerate(responses.references) if len(group) > 1]
+    true = [[group[0]] for group in responses.references]
+    judge, treatment = scorer, "scored against itself, the only reference: the highest possible scores"
+    if several:
+        judge = Scorer([responses.references[index][1:] for index in several])
+        result["without_true_response"] = _apart(judge, [responses.hypotheses[index] for index in several])
+        result["without_true_response"]["skipped"] = len(responses.references) - len(several)
+        true = [true[index] for index in several]
+        treatment = "scored against the other references; contexts without any are skipped"
+    poll()
+    human = judge.score(true)[0] | {"treatment": treatment}
+    human["skipped"] = len(responses.references) - len(true)
+    poll()
+    constants = {}
+    answers = {answer: split(answer) for answer in CONSTANT_ANSWERS}
+    for name, group in [*((a, [t]) for a, t in answers.items()), ("all five", list(answers.values()))]:
+        constants[name] = scorer.score([group] * len(responses.references))[0]
+        poll()
+    result["yardsticks"] = {"true_response": human, "constant_answers": constants, "note": _WARNING}
+    libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
+    result["metric_versions"] = {"highrank": __version__, **libraries}
+    return result, contexts
+
+
+def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
+    """What changes with the references: BLEU in all versions and sacreBLEU."""
+    result = judge.score(hypotheses)[0]
+    return {
+        name: result[name] for name in (*BLEU_VERSIONS, "legacy_undefined_share", "sacrebleu", "references")
+    }
+
+
+def _line(tokens: Tokens) -> str:
+    """Tokens as one line for sacreBLEU, a blank inside a token made visible so that it stays one token."""
+    return " ".join("▁".join(token.split()) or "▁" for token in tokens)
+
+
+def _length_ratio(
+    hypotheses: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]]
+) -> float | None:
+    """Tokens of the first hypotheses over those of the references, whose mean each context counts.
+
+    None where the references are empty.
+    """
+    expected = sum(sum(map(len, group)) / len(group) for group in references)
+    return sum(len(group[0]) for group in hypotheses) / expected if expected else None
+
+
+def _spread(groups: Sequence[Sequence[Tokens]]) -> Result:
+    """How many there are in a context."""
+    sizes = [len(group) for group in groups]
+    return {"contexts": len(sizes), "min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}

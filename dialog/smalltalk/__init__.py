@@ -1,0 +1,1 @@
+"""A synthetic dialog corpus whose distribution is known."""

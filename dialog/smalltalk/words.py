@@ -1,0 +1,172 @@
+"""Words of the built-in corpus: their classes, and how strongly one attracts another.
+
+Whatever may be said at some place of an utterance is an :class:`Options`, a distribution over phrases. Those
+over large word classes come from :meth:`Lexicon.associate`, a mixture of softmaxes of random bilinear forms:
+its log-probability matrix, contexts by words, has a rank that no single softmax of small dimension reaches.
+"""
+
+import math
+from array import array
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Phrase = tuple[str, ...]
+Vector = NDArray[np.float64]
+Tables = Mapping[str, Any]  # corpus.toml, or a smaller corpus of the same layout
+
+FACETS = 3  # softmaxes that an association mixes
+FEATURES = 4  # of a word, in each facet
+PEOPLE = ("people_she", "people_he", "people_any")
+NAMES = ("names_she", "names_he")
+
+
+class Support:
+    """The phrases among which there is a choice, found by their first token (``""``: the empty phrase)."""
+
+    def __init__(self, phrases: Sequence[Phrase]) -> None:
+        self.phrases = tuple(phrases)
+        self.index = {phrase: index for index, phrase in enumerate(self.phrases)}
+        self._by_first: dict[str, list[int]] = {}
+        for index, phrase in enumerate(self.phrases):
+            self._by_first.setdefault(phrase[0] if phrase else "", []).append(index)
+
+    def starting(self, token: str) -> Sequence[int]:
+        """Indices of the phrases that begin with a token; ``""`` gives the empty one."""
+        return self._by_first.get(token, ())
+
+
+class Options:
+    """A distribution over the phrases of a support, from weights (phrases,) that are not all 0."""
+
+    def __init__(self, support: Support, weights: Vector) -> None:
+        self.support = support
+        # Arrays, because the garbage collector would walk through lists.
+        self.probabilities = array("d", (weights / weights.sum()).tobytes())
+
+    @cached_property
+    def _cumulative(self) -> "array[float]":
+        return array("d", accumulate(self.probabilities))
+
+    def sample(self, random: Random) -> Phrase:
+        """Draw a phrase."""
+        return self.support.phrases[bisect(self._cumulative, random.random() * self._cumulative[-1])]
+
+    def starting(self, token: str) -> Iterator[tuple[Phrase, float]]:
+        """The phrases that begin with a token, with their probabilities."""
+        for index in self.support.starting(token):
+            yield self.support.phrases[index], self.probabilities[index]
+
+    def items(self) -> Iterator[tuple[Phrase, float]]:
+        """All phrases with their probabilities."""
+        return zip(self.support.phrases, self.probabilities, strict=True)
+
+
+class Lexicon:
+    """Every word class and phrase list, the class (``tag``), topic and group of every word, and associations.
+
+    Lists are named by class, and by topic where the class depends on it: ``"place"``, ``"thing food"``.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.topics: tuple[str, ...] = tuple(tables["topics"])
+        self.tag: dict[str, str] = {}
+        self.topic: dict[str, str] = {}
+        self.group: dict[str, str] = {}
+        self.lists: dict[str, Support] = {}
+        self.label: dict[str, str] = dict(tables["labels"])
+        words: Mapping[str, str] = tables["words"]
+        self.negative = frozenset(words["negative"].split())
+        self._features: dict[tuple[str, str], Vector] = {}
+        self._targets: dict[str, Vector] = {}
+        self._priors: dict[str, Vector] = {}
+        self._affinities: dict[tuple[str, str], float] = {}
+        for topic, table in tables["topics"].items():
+            for number, group in enumerate(table["things"]):
+                for thing in group.split():
+                    self.topic[thing], self.group[thing] = topic, f"{topic} {number}"
+            self._add("thing", topic, [thing for thing, where in self.topic.items() if where == topic])
+            self._add("quality", topic, table["qualities"].split() + words["qualities"].split())
+            self._add("doing", topic, table["doing"].split())
+            self._add("did", topic, table["did"].split())
+        self.topic |= {label: topic for topic, label in self.label.items()}
+        self._add("label", "", [self.label[topic] for topic in self.topics])
+        self._add("quality", "", words["qualities"].split())
+        self.gender = {word: name for name in PEOPLE + NAMES for word in words[name].split()}
+        self._add("who", "", [word for name in PEOPLE for word in words[name].split()])
+        self._add("name", "", [word for name in NAMES for word in words[name].split()])
+        for tag, name in (("place", "places"), ("job", "jobs"), ("number", "numbers")):
+            self._add(tag, "", words[name].split())
+        for name, phrases in tables["phrases"].items():
+            self._add_phrases(name, [tuple(phrase.split()) for phrase in phrases.split("|")], tables["empty"])
+
+    def _add(self, tag: str, topic: str, words: Sequence[str]) -> None:
+        self.lists[f"{tag} {topic}".strip()] = support = Support([(word,) for word in dict.fromkeys(words)])
+        self.tag |= {word: tag for (word,) in support.phrases}
+        self._rank(f"{tag} {topic}".strip())
+
+    def _add_phrases(self, name: str, phrases: list[Phrase], empty: Mapping[str, float]) -> None:
+        self.lists[name] = Support(([()] if name in empty else []) + phrases)
+        self._rank(name)
+        if name in empty:
+            average = float(np.exp(self._priors[name]).mean())
+            self._priors[name][0] = math.log(empty[name] * average)
+
+    def _rank(self, name: str) -> None:
+        """A prior that falls with a rank drawn at random, a little flatter than Zipf's law."""
+        phrases = self.lists[name].phrases
+        drawn = sorted(range(len(phrases)), key=lambda i: Random(f"{name}/{phrases[i]}").random())
+        self._priors[name] = np.zeros(len(phrases))
+        self._priors[name][drawn] = -0.7 * np.log(np.arange(len(phrases)) + 4.0)
+
+    def features(self, word: str, side: str) -> Vector:
+        """What a word is like as a context or as a target (``side`` says which): (FACETS, FEATURES).
+
+        Words of one group are alike. In the first facet both sides agree, so that a group attracts itself.
+        """
+        known = self._features.get((word, side))
+        if known is None:
+            group = self.group.get(word, word)
+            known = 0.9 * _noise(f"{group}/{side}") + 0.4 * _noise(f"{word}/{side}.")
+            if word in self.group:
+                known[0] = 1.3 * (0.9 * _noise(group)[0] + 0.3 * _noise(f"{word}.")[0])
+            self._features[word, side] = known
+        return known
+
+    def targets(self, name: str) -> Vector:
+        """Target features of a list's phrases: (FACETS, phrases, FEATURES)."""
+        if name not in self._targets:
+            rows = [self.features(" ".join(phrase), "target") for phrase in self.lists[name].phrases]
+            self._targets[name] = np.stack(rows, axis=1)
+        return self._targets[name]
+
+    def associate(self, context: str, name: str, strength: float) -> Vector:
+        """P(phrase of list ``name`` | context): Σ_k π_k softmax(prior + strength · x_k · y_k), (phrases,)."""
+        x = self.features(context, "context")
+        # Rounded, so that another processor's last digit does not make another corpus.
+        scores = self._priors[name] + strength * (self.targets(name) @ x[:, :, None])[:, :, 0]
+        exponents = np.exp(np.round(scores - scores.max(1, keepdims=True), 6))
+        shares = np.exp(np.round(1.5 * x[:, 0], 6))
+        mixed: Vector = shares / shares.sum() @ (exponents / exponents.sum(1, keepdims=True))
+        return mixed
+
+    def affinity(self, context: str, other: str) -> float:
+        """A fixed number of about unit variance for a pair of words, high where they go together."""
+        key = (context, other)
+        if key not in self._affinities:
+            x, y = self.features(context, "context")[1], self.features(other, "target")[1]
+            self._affinities[key] = round(float(x @ y) / math.sqrt(FEATURES), 6)
+        return self._affinities[key]
+
+
+def _noise(key: str) -> Vector:
+    """Fixed numbers of mean 0 and variance 1: (FACETS, FEATURES); the same on every machine."""
+    random = Random(f"highrank/{key}")
+    draws = [sum(random.random() for _ in range(3)) - 1.5 for _ in range(FACETS * FEATURES)]
+    return 2.0 * np.array(draws).reshape(FACETS, FEATURES)

@@ -1,0 +1,1 @@
+"""Recurrent cells, layers and their stacks."""

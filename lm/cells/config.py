@@ -1,0 +1,98 @@
+"""The schema of recurrent cells."""
+
+from collections.abc import Collection
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, Section
+
+CellKind = Literal["lstm", "mogrifier", "mlstm", "gru", "mogrifier_gru"]
+
+
+class CellSettings(Section):
+    """What recurrent cells are like, apart from which one it is."""
+
+    rounds: int = Field(
+        5,
+        ge=0,
+        le=MAX_LAYERS,
+        description="mogrifiers: how often input and state gate each other before a step",
+    )
+    rank: int = Field(0, ge=0, le=MAX_SIZE, description="mogrifiers: rank of the gates' matrices; 0 is full")
+    gate_bias: bool = Field(True, description="mogrifiers: whether gates have biases")
+    zigzag: bool = Field(True, description="mogrifiers: gates read the latest input and state, not the first")
+    cap_input_gate: bool = Field(
+        False, description="LSTM cells: the input gate is at most 1 - the forget gate"
+    )
+    input_scale: bool = Field(False, description="whether every unit of the inputs has a learned factor")
+    weight_rank: Count = Field(
+        0, description="largest rank of W_ih and W_hh, as products of two; 0 is one matrix each"
+    )
+    layer_norm: bool = Field(
+        False, description="LSTM cells: whether what each gate squashes is normalised over its units"
+    )
+    init: Literal["uniform", "truncated"] = Field(
+        "uniform",
+        description="uniform, or truncated normal by the size of what is read, with the forget gate's bias"
+        " around 1, as in the code of the Mogrifier",
+    )
+
+    def misplaced(self, kinds: Collection[CellKind]) -> str | None:
+        """A setting that was changed though none of the kinds has it, and whose it is; or nothing."""
+        for name, (owner, having) in _OWNERS.items():
+            default = CellSettings.model_fields[name].default
+            if getattr(self, name) != default and not having.intersection(kinds):
+                return f"{name} belongs to {owner}"
+        return None
+
+    def of(self, kind: CellKind) -> "CellConfig":
+        """A cell of this kind; it reads those of the settings that it has."""
+        return CellConfig.model_construct(kind=kind, **self.model_dump())
+
+
+_MOGRIFIERS: tuple[str, frozenset[CellKind]] = ("the mogrifier", frozenset({"mogrifier", "mogrifier_gru"}))
+
+
+_OWNERS: dict[str, tuple[str, frozenset[CellKind]]] = {
+    **dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS),
+    **dict.fromkeys(
+        ("cap_input_gate", "layer_norm"), ("LSTM cells", frozenset({"lstm", "mogrifier", "mlstm"}))
+    ),
+}
+
+
+class CellConfig(CellSettings):
+    """A recurrent cell: of every layer of a language model, or, by its kind, of a part of a dialog model."""
+
+    kind: CellKind = Field("lstm", description="lstm, mogrifier, mlstm, gru or mogrifier_gru")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if wrong := self.misplaced((self.kind,)):
+            raise ValueError(f"{wrong}; remove it from a {self.kind} cell")
+        return self
+
+    @property
+    def mogrifies(self) -> bool:
+        """Whether input and state gate each other."""
+        return self.kind in ("mogrifier", "mogrifier_gru")
+
+    @property
+    def is_gru(self) -> bool:
+        """Whether the equations are those of a GRU, which has no c."""
+        return self.kind in ("gru", "mogrifier_gru")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch has this cell."""
+        other_gates = (self.cap_input_gate or self.layer_norm) and not self.is_gru
+        other_weights = self.input_scale or self.weight_rank > 0 or self.init != "uniform"
+        return self.kind in ("lstm", "gru") and not other_gates and not other_weights
+
+    @property
+    def floats(self) -> int:
+        """Per unit and step, what backpropagation keeps: gates, outputs, and those of the gating."""
+        gating = 2 * self.rounds if self.mogrifies else 3 * (self.kind == "mlstm")
+        normalised = 4 if self.layer_norm and not self.is_gru else 0
+        return (4 if self.is_gru else 6) + gating + normalised + self.input_scale

@@ -1,0 +1,251 @@
+"""A recurrent layer whose cell changes what it reads before its equations.
+
+The state is (h, c) throughout. A GRU has no c: what it is given as c, of any width, it hands back, masked
+as c is, so that whoever carries, saves or resets a state need not know the cell.
+
+T time · B streams · N tokens, packed time-major · R sequences · I input size · H hidden size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lm.cells.equations import (
+    CappedLstmEquations,
+    Equations,
+    LstmEquations,
+    NormalizedCappedLstmEquations,
+    NormalizedLstmEquations,
+)
+from lm.cells.gating import Gating, MaybeTensors
+from lm.cells.packing import State
+from lm.cells.unrolled import UNMASKED, Cell, Masks, Weights, activations, unrolled
+from lm.regularize import dropout
+
+
+class Reading(NamedTuple):
+    """How a call's input and state become what the equations read."""
+
+    gating: Callable[[MaybeTensors, Sequence[int]], Gating]
+    tensors: MaybeTensors = ()
+    changes_input: bool = False
+
+
+class _Call(NamedTuple):
+    """What a layer is unrolled with."""
+
+    cell: Cell
+    inputs: Tensor
+    weights: Weights
+    tensors: MaybeTensors
+
+
+class GatedLayer(nn.Module, ABC):
+    """One layer of LSTM or GRU equations with one bias vector; what comes before them is a subclass's.
+
+    The parameters start as those of ``torch.nn.LSTM``; in training, every call drops recurrent weights anew.
+    """
+
+    def __init__(self, sizes: tuple[int, int], equations: type[Equations], weight_dropout: float) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = sizes
+        self.equations, self.weight_dropout = equations, weight_dropout
+        self.truncated = False
+        self.weight_ih = self._uniform(equations.kinds * self.hidden_size, self.input_size)
+        self.weight_hh = self._uniform(equations.kinds * self.hidden_size, self.hidden_size)
+        self.bias = self._uniform(equations.kinds * self.hidden_size)
+        self.inner_bias: nn.Parameter | None = None
+        self.input_scale: Scale | None = None
+        self.gain: Scale | None = None
+
+    def _uniform(self, *shape: int) -> nn.Parameter:
+        bound = self.hidden_size**-0.5
+        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+    def truncate(self) -> None:
+        """Starts weights and biases anew as the code of Melis et al. (2020) does; gates keep their start.
+
+        All are truncated normal at two deviations, (1.3 / n)^½ before the truncation and n^-½ after it, where
+        n is what a matrix reads, and H for biases. The mean is 0, but 1 for the bias of a forget gate.
+        """
+        for parameter in self.parameters(recurse=False):
+            count = parameter.shape[1] if parameter.dim() == 2 else self.hidden_size
+            fill_truncated(parameter, start_deviation(count))
+        if issubclass(self.equations, LstmEquations):
+            with torch.no_grad():
+                self.bias[self.hidden_size : 2 * self.hidden_size] += 1
+        self.truncated = True
+
+    def scale_inputs(self) -> None:
+        """Multiplies every unit of the inputs by a learned factor, before all gating."""
+        self.input_scale = Scale(self.input_size)
+
+    def factorise(self, rank: int) -> None:
+        """Makes W_ih and W_hh products of two matrices, of their full rank where ``rank`` is above that.
+
+        They start so that the products vary as the matrices did.
+        """
+        for name in ("weight_ih", "weight_hh"):
+            product = Product(min(rank, *getattr(self, name).shape))
+            parametrize.register_parametrization(self, name, product)
+
+    def normalise(self) -> None:
+        """Normalises what every gate of an LSTM squashes; the bias becomes the shift afterwards."""
+        is_capped = self.equations is CappedLstmEquations
+        self.equations = NormalizedCappedLstmEquations if is_capped else NormalizedLstmEquations
+        self.gain = Scale(len(self.bias))
+
+    def forward(
+        self,
+        inputs: Tensor,
+        state: State,
+        state_mask: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Reads one window.
+
+        Args:
+            inputs: (T, B, I), after their dropout.
+            state: (h, c), each (B, H).
+            state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
+                (T, B, H), a constant. Outputs and the state that is returned are not masked.
+            keep: (T, B), 1, or 0 where a step reads h and c as zero.
+
+        Returns:
+            outputs (T, B, H) and the last state, in the precision of the parameters, under autocast too.
+        """
+        steps, streams = inputs.shape[:2]
+        masks = self._masks(steps, state_mask, keep)
+        outputs, last = self.packed(inputs.flatten(0, 1), [streams] * steps, state, masks)
+        return outputs.unflatten(0, (steps, streams)), last
+
+    def _masks(self, steps: int, state_mask: Tensor | None, keep: Tensor | None) -> Masks:
+        """Those of :meth:`forward`, for every token."""
+        h = None if state_mask is None else state_mask.expand(steps, -1, self.hidden_size).flatten(0, 1)
+        if keep is None:
+            return Masks(h)
+        c = keep.flatten()[:, None].to(self.bias.dtype)
+        return Masks(c if h is None else h * c, c)
+
+    def packed(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State | None = None,
+        masks: Masks = UNMASKED,
+    ) -> tuple[Tensor, State]:
+        """Reads packed sequences.
+
+        Args:
+            inputs: (N, I), after their dropout.
+            sizes: how many sequences run at each time step, falling.
+            state: (h, c), each (R, H); zeros if left out.
+            masks: of h, as in :meth:`forward`, and of c.
+
+        Returns:
+            outputs (N, H) and the last state of every sequence.
+
+        Raises:
+            ValueError: no time step.
+        """
+        if not sizes:
+            raise ValueError("no time step to read; give at least one")
+        with torch.autocast(inputs.device.type, enabled=False):
+            recurrent = dropout(self.weight_hh, self.weight_dropout, self.training)
+            if state is None:
+                zeros = recurrent.new_zeros(sizes[0], self.hidden_size)
+                state = (zeros, zeros)
+            state = (state[0].to(recurrent.dtype), state[1].to(recurrent.dtype))
+            return self._run(self._scaled(inputs.to(recurrent.dtype)), sizes, state, recurrent, masks)
+
+    def gate_values(
+        self,
+        inputs: Tensor,
+        state: State,
+        state_mask: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """What the gates of :meth:`forward` are, (T, B, G, H), as in torch; weights are not dropped."""
+        steps, streams = inputs.shape[:2]
+        masks = self._masks(steps, state_mask, keep)
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            recurrent = self.weight_hh
+            h, c = (part.to(recurrent.dtype) for part in state)
+            rows = self._scaled(inputs.flatten(0, 1).to(recurrent.dtype))
+            call = self._call(rows, recurrent)
+            found = activations(call.cell, call.inputs, [streams] * steps, (h, c), *call[2:], masks)
+        return found.view(steps, streams, self.equations.kinds, self.hidden_size)
+
+    def _run(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State,
+        recurrent: Tensor,
+        masks: Masks,
+    ) -> tuple[Tensor, State]:
+        cell, rows, weights, tensors = self._call(inputs, recurrent)
+        return unrolled(cell, rows, sizes, state, weights, tensors, masks)
+
+    def _scaled(self, inputs: Tensor) -> Tensor:
+        return inputs if self.input_scale is None else self.input_scale(inputs)
+
+    def _call(self, inputs: Tensor, recurrent: Tensor) -> "_Call":
+        gating, tensors, changes_input = self._reading(inputs)
+        weight: Tensor | None = self.weight_ih
+        bias: Tensor | None = self.bias
+        extra: Tensor | None = self.inner_bias
+        if self.gain is not None:
+            bias, extra = None, torch.stack((self.gain.weight, self.bias))
+        if not changes_input:  # then one product does it for all tokens
+            inputs, weight, bias = nn.functional.linear(inputs, self.weight_ih, bias), None, None
+        return _Call(Cell(gating, self.equations), inputs, Weights(weight, recurrent, bias, extra), tensors)
+
+    @abstractmethod
+    def _reading(self, inputs: Tensor) -> Reading:
+        """The gating of a call, with buffers for its inputs (N, I)."""
+
+
+class Scale(nn.Module):
+    """A learned factor of every unit, 1 at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+class Product(nn.Module):
+    """A matrix of some rank, as the product of two; its first numbers vary as those that it replaces."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = matrix.shape
+        left, right = matrix.new_empty(rows, self.rank), matrix.new_empty(self.rank, columns)
+        if not matrix.is_meta:  # where arithmetic makes torch load its compiler
+            deviation = float(matrix.std() ** 2 / self.rank) ** 0.25
+            nn.init.normal_(left, std=deviation)
+            nn.init.normal_(right, std=deviation)
+        return left, right
+
+
+def start_deviation(count: int) -> float:
+    """Before a truncation at two deviations, of numbers that have the deviation n^-½ after it."""
+    return float((1.3 / count) ** 0.5)
+
+
+def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:
+    """Fills with numbers of a normal distribution that is truncated at two of its deviations."""
+    return nn.init.trunc_normal_(tensor, std=deviation, a=-2 * deviation, b=2 * deviation)

@@ -1,0 +1,224 @@
+"""Recurrent layers whose cells let input and state act on each other before the equations of LSTM or GRU.
+
+T time · B streams · N tokens, packed time-major · I input size · H hidden size · k rank.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from lm.cells.config import CellConfig
+from lm.cells.equations import CappedLstmEquations, GruEquations, LstmEquations
+from lm.cells.gated import GatedLayer, Reading, Scale, fill_truncated, start_deviation
+from lm.cells.gating import Mogrify, Multiply, Round
+from lm.cells.lstm import WeightDropLSTM, lstm_window
+from lm.cells.packing import State
+from lm.cells.unrolled import Masks
+
+
+class Mogrifier(GatedLayer):
+    """Before every step, input and state gate each other (Melis et al. 2020).
+
+    Odd rounds: x ← 2σ(Q h + b) ⊙ x; even rounds: h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2), each with matrices of
+    its own. The equations read the last x and h. Without rounds, torch's layer does what it can.
+    """
+
+    zigzag: bool
+    gates: nn.ModuleList
+
+    def _add_gates(self, rounds: int, rank: int, biased: bool, zigzag: bool) -> None:
+        sizes = (self.input_size, self.hidden_size)
+        self.zigzag = zigzag
+        self.gates = nn.ModuleList(Gate(sizes[1 - n % 2], sizes[n % 2], rank, biased) for n in range(rounds))
+
+    def _reading(self, inputs: Tensor) -> Reading:
+        tensors = [tensor for gate in self.gates for tensor in gate(inputs)]
+        return Reading(partial(Mogrify, zigzag=self.zigzag), tensors, len(self.gates) > 0)
+
+    def _run(
+        self,
+        inputs: Tensor,
+        sizes: Sequence[int],
+        state: State,
+        recurrent: Tensor,
+        masks: Masks,
+    ) -> tuple[Tensor, State]:
+        is_window = sizes[0] == sizes[-1]
+        is_masked = any(mask is not None for mask in masks)
+        by_torch = self.equations in (LstmEquations, GruEquations)
+        if self.gates or not is_window or is_masked or not by_torch:
+            return super()._run(inputs, sizes, state, recurrent, masks)
+        outputs, last = self._by_torch(inputs.unflatten(0, (len(sizes), sizes[0])), state, recurrent)
+        return outputs.flatten(0, 1), last
+
+    @abstractmethod
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        """A window (T, B, I) without any gating, by torch's own layer."""
+
+
+class MogrifierLSTM(Mogrifier):
+    """The Mogrifier LSTM of Melis et al. (2020). c is not gated; with zero rounds it is the LSTM.
+
+    Args:
+        input_size, hidden_size: I and H.
+        rounds: r.
+        rank: k, of Q and R as products of two matrices; 0 is full rank.
+        gate_bias: whether gates have biases, as the authors' code has and the equations have not.
+        zigzag: gates read the latest x and h; without, the original ones (their §4.1).
+        cap_input_gate: the input gate is min(i, 1 - f), as in all models that the authors tuned.
+        weight_dropout: of W_hh (Merity et al. 2018, §2).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        rounds: int = 5,
+        rank: int = 0,
+        gate_bias: bool = True,
+        zigzag: bool = True,
+        cap_input_gate: bool = False,
+        weight_dropout: float = 0.0,
+    ) -> None:
+        super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
+        self._add_gates(rounds, rank, gate_bias, zigzag)
+
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        """Bit for bit ``WeightDropLSTM``."""
+        parameters = (self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias))
+        return lstm_window(inputs, state, parameters, self.training)
+
+
+class MogrifierGRU(Mogrifier):
+    """The Mogrifier GRU that Melis et al. (2020) name in their §5: the rounds, then torch's GRU.
+
+    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)), where x and h are the gated
+    ones throughout. No gate touches the c of an LSTM, but from two rounds on one scales this h by up to 2, so
+    it can grow. With zero rounds it is ``torch.nn.GRU``, whose biases of r and of z add up to one each.
+
+    Args:
+        input_size, hidden_size, rounds, rank, gate_bias, zigzag, weight_dropout: see :class:`MogrifierLSTM`.
+    """
+
+    inner_bias: nn.Parameter
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        rounds: int = 5,
+        rank: int = 0,
+        gate_bias: bool = True,
+        zigzag: bool = True,
+        weight_dropout: float = 0.0,
+    ) -> None:
+        super().__init__((input_size, hidden_size), GruEquations, weight_dropout)
+        self.inner_bias = self._uniform(hidden_size)
+        self._add_gates(rounds, rank, gate_bias, zigzag)
+
+    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+        inner = nn.functional.pad(self.inner_bias, (2 * self.hidden_size, 0))
+        parameters = (self.weight_ih, recurrent, self.bias, inner)
+        start = state[0][None].contiguous()
+        outputs, h = torch.gru(inputs, start, parameters, True, 1, 0.0, self.training, False, False)
+        return outputs, (h[0], state[1])
+
+
+class Gate(nn.Module):
+    """The weights of one round: 2σ(up (down source) + bias) multiplies the target.
+
+    They start as in the authors' code, truncated normal at two deviations. A full matrix and its bias start
+    as those of the cell, see :meth:`GatedLayer.truncate`. Each of two factors has the variance
+    (source · k)^-½ before the truncation, and their bias is zero.
+    """
+
+    def __init__(self, source: int, target: int, rank: int, biased: bool) -> None:
+        super().__init__()
+        deviation = (source * rank) ** -0.25 if rank else start_deviation(source)
+        self.down = nn.Parameter(fill_truncated(torch.empty(rank, source), deviation)) if rank else None
+        self.up = nn.Parameter(fill_truncated(torch.empty(target, rank or source), deviation))
+        self.bias = nn.Parameter(torch.zeros(target)) if biased else None
+        if self.bias is not None and not rank:
+            fill_truncated(self.bias, start_deviation(target))
+
+    def forward(self, inputs: Tensor) -> Round:
+        """The round, with buffers for inputs (N, ·)."""
+        return Round.over(inputs, self.down, self.up, self.bias)
+
+
+class MLSTM(GatedLayer):
+    """The multiplicative LSTM of Krause et al. (2016), as Melis et al. (2020) define it in their §4.2.
+
+    The LSTM equations read (W_mx x) ⊙ (W_mh h) for h.
+
+    Args:
+        input_size, hidden_size: I and H.
+        cap_input_gate: the input gate is min(i, 1 - f).
+        weight_dropout: of W_hh.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, cap_input_gate: bool = False, weight_dropout: float = 0.0
+    ) -> None:
+        super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
+        self.weight_mx = self._uniform(hidden_size, input_size)
+        self.weight_mh = self._uniform(hidden_size, hidden_size)
+
+    def _reading(self, inputs: Tensor) -> Reading:
+        factor = nn.functional.linear(inputs, self.weight_mx)
+        tensors = (factor, self.weight_mh, torch.empty_like(factor), torch.empty_like(factor))
+        return Reading(Multiply, tensors)
+
+
+def _lstm(capped: bool) -> type[LstmEquations]:
+    return CappedLstmEquations if capped else LstmEquations
+
+
+Layer = WeightDropLSTM | GatedLayer
+
+
+def recurrent_layer(config: CellConfig, input_size: int, hidden_size: int, weight_dropout: float) -> Layer:
+    """One layer with the cell of ``config``."""
+    if config.is_plain and config.kind == "lstm":
+        return WeightDropLSTM(input_size, hidden_size, weight_dropout)
+    return gated_layer(config, input_size, hidden_size, weight_dropout)
+
+
+def gated_layer(
+    config: CellConfig, input_size: int, hidden_size: int, weight_dropout: float = 0.0
+) -> GatedLayer:
+    """The same, with the loop over time of this module for every cell."""
+    layer: GatedLayer
+    rounds = config.rounds if config.mogrifies else 0
+    gates = (rounds, config.rank, config.gate_bias, config.zigzag)
+    if config.kind == "mlstm":
+        layer = MLSTM(input_size, hidden_size, config.cap_input_gate, weight_dropout)
+    elif config.is_gru:
+        layer = MogrifierGRU(input_size, hidden_size, *gates, weight_dropout)
+    else:
+        layer = MogrifierLSTM(input_size, hidden_size, *gates, config.cap_input_gate, weight_dropout)
+    if config.init == "truncated":
+        layer.truncate()
+    if config.input_scale:
+        layer.scale_inputs()
+    if config.weight_rank:
+        layer.factorise(config.weight_rank)
+    if config.layer_norm and not config.is_gru:
+        layer.normalise()
+    return layer
+
+
+def uniform_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """All but those that start in a way of their own: of gates, factors, factored and truncated matrices."""
+    own = {
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, Gate | Scale | ParametrizationList)
+        or (isinstance(part, GatedLayer) and part.truncated)
+        for parameter in part.parameters()
+    }
+    return (parameter for parameter in module.parameters() if id(parameter) not in own)

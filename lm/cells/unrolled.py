@@ -1,0 +1,201 @@
+"""A recurrent layer unrolled over time in one autograd function, for cells that gate what they read.
+
+Inside the loop is only what is truly sequential: products with the rows of a step and its elementwise work.
+Every weight gradient is one product over all tokens, after the loop. There are no autograd nodes for steps.
+
+Sequences of different lengths run side by side, packed as torch packs them: time-major, the longest first,
+without padding, so that the rows of a step are those of the sequences that still run. A window of streams is
+the special case in which all do.
+
+N tokens · R sequences · I input size · H hidden size · G gates and candidates.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm.cells.equations import Equations
+from lm.cells.gating import Gating, MaybeTensors
+from lm.cells.packing import State, rows_of, shifted
+
+
+class Weights(NamedTuple):
+    """Of the equations; the rows are those of gate after gate, as in torch."""
+
+    inputs: Tensor | None  # (G·H, I); None where the inputs are W x + b already
+    hidden: Tensor  # (G·H, H)
+    bias: Tensor | None  # (G·H,); None where there is none, or it is in the inputs
+    extra: Tensor | None = None  # GRU: (H,), the bias of W_hn h; normalised: (2, G·H), gains and shifts
+
+
+class Masks(NamedTuple):
+    """What multiplies h and c wherever a step reads them, (N, H) or (N, 1), as constants; outputs are not."""
+
+    h: Tensor | None = None
+    c: Tensor | None = None
+
+
+UNMASKED = Masks()
+
+
+class Cell(NamedTuple):
+    """The static part of a cell."""
+
+    gating: Callable[[MaybeTensors, Sequence[int]], Gating]
+    equations: type[Equations]
+
+
+def unrolled(
+    cell: Cell,
+    inputs: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Weights,
+    tensors: MaybeTensors = (),
+    masks: Masks = UNMASKED,
+) -> tuple[Tensor, State]:
+    """One layer in one direction.
+
+    Args:
+        inputs: (N, I), or W x + b of them, (N, G·H), if ``weights`` leave that out.
+        sizes: how many sequences run at each time step, falling.
+        state: (h, c) before the first step, each (R, H).
+        tensors: weights and buffers of the gating.
+        masks: of the state.
+
+    Returns:
+        outputs (N, H) and (h, c) of every sequence after its last step.
+
+    Raises:
+        ValueError: no time step, or a state of more or fewer sequences than run at the first one.
+    """
+    _require_fitting(sizes, state)
+    h, c = state[0].contiguous(), state[1].contiguous()
+    outputs, h, c = _Unrolled.apply(  # type: ignore[no-untyped-call]
+        cell, sizes, inputs.contiguous(), h, c, *masks, *weights, *tensors
+    )
+    return outputs, (h, c)
+
+
+def activations(
+    cell: Cell,
+    inputs: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Weights,
+    tensors: MaybeTensors = (),
+    masks: Masks = UNMASKED,
+) -> Tensor:
+    """The gates of :func:`unrolled` after their squashing, (N, G·H); no gradients."""
+    _require_fitting(sizes, state)
+    with torch.no_grad():
+        return _forward(cell, inputs, sizes, state, weights, tensors, masks)[0].kept[0]
+
+
+def _require_fitting(sizes: Sequence[int], state: State) -> None:
+    if not sizes:
+        raise ValueError("no time step to read; give at least one")
+    if any(len(part) != sizes[0] for part in state):
+        rows = " and ".join(str(len(part)) for part in state)
+        raise ValueError(f"{sizes[0]} sequences cannot go on from a state of {rows}")
+
+
+def _forward(
+    cell: Cell,
+    inputs: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Weights,
+    tensors: MaybeTensors,
+    masks: Masks,
+) -> tuple[Equations, Tensor, Tensor]:
+    """The equations with all they keep, h and c of every sequence after its last step."""
+    weight_ih, weight_hh, bias, extra = weights
+    if weight_ih is None:
+        act = inputs.clone()
+    else:
+        act = inputs.new_zeros(len(inputs), len(weight_ih))
+        if bias is not None:
+            act += bias
+    gating = cell.gating(tensors, sizes)
+    kept = cell.equations.fresh(act, weight_hh.shape[1], extra)
+    equations = cell.equations(kept, weight_hh, extra, sizes)
+    mixed = None if weight_ih is None else weight_ih.t()
+    rows, of_h, of_c = (rows_of(one, sizes) for one in (inputs, *masks))
+    h, c = state
+    last_h, last_c = torch.empty_like(h), torch.empty_like(c)
+    for t, (now, following) in enumerate(pairwise((*sizes, 0))):
+        h, c = _first(now, h), _first(now, c)
+        x, h = gating.step(t, rows[t], h * of_h[t] if of_h else h)
+        if mixed is not None:
+            equations.rows[0][t].addmm_(x, mixed)
+        h, c = equations.step(t, h, c * of_c[t] if of_c else c)
+        if following < now:
+            last_h[following:now], last_c[following:now] = h[following:], c[following:]
+    return equations, last_h, last_c
+
+
+_WEIGHTS = len(Weights._fields)
+
+
+class _Unrolled(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor,
+        mask_h: Tensor | None, mask_c: Tensor | None, *tensors: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        weights = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
+        equations, last_h, last_c = _forward(
+            cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], Masks(mask_h, mask_c)
+        )
+        ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
+        read = inputs.new_empty(0) if weights.inputs is None else inputs  # by what is not in them already
+        ctx.save_for_backward(*equations.kept, read, h, c, mask_h, mask_c, *tensors)
+        return equations.kept[1], last_h, last_c
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_outputs: Tensor, grad_h: Tensor, grad_c: Tensor):  # type: ignore[no-untyped-def]
+        kept, sizes = ctx.saved_tensors[: ctx.count], ctx.sizes
+        inputs, h0, c0, mask_h, mask_c, *tensors = ctx.saved_tensors[ctx.count :]
+        weight_ih, weight_hh, bias, extra = tensors[:_WEIGHTS]
+        gating = ctx.cell.gating(tensors[_WEIGHTS:], sizes)
+        equations = ctx.cell.equations(kept, weight_hh, extra, sizes)
+        entering = shifted(kept[1], h0, sizes)
+        if mask_h is not None:
+            entering *= mask_h
+        x, h = gating.results(inputs, entering)
+        equations.open(h, c0, mask_c)
+        grads = equations.of_inputs
+        grad_inputs = grads if weight_ih is None else torch.empty_like(inputs)
+        from_outputs, into_inputs = rows_of(grad_outputs, sizes), rows_of(grad_inputs, sizes)
+        of_h, of_c = rows_of(mask_h, sizes), rows_of(mask_c, sizes)
+        from_inputs = () if weight_ih is None else rows_of(grads, sizes)
+        all_dh, all_dc = (grad.clone(memory_format=torch.contiguous_format) for grad in (grad_h, grad_c))
+        for t, now in reversed(list(enumerate(sizes))):
+            dh, dc, dx = _first(now, all_dh), _first(now, all_dc), into_inputs[t]
+            dh += from_outputs[t]
+            equations.step_back(t, dh, dc)
+            if weight_ih is not None:
+                torch.mm(from_inputs[t], weight_ih, out=dx)
+            gating.step_back(t, dx, dh)
+            if of_h:
+                dh *= of_h[t]
+            if of_c:
+                dc *= of_c[t]
+        of_weights = (
+            None if weight_ih is None else grads.t() @ x,
+            equations.of_products.t() @ h,
+            None if bias is None else grads.sum(0),
+            equations.of_extra,
+        )
+        of_gating = gating.gradients(inputs, entering)
+        return None, None, grad_inputs, all_dh, all_dc, None, None, *of_weights, *of_gating
+
+
+def _first(count: int, rows: Tensor) -> Tensor:
+    """The first rows; no view where that is all, which is what makes steps of few rows slow."""
+    return rows if len(rows) == count else rows[:count]

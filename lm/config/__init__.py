@@ -1,0 +1,1 @@
+"""The config loader: TOML, presets, strict sections."""

@@ -1,0 +1,362 @@
+"""TOML files into frozen, strict, typed configs, every value knowing where it came from.
+
+A config file sets keys of the sections of its schema and may start from one other file with
+``extends = "parent.toml"`` (relative to itself). ``--set section.key=value`` comes last. TOML has no null:
+the string ``none`` leaves an optional key empty. Unknown keys and ill-typed values are errors that name file,
+line, key and the nearest valid name; nothing heavy is imported.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from lm.config.presets import find_config, preset_paths
+from lm.config.section import MAX_TEXT
+from lm.config.suggest import LONGEST, did_you_mean
+from lm.config.tomlfile import MAX_SIZE, Lines, read_toml
+from lm.disk.storage import JSON, read_json, sealed, write_json
+from lm.errors import ConfigError, StorageError, visible
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+C = TypeVar("C", bound=BaseModel)
+DEFAULT, COMMAND_LINE = "default", "--set"
+WORDING = {  # pydantic's words for what was expected, and ours
+    "Input should be": "must be",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid tuple": "a list",
+}
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[C]):
+    """A config and, for each dotted key, ``default``, ``FILE:LINE`` or ``--set``."""
+
+    config: C
+    provenance: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as a file or the command line gave it, and where."""
+
+    value: object
+    where: str
+
+
+Settings = dict[str, Setting]
+
+
+def load_config(source: str, schema: type[C], *, family: str, overrides: Sequence[str] = ()) -> Resolved[C]:
+    """Read the file or preset ``source`` of ``family``, its parents, and ``key=value`` overrides.
+
+    Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value.
+    """
+    settings = _file_settings(find_config(source, family), schema, ())
+    changes = _override_settings(overrides, schema)
+    if "extends" in changes:
+        raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
+    return _build(schema, settings | changes)
+
+
+def override(
+    resolved: Resolved[C],
+    overrides: Sequence[str],
+    schema: type[C],
+    *,
+    sections: Collection[str],
+    place: str = COMMAND_LINE,
+) -> Resolved[C]:
+    """Change keys of a config already read, and only those of the named sections.
+
+    ``place`` is where they stand, for messages. Raises ConfigError as ``load_config`` does, and for keys of
+    other sections.
+    """
+    changes = _override_settings(overrides, schema, place)
+    for key in changes:
+        if key.split(".")[0] not in sections:
+            allowed = ", ".join(f"{section}.*" for section in sections)
+            raise ConfigError(
+                f"{place} {key}: fixed when the run was trained; only {allowed} can be set here"
+            )
+    return with_settings(resolved, changes, schema)
+
+
+def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
+    """A config already read with other values; ConfigError names where the first bad one is from."""
+    settings = _flatten(resolved.config.model_dump(), schema, Path("config.json"), {})
+    merged = _build(schema, settings | changes)
+    return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
+
+
+def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
+    """The field of a dotted key; raises ConfigError with the nearest valid name where there is none."""
+    keys = known_keys(schema)
+    if key not in keys:
+        raise ConfigError(f"{where}: {_unknown(key, schema, is_table=False)}")
+    return keys[key]
+
+
+def save_config(resolved: Resolved[C], path: Path) -> None:
+    """Write ``config.json``: family, values, where each came from, and its SHA-256. Raises StorageError."""
+    saved: dict[str, JSON] = {
+        "family": family_of(type(resolved.config)),
+        "config": resolved.config.model_dump(mode="json"),
+        "provenance": resolved.provenance,
+    }
+    write_json(path, sealed(saved))
+
+
+def read_config(path: Path, schema: type[C]) -> Resolved[C]:
+    """Read what ``save_config`` wrote.
+
+    Raises StorageError for a file that is missing or not one of ours, ConfigError for keys or values that
+    this version does not know.
+    """
+    if not path.parent.is_dir():
+        raise StorageError(f"{path.parent}: no such run; check the path")
+    if not path.is_file():
+        raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
+    saved = read_json(path, limit=MAX_SIZE)
+    require_family(path, saved, schema)
+    match saved:
+        case {"config": dict(values), "provenance": dict(provenance)}:
+            settings = _flatten(values, schema, path, {})
+            for key, decided in keys_before(schema).items():
+                if key not in settings and decided in settings:
+                    settings[key] = settings[decided]
+            resolved = _build(schema, settings)
+            known = {key: str(where) for key, where in provenance.items() if key in resolved.provenance}
+            return Resolved(resolved.config, resolved.provenance | known)
+    raise StorageError(f"{path}: not the config of a run; it has no config and provenance")
+
+
+def family_of(schema: type[BaseModel]) -> str:
+    """``dialog`` or ``lm``: the command line that a config belongs to; "" for one that belongs to none."""
+    return str(getattr(schema, "family", ""))
+
+
+def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
+    """Keys that configs saved before they came lack, and the key of such a config that had their part."""
+    found: Mapping[str, str] = getattr(schema, "before", {})
+    return found
+
+
+def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
+    """Raises StorageError where the config.json of a run is that of a run of another family."""
+    family = family_of(schema)
+    if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
+        raise StorageError(
+            f"{visible(path.parent)}: a run of `{visible(found)}`, not of `{family}`; use `{visible(found)}`"
+        )
+
+
+@cache
+def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Every dotted key of a schema with its field, sections opened."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= {f"{name}.{key}": inner for key, inner in known_keys(field.annotation).items()}
+        else:
+            keys[name] = field
+    return keys
+
+
+@cache
+def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Every dotted table of a schema, in order."""
+    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
+
+
+def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path:
+    """The file that a file extends: one relative to it, or else a preset by its name."""
+    name = str(extends.value)
+    parent = path.parent / name
+    presets = {preset.stem: preset for preset in preset_paths(family_of(schema))}
+    with suppress(OSError, ValueError):  # too long for a name, or no name
+        if parent.exists():
+            return parent
+    if name in presets:
+        return presets[name]
+    raise ConfigError(
+        f"{extends.where}: extends {_shown(name)}: no such file or preset {_shown(str(parent))}"
+    )
+
+
+def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path, ...]) -> Settings:
+    """The settings of a file on top of those of its parents; ``descendants`` are the files that led here."""
+    data, lines = read_toml(path)
+    settings = _flatten(data, schema, path, lines)
+    extends = settings.get("extends")
+    if extends is None or not isinstance(extends.value, str) or not extends.value:
+        return settings
+    parent, lineage = _parent(path, extends, schema), (*descendants, path.resolve())
+    if parent.resolve() in lineage:
+        raise ConfigError(
+            f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
+        )
+    return _file_settings(parent, schema, lineage) | settings
+
+
+def _flatten(
+    data: Mapping[str, object], schema: type[BaseModel], path: Path, lines: Lines, table: tuple[str, ...] = ()
+) -> Settings:
+    """The tables of a document as dotted keys; unknown names and misplaced tables are errors."""
+    keys, tables, settings = known_keys(schema), known_tables(schema), Settings()
+    for name, value in data.items():
+        here = (*table, name)
+        dotted = ".".join(here) if "." not in name else json.dumps(name)
+        where = f"{path}:{lines[here]}" if here in lines else str(path)
+        if dotted in keys:
+            settings[dotted] = Setting(value, where)
+        elif dotted not in tables:
+            raise ConfigError(f"{where}: {_unknown(dotted, schema, is_table=isinstance(value, Mapping))}")
+        elif isinstance(value, Mapping):
+            settings |= _flatten(value, schema, path, lines, here)
+        else:
+            raise ConfigError(f"{where}: {dotted} is a table: write one [{dotted}] and its keys below it")
+    return settings
+
+
+def _override_settings(
+    overrides: Sequence[str], schema: type[BaseModel], place: str = COMMAND_LINE
+) -> Settings:
+    """``section.key=value`` texts; a value is TOML, or a string where it is not TOML or the key wants one."""
+    settings = Settings()
+    for text in overrides:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if len(text) > MAX_TEXT:
+            raise ConfigError(
+                f"{place} {text[:40]}…: longer than {MAX_TEXT:,} characters; write it in a file"
+            )
+        if not equals:
+            raise ConfigError(f"{place} {text}: give a key and a value, as in {place} KEY=VALUE")
+        field = require_key(key, schema, place)
+        settings[key] = Setting(_value(value, field), place)
+    return settings
+
+
+def _value(text: str, field: FieldInfo) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # no TOML, or a number of more digits than Python reads
+        return text
+    value = parsed["value"]
+    wants_text = field.annotation is str and not isinstance(value, str)
+    return text if wants_text or len(parsed) > 1 else value
+
+
+def _build(schema: type[C], settings: Settings) -> Resolved[C]:
+    keys, nested = known_keys(schema), dict[str, Any]()
+    for key, setting in settings.items():
+        *tables, name = key.split(".")
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        empty = setting.value == "none" and type(None) in get_args(keys[key].annotation)
+        place[name] = None if empty else _frozen(setting.value)
+    try:
+        config = schema.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(_invalid(error.errors()[0], settings, schema)) from None
+    where = {key: settings[key].where if key in settings else DEFAULT for key in keys}
+    return Resolved(config, where)
+
+
+def _frozen(value: object) -> object:
+    """Arrays as tuples, which is what strict fields hold."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
+    """What to say about a key or table that the schema does not have."""
+    keys, tables = known_keys(schema), known_tables(schema)
+    if not name:
+        return "a key is missing before =; write it as in train.seed=2"
+    if name in tables:
+        first = next(key for key in keys if key.startswith(f"{name}."))
+        return f"{name} is a table; set one of its keys, as in {first}"
+    if is_table:
+        return f"unknown table [{name[:LONGEST]}]" + (
+            did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
+        )
+    hint = did_you_mean(name, keys)
+    if not hint:  # perhaps the field's longer name: learning_rate for lr
+        table, _, key = name.rpartition(".")
+        words = key.casefold().replace("_", " ").replace("-", " ")
+        told = [key for key, field in keys.items() if words and words in (field.description or "").casefold()]
+        siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == table]
+        listed = (
+            f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
+        )
+        hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
+    return f"unknown key {name if len(name) <= LONGEST else f'{name[:LONGEST]}…'}{hint}"
+
+
+def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:
+    """One line about the first error of a validation: where, which key, what was expected, what was given."""
+    keys = known_keys(schema)
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    while location and key not in keys and key not in known_tables(schema):
+        location.pop()
+        key = ".".join(location)
+    message = error["msg"].removeprefix("Value error, ")
+    if key not in keys:
+        return f"{_blame(key, message, settings)}: {f'[{key}] ' if key else ''}{message}"
+    if key not in settings:
+        return f"missing key {key}: set it in the config, or with --set {key}=…"
+    setting = settings[key]
+    if error["type"] in ("missing", "too_long", "too_short"):
+        types = get_args(keys[key].annotation)
+        number = f"{len(types)} values"
+        if Ellipsis in types:
+            most = error.get("ctx", {}).get("max_length")
+            number = f"at most {most:,} values" if most else "one value or more"
+        message = f"Input should be a list of {number}"
+    for theirs, ours in WORDING.items():
+        message = message.replace(theirs, ours)
+    hint = (
+        did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
+    )
+    return f"{setting.where}: {key} {message}, got {_shown(setting.value)}{hint}"
+
+
+def _blame(table: str, message: str, settings: Settings) -> str:
+    """Where the key that a message of a whole table names first was set."""
+    for word in re.findall(r"[\w.]+", message):
+        dotted = word.strip(".")
+        if (key := dotted if dotted in settings else f"{table}.{dotted}") in settings:
+            return settings[key].where
+    return next((setting.where for key, setting in settings.items() if key.startswith(table)), DEFAULT)
+
+
+def _choices(annotation: object) -> list[str]:
+    """The strings that a Literal, or a union with one, allows."""
+    if get_origin(annotation) is Literal:
+        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # it has more digits than Python writes
+        return "a number of more than 4,300 digits"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,53 @@
+"""Corpora that a config names: there or not, one or several; seen before anything heavy is loaded."""
+
+import os
+from itertools import combinations
+from pathlib import Path
+from typing import Protocol
+
+from lm.errors import DataError, visible
+
+SPLITS = ("train", "valid", "test")
+_MADE_UP = ("smalltalk:",)  # begins the names of corpora that are not read from files
+
+
+class NamedSplits(Protocol):
+    """The section of a config that names corpora."""
+
+    @property
+    def train(self) -> str: ...
+    @property
+    def valid(self) -> str: ...
+    @property
+    def test(self) -> str: ...
+
+
+def missing(source: str, command: str) -> DataError:
+    """The error of a source that is not there; it names the ``prepare`` command that makes a split."""
+    path, shown = Path(source), visible(source)
+    if path.name not in SPLITS or not path.parent.name:
+        return DataError(f"{shown}: no such file or folder; check the path")
+    origin = f"path/to/{visible(path.parent.name)}"
+    return DataError(
+        f"{shown}: no such corpus; make it with: {command} {origin} --out {visible(path.parent)}"
+    )
+
+
+def require_splits(data: NamedSplits, command: str) -> list[str]:
+    """Raise DataError where the text of a training is not there; return warnings about equal splits."""
+    for source in (data.train, data.valid):
+        if not source.startswith(_MADE_UP) and not os.path.exists(source):
+            raise missing(source, command)
+    return [
+        f"warning: data.{one} and data.{other} are both {visible(getattr(data, one))}; "
+        "scores do not tell how the model does on other text"
+        for one, other in combinations(SPLITS, 2)
+        if _same(getattr(data, one), getattr(data, other))
+    ]
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,1 @@
+"""What both command lines share: options, tables, terminal."""

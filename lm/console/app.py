@@ -1,0 +1,246 @@
+"""What the command lines share: commands and options, tables and the JSON they write."""
+
+import importlib.metadata
+import math
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from pydantic import BaseModel
+from typer.core import TyperGroup
+
+from lm import __version__, numbers
+from lm.config.named_data import NamedSplits, require_splits
+from lm.console.tables import Table
+from lm.disk.storage import JSON, finite, write_json
+from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
+from lm.errors import Interrupted, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lm.engine.loop import FitResult
+
+_command = ContextVar("command", default="")
+_form = ContextVar("form", default="")  # of tables: --markdown, --csv, or nothing for a terminal
+FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
+
+
+def check_data(data: NamedSplits, command: str) -> None:
+    """Raise DataError where the text of a training is not there, and warn where its splits are one file."""
+    for warning in require_splits(data, command):
+        typer.echo(warning, err=True)
+
+
+def show_training(folder: Path, result: "FitResult") -> None:
+    """How a training ended, in one line, and its learning curve."""
+    from lm.runs.overview import curve_lines, validations
+
+    nll, minutes = (numbers.number(*told) for told in (("nll", result.best_nll), ("minutes", result.minutes)))
+    best = f"best validation {nll} nats a token, at update {result.best_step:,}"
+    show(
+        f"{folder}: {result.reason}, after {result.step:,} updates and {minutes} minutes; "
+        f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}",
+        *curve_lines(validations(folder), unicode=utf8()),
+    )
+
+
+def utf8() -> bool:
+    """Whether stdout can show more than ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+class Commands(TyperGroup):
+    """A group of commands in which Ctrl-C and a closed pipe end the program the documented way."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command; ends as :meth:`invoke` does."""
+        with _documented_endings():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> object:
+        """Run the command; raises Interrupted for Ctrl-C, and ends quietly when nobody reads the output."""
+        with _documented_endings():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _documented_endings() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise typer.Exit from None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's usage errors, which quote the line as it is
+            error.message = visible(error.message)  # type: ignore[attr-defined]
+        raise
+
+
+def new_app(description: str) -> typer.Typer:
+    """An empty command line with ``--version``, :data:`FLAGS` and shell completion."""
+    app = typer.Typer(
+        cls=Commands,
+        help=description,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+    @app.callback()
+    def _(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+            ),
+        ] = False,
+        debug: Annotated[
+            bool,
+            typer.Option(
+                "--debug", help="Show the traceback of an error. This and the next two may stand anywhere."
+            ),
+        ] = False,
+        markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
+        csv: Annotated[
+            bool, typer.Option("--csv", help="Tables as CSV, numbers as measured; other lines go to stderr.")
+        ] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line to its exit code; ``arguments`` default to those of the process.
+
+    Errors that the user can act on are one line on stderr, and so are our own bugs unless ``--debug`` is
+    given. Raises SystemExit, with the codes of :mod:`lm.errors`.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in given
+    _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
+    _command.set(shlex.join([name, *given]))
+    early = EarlyStop()
+    early.install()
+    code: str | int | None = 0
+    failure: BaseException | None = None
+    try:
+        app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
+    except SystemExit as ending:
+        code = ending.code
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        failure = error
+    finally:
+        early.uninstall()
+    if failure is not None:
+        if debug:
+            traceback.print_exception(failure)
+        code = report(failure)
+    sys.exit(flush_output(code))
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where that is a terminal, for a loop that tells (done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    from lm.engine.progress import TimeLeft
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeft())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    task = bar.add_task(what, visible=False)
+
+    def progress(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total, visible=done < total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and lines, as ``--markdown`` or ``--csv`` asks; a pipe gets lines whole, without colours.
+
+    Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr. Names are shown
+    as :func:`lm.errors.visible` does. A full disk is told when the work is done.
+    """
+    for number, part in enumerate(parts):
+        try:
+            _print(part, first=number == 0)
+        except OSError as error:
+            not_printed(error)
+
+
+def _print(part: Table | str, first: bool) -> None:
+    form = _form.get()
+    if form == "--csv" and isinstance(part, Table):
+        typer.echo(("" if first else "\n") + part.csv(), nl=False)
+    elif form:
+        typer.echo(visible(part) if isinstance(part, str) else part.markdown(), err=form == "--csv")
+    else:
+        console = _console()
+        whole = isinstance(part, str) and not console.is_terminal
+        shown = visible(part) if isinstance(part, str) else part
+        console.print(shown, highlight=False, markup=False, emoji=False, soft_wrap=whole)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = PipeConsole()
+    return console if console.is_terminal else PipeConsole(width=200)
+
+
+def write_result(
+    path: Path | None, result: Mapping[str, Any], *, config: BaseModel | None = None, seed: int | None = None
+) -> None:
+    """Write a measured result as JSON with the fields that all have: command, config, versions, seed, device.
+
+    ``device`` is the result's own where it has one. Does nothing without a path. Raises StorageError.
+    """
+    if path is None:
+        return
+    common: dict[str, JSON] = {
+        "command": _command.get(),
+        "config": config.model_dump(mode="json") if config else None,
+        "versions": versions(),
+        "seed": seed,
+        "device": platform.machine(),
+    }
+    write_json(path, {name: finite(value) for name, value in (common | dict(result)).items()})
+
+
+def versions() -> dict[str, JSON]:
+    """Versions of Python, of Highrank and of the libraries that its numbers depend on."""
+    found: dict[str, JSON] = {"highrank": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "nltk", "sacrebleu", "sentencepiece", "datasets"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"highrank {__version__}")
+        raise typer.Exit

@@ -1,0 +1,148 @@
+"""Commands that both command lines have: ``presets``, ``describe``, ``compare`` and ``check``."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel
+
+from lm.config.load import load_config
+from lm.config.presets import preset_paths, recorded_parameters, sizes_of
+from lm.console.app import show, utf8, write_result
+from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument
+from lm.console.tables import Table
+from lm.errors import DataError, StorageError, visible
+from lm.runs.inputs import CONFIG
+from lm.runs.outputs import require_apart
+
+if TYPE_CHECKING:
+    pass
+
+C = TypeVar("C", bound=BaseModel)
+Result = dict[str, Any]
+
+
+def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result]) -> None:
+    """Gives a command line the command ``presets``; ``size`` is the family's own ``describe``."""
+
+    @app.command()
+    def presets() -> None:
+        """List the configs that come with Highrank; parameters are for the largest vocabulary they allow."""
+        rows, recorded = [], recorded_parameters(family)
+        for path in preset_paths(family):
+            config: Any = load_config(str(path), schema, family=family).config  # every family's has about
+            known = recorded.get(path.stem, {})
+            fresh = known.get("of") == sizes_of(config)  # a preset that was changed since is counted
+            parameters = known["parameters"] if fresh else size(config)["parameters"]
+            rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
+        show(Table("Presets", rows))
+
+
+def add_describe(
+    app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result], example: str
+) -> None:
+    """Gives a command line the command ``describe``."""
+    text = "Show a config with the origin of every value, its parameters and estimated memory, without data."
+
+    @app.command(help=f"{text}\n\nExample: {family} describe {example} --set head.components=8")
+    def describe(
+        config: Annotated[str, config_argument(family)],
+        overrides: Overrides = None,
+        json_file: JsonFile = None,
+    ) -> None:
+        require_apart([json_file], [config])
+        resolved = load_config(config, schema, family=family, overrides=overrides or ())
+        from lm.console.report import config_table, description_tables
+
+        result = size(resolved.config) | {"provenance": resolved.provenance}
+        chosen: Any = resolved.config  # of whichever family: each has the section train
+        write_result(json_file, result, config=chosen, seed=chosen.train.seed)
+        show(config_table(config, resolved), *description_tables(result))
+
+
+def add_compare(
+    app: typer.Typer,
+    example: str,
+    compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence[Table | str]]],
+) -> None:
+    """Gives a command line the command ``compare``; ``compared`` gives a result and the tables of it."""
+    text = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
+
+    @app.command(help=f"{text}\n\nExample: {example}")
+    def compare(
+        runs: Annotated[
+            list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
+        ],
+        name: Annotated[
+            str | None,
+            typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several."),
+        ] = None,
+        resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = RESAMPLES,
+        json_file: JsonFile = None,
+    ) -> None:
+        found, others = _runs_among(runs)
+        result, tables = compared(found, name, resamples)
+        write_result(json_file, result)
+        show(*tables, *others)
+
+
+def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The runs among paths, such as a shell's ``runs/*`` gives, and a note of what else exists there.
+
+    Raises DataError where nothing is a run. A path that does not exist stays, for the error that names it.
+    """
+    runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
+    others = ", ".join(visible(path) for path in paths if path not in runs)
+    if not runs:
+        raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
+    return runs, [f"left out, being no runs: {others}"] if others else []
+
+
+def add_runs(app: typer.Typer) -> None:
+    """Gives a command line the command ``runs``."""
+
+    @app.command()
+    def runs(
+        folder: Annotated[
+            Path, typer.Argument(metavar="[FOLDER]", help="A run, or a folder of runs.")
+        ] = Path("runs"),
+        json_file: JsonFile = None,
+    ) -> None:
+        """List runs with state, last step, best validation and size; of one run also its learning curve.
+
+        The state is running, finished, interrupted, diverged, not begun, or damaged.
+        """
+        from lm.runs.overview import curve_lines, run_row, runs_in, validations
+
+        found = runs_in(folder)
+        if not found:
+            raise StorageError(f"{visible(folder)}: no run there; name a run, or a folder that has some")
+        rows = [run_row(run) for run in found]
+        write_result(json_file, {"runs": rows})
+        table = Table(str(folder), rows, upright=len(rows) == 1)
+        show(table, *(curve_lines(validations(found[0]), unicode=utf8()) if len(found) == 1 else ()))
+
+
+def add_check(app: typer.Typer) -> None:
+    """Gives a command line the command ``check``."""
+
+    @app.command()
+    def check(run: RunFolder, json_file: JsonFile = None) -> None:
+        """Compare every file of a run with what was written; print the state_sha256 of the last checkpoint.
+
+        Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
+        """
+        from lm.runs.check import check_run
+
+        result = check_run(run)
+        write_result(json_file, result)
+        problems: list[str] = result["problems"]
+        show(
+            Table(f"Checkpoints of {run}", result["commits"]),
+            f"state_sha256 {result['state_sha256'] or '–'}",
+            *(f"note: {note}" for note in result["notes"]),
+            *(f"problem: {problem}" for problem in problems[1:]),
+        )
+        if problems:
+            raise StorageError(problems[0])

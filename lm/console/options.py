@@ -1,0 +1,88 @@
+"""Arguments and options that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lm.disk.storage import require_writable
+from lm.runs.outputs import require_foreign
+
+if TYPE_CHECKING:
+    pass
+from typing import TYPE_CHECKING
+
+from lm.config.presets import preset_paths
+
+if TYPE_CHECKING:
+    from typer.models import ArgumentInfo
+
+
+RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key, as in --set train.seed=2; may be repeated."
+    ),
+]
+
+
+def writable(path: Path | None) -> Path | None:
+    """The callback of options that name a file to write: refuses one before the work that it would lose."""
+    if path is not None:
+        require_foreign(path)
+        require_writable(path)
+    return path
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Also write the result to FILE as one JSON object, in place of what is there.",
+        callback=writable,
+    ),
+]
+
+
+def named(text: str) -> Path:
+    """The parser of folders: refuses an empty name, as of a variable that is not set; it would mean ``.``."""
+    if not text:
+        raise typer.BadParameter("is empty; name a folder")
+    return Path(text)
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
+
+
+Checkpoint = Annotated[
+    str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
+]
+
+
+def config_argument(family: str) -> "ArgumentInfo":
+    """The argument that names a config: a preset of the family or a file, completed by the shell."""
+    info: ArgumentInfo = typer.Argument(
+        metavar="CONFIG",
+        help=f"A preset (`{family} presets` lists them) or a .toml file.",
+        autocompletion=config_completion(family),
+    )
+    return info
+
+
+def config_completion(family: str) -> Callable[[str], list[str]]:
+    """What completes the name of a config in the shell: presets of the family, and files and folders."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = [path.stem for path in preset_paths(family) if path.stem.startswith(incomplete)]
+        folder, _, start = incomplete.rpartition("/")
+        found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
+        return names + [
+            f"{path}/" if path.is_dir() else str(path)
+            for path in found
+            if path.suffix == ".toml" or path.is_dir()
+        ]
+
+    return complete

@@ -1,0 +1,60 @@
+"""Tables of configs, of what they amount to, of prepared corpora and of p-values, of either family."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm.config.load import C, Resolved, known_keys
+from lm.console.tables import Table, without_common_folder
+
+
+def config_table(name: str, resolved: Resolved[C]) -> Table:
+    """Every key with its value and where that was set."""
+    rows = []
+    for key in known_keys(type(resolved.config)):
+        value: Any = resolved.config
+        for part in key.split("."):
+            value = getattr(value, part)
+        rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
+    return Table(f"Config {name}", rows)
+
+
+def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words: str) -> list[Table | str]:
+    """A row of counts for each split; then ``words``, on the vocabulary, and what was left out."""
+    rows = [
+        {"split": split, **{column: counts[column] for column in columns}}
+        for split, counts in report["splits"].items()
+    ]
+    left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
+    return [Table(f"Read as {report['format']}", rows), f"{words}; left out: {left_out or 'nothing'}"]
+
+
+def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
+    """Parameters by part, memory, sizes, and the vocabulary that they are for."""
+    words = f"{description['vocabulary']:,}"
+    if description["vocabulary_assumed"]:
+        words += ", the most that data.vocab_size and the corpus allow"
+    parameters = {**description["parameters_by_part"], "total": description["parameters"]}
+    sizes = [
+        f"{name} {', '.join(map(str, size if isinstance(size, list) else [size]))}"
+        for name, size in description["sizes"].items()
+    ]
+    memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
+    return [
+        Table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
+        Table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),
+        f"sizes: {'; '.join(sizes)}",
+        f"for a vocabulary of {words}",
+    ]
+
+
+def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[Table]:
+    """The p-values of every run but the first, by the names of ``scores``; none of one run alone."""
+    bootstrap, runs = comparison["bootstrap"], comparison["runs"]
+    _, (first, *others) = without_common_folder([row["run"] for row in runs])
+    rows = [
+        {f"p against {first}": other, **{name: row["p"].get(key) for name, key in scores.items()}}
+        for other, row in zip(others, runs[1:], strict=True)
+    ]
+    title = f"Paired bootstrap over {bootstrap['units']:,} units ({bootstrap['unit']})"
+    return [Table(title, rows, measure="p")] if rows else []

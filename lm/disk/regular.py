@@ -1,0 +1,47 @@
+"""Opening of files that may only be regular files, without following links where asked."""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from lm.errors import DataError, visible
+
+
+def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Open a regular file to read its bytes; links are followed on demand alone.
+
+    Never waits for a pipe and never reads a device: OSError for all that is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENXIO, "not a regular file", str(path))
+    return open(fd, "rb")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file of the user's data; DataError where it is empty, no regular file or not readable."""
+    name = visible(path)
+    try:
+        stream = open_file(path)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            problem = "not a regular file; save its content to a file and name that"
+        else:
+            problem = f"cannot be read ({error.strerror}); check path and permissions"
+        raise DataError(f"{name}: {problem}") from error
+    except ValueError as error:
+        raise DataError(f"{name}: a path cannot hold a NUL character; choose another") from error
+    if os.fstat(stream.fileno()).st_size == 0:
+        stream.close()
+        raise DataError(f"{name}: the file is empty; check how it was made")
+    return stream
+
+
+def require_regular(folder: Path) -> None:
+    """DataError where a folder that another library will read holds a pipe or a device."""
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        if not path.is_dir() and not path.is_file():
+            raise DataError(f"{visible(path)}: not a regular file; remove it, or save its content to a file")

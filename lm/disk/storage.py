@@ -1,0 +1,335 @@
+"""The few file operations that must survive a crash: files and folders appear whole, by rename, or never.
+
+Every change on disk is one call of ``os``, and every failure of one is a :class:`StorageError` that names
+the path and what to do about it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lm.disk.regular import open_file
+from lm.errors import StorageError, visible
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+CHUNK = 4 << 20  # bytes in one write or read
+SEAL = "sha256"
+MAX_JSON = 200_000_000  # bytes of a JSON file that are still believable
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
+_NO_ROOM = "free {needed} there, then run the same command again"
+_NO_LOCKS = "the file system cannot lock files: choose a folder on another one"
+_DEVICE = "check the disk, or keep the run on another one"
+_REMEDIES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: "raise the file-size limit (ulimit -f) to at least {needed}",
+    errno.EROFS: "the file system is read-only: choose a folder on another one",
+    errno.EACCES: "check the owner and the mode of the file and its folder",
+    errno.EPERM: "check the owner and the mode of the file and its folder",
+    errno.EIO: _DEVICE,
+    errno.ESTALE: _DEVICE,
+    errno.ENOENT: "check that the path is right and its folder complete",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "name a file inside it",
+    errno.ENOTEMPTY: "remove it or choose another path",
+    errno.EEXIST: "remove it or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOTSUP: _NO_LOCKS,
+    errno.ENXIO: "replace it by a file",
+    errno.ELOOP: "replace the symbolic link by what it points to",
+}
+
+
+def readable(size: int, *, up: bool = True) -> str:
+    """A size in bytes to three digits, rounded up or down, with its unit."""
+    step = 10 ** max(0, len(str(size)) - 3)
+    size = (-(-size // step) if up else size // step) * step
+    unit = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
+    return f"{size / 1000**unit:,.{'3g' if size < 1000 ** len(_UNITS) else '0f'}} {_UNITS[unit]}"
+
+
+@contextmanager
+def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn an ``OSError`` into a StorageError that names ``path``; a full disk lacks ``needed`` bytes."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
+        raise StorageError(
+            f"{visible(path)}: {reason}; {remedy.format(needed=readable(max(needed, 10**6)))}"
+        ) from error
+    except ValueError as error:
+        if "\0" not in str(path):
+            raise
+        raise StorageError(f"{visible(path)}: a path cannot hold a NUL character; choose another") from error
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, in chunks; raises OSError, with a part written, when the disk refuses."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest[:CHUNK]) :]
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Create ``path``, which must not exist, with its bytes on the disk before this returns."""
+    with storage_errors(path, len(data)):
+        _write_new(path, data)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    with storage_errors(path):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if not (error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(fd).st_mode)):
+            raise  # some network file systems cannot sync a folder, and none of them reorders its names
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and the parents it lacks, durably; one that exists is left alone."""
+    with storage_errors(path):
+        if os.path.isdir(path):
+            return
+        if path.parent != path:
+            make_folder(path.parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        sync(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, durably only once the folder of ``target`` is synced; a file there is replaced."""
+    with storage_errors(target):
+        os.rename(source, target)
+
+
+def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
+    """Replace ``path`` as a whole by ``data``, or by what ``data(temporary_path)`` writes.
+
+    Whatever happens, the path holds its old content or the new one. Raises StorageError, which names the
+    path and never the temporary one, also where the path is a folder, a device or a symbolic link.
+    """
+    needed = 0 if callable(data) else len(data)
+    with storage_errors(path, needed):
+        _require_replaceable(path)
+        remove_leftovers(path.parent, path.name)
+        tmp, fd = _temporary(path)
+        try:
+            if callable(data):
+                data(tmp)
+                _sync(tmp)
+            else:
+                write_all(fd, data)
+                os.fsync(fd)
+            move(tmp, path)
+            sync(tmp.parent)
+        except Exception:
+            with suppress(OSError):
+                os.unlink(tmp)
+            raise
+        finally:
+            os.close(fd)
+
+
+def _temporary(path: Path) -> tuple[Path, int]:
+    """A new file beside ``path``, open and locked, which tells the living from what the dead left."""
+    while True:
+        number = secrets.randbelow(10**12)  # in a container a killed process had the same number, too
+        tmp = path.parent / f".{path.name}.{number}.tmp"
+        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with suppress(OSError):  # busy: somebody tidies up; or the file system has no locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.lexists(tmp):
+            return tmp, fd
+        os.close(fd)
+
+
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left of files that they wrote into ``folder``, or of one of them."""
+    leftover = re.compile(rf"\.{re.escape(name) or '.+'}\.\d{{1,12}}\.tmp", re.ASCII | re.DOTALL)
+    with suppress(OSError):
+        for found in filter(leftover.fullmatch, os.listdir(folder)):
+            _remove_unless_locked(folder / found)
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(fd)
+
+
+def commit_folder(tmp: Path, final: Path) -> None:
+    """Give the finished flat folder ``tmp`` its name: sync its files and itself, rename, sync the parent."""
+    with storage_errors(tmp):
+        names = sorted(os.listdir(tmp))
+    for name in names:
+        sync(tmp / name)
+    publish_folder(tmp, final)
+
+
+def publish_folder(tmp: Path, final: Path) -> None:
+    """The second half of :func:`commit_folder`, for files that :func:`write_new` has synced already."""
+    sync(tmp)
+    move(tmp, final)
+    sync(final.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file, a link (never what it points to) or a folder; what does not exist is fine."""
+    with storage_errors(path), suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for name in sorted(os.listdir(path)):
+            remove_tree(path / name)
+        os.rmdir(path)
+
+
+def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
+    """The bytes of a regular file; StorageError where it is missing, unreadable or longer than ``limit``."""
+    with storage_errors(path), open_file(path, follow=follow) as file:
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
+    if data is None or len(data) > limit:
+        raise StorageError(f"{visible(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
+    return data
+
+
+def sha256_file(path: Path, *, follow: bool = True, size: int | None = None) -> str:
+    """SHA-256 of a regular file in hex, or of its first ``size`` bytes; raises StorageError."""
+    with storage_errors(path), open_file(path, follow=follow) as file:
+        if size is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of(file.fileno(), size).hexdigest()
+
+
+def digest_of(fd: int, size: int) -> "hashlib._Hash":
+    """SHA-256 of the first ``size`` bytes of an open file, or of all where it has fewer; raises OSError."""
+    digest, at = hashlib.sha256(), 0
+    while at < size and (block := os.pread(fd, min(CHUNK, size - at), at)):
+        digest.update(block)
+        at += len(block)
+    return digest
+
+
+def canonical_json(value: JSON) -> bytes:
+    """The one spelling of a value: sorted keys, no spaces, ASCII, exact floats; ValueError on NaN, ±inf."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_json(data: bytes, path: Path) -> JSON:
+    """Parse bytes of ``path``; StorageError where they are not JSON (NaN and ±inf included)."""
+    try:
+        value: JSON = json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{visible(path)}: not valid JSON; the file is damaged or foreign") from error
+    return value
+
+
+def sealed(value: Mapping[str, JSON]) -> dict[str, JSON]:
+    """An object with the SHA-256 of all that is in it, as ``sha256``."""
+    rest = {name: part for name, part in value.items() if name != SEAL}
+    return rest | {SEAL: hashlib.sha256(canonical_json(rest)).hexdigest()}
+
+
+def is_sealed(value: JSON) -> bool:
+    """Whether an object holds what :func:`sealed` gave it, and nothing has changed since."""
+    try:
+        return isinstance(value, Mapping) and value.get(SEAL) == sealed(value)[SEAL]
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def read_json(path: Path, *, limit: int = MAX_JSON, follow: bool = True) -> JSON:
+    """Read a JSON file of at most ``limit`` bytes; raises StorageError."""
+    return parse_json(read_file(path, limit=limit, follow=follow), path)
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every NaN and ±inf in it, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: JSON) -> None:
+    """Replace ``path`` by a readable JSON file, atomically; ValueError on NaN and ±inf, which JSON lacks."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    data = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
+    write_atomic(path, data)
+
+
+def require_writable(path: Path) -> None:
+    """Raise StorageError where :func:`write_atomic` could not write a file: for a check before long work."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise StorageError(f"{visible(path)}: its folder does not exist; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{visible(path)}: its folder may not be written to; choose another path")
+    with storage_errors(path):
+        _require_replaceable(path)
+
+
+def _require_replaceable(path: Path) -> None:
+    if not os.path.lexists(path) or stat.S_ISREG(mode := os.lstat(path).st_mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise StorageError(f"{visible(path)}: is a folder; name a file")
+    raise StorageError(f"{visible(path)}: not a regular file; choose another path")
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError unless ``needed`` bytes are free at ``folder``, which may not exist yet."""
+    existing = folder.absolute()
+    with storage_errors(folder, needed):
+        while not os.path.isdir(existing) and existing != existing.parent:
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise StorageError(
+            f"{visible(folder)}: {readable(needed)} are needed and {readable(free, up=False)} are free; "
+            f"free {readable(needed - free)} more, or choose a folder on another disk"
+        )

@@ -1,0 +1,158 @@
+"""What a config leaves open by ``auto``, chosen by measurement where a training starts.
+
+Products in bfloat16 are several times as fast as float32 on one processor and many times as slow on another.
+What is faster at the run's own sizes is kept in its config.json. So a resumed run, which might measure
+otherwise, goes on bit-identical. A value that a config or ``--set`` gives is taken as it is.
+
+K components · E context size · V words.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from pydantic import BaseModel
+
+from lm.config.load import Resolved, Setting, with_settings
+from lm.engine.progress import Reporter
+from lm.heads.config import MIXTURES, HeadConfig
+from lm.heads.links import EXP
+from lm.heads.loss_options import LossOptions, Output, rounded
+from lm.heads.mixture_loss import mixture_log_probs, mixture_loss
+from lm.runs.inputs import flat_config, saved_settings
+
+C = TypeVar("C", bound=BaseModel)
+Work = Callable[[], object]
+
+CLEARLY = 1.1  # times the speed of float32 from which on bfloat16 is worth its rounding
+SMALL = 2**19  # numbers of an output matrix below which its products take too little time to matter
+ROWS, WORDS = 96, 4096  # of logits that are tried, at most
+ROUNDS = 5
+HOPELESS = 0.5  # times the speed of float32 at the first try: no other follows
+
+
+class Tried(NamedTuple):
+    """One job with products in float32 and in bfloat16."""
+
+    float32: Work
+    bfloat16: Work
+
+
+def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
+    """The config with what an earlier training in the folder has chosen, and why.
+
+    A run that keeps ``auto``, or is older than that, goes on in float32, as it began. StorageError: a damaged
+    config.
+    """
+    saved = saved_settings(folder)
+    kept = {key: saved[key] for key in _open(resolved) if key in saved and saved[key].value}
+    return with_settings(resolved, kept, type(resolved.config)) if kept else resolved
+
+
+def measured_choices(
+    resolved: Resolved[C], sizes: tuple[int, int], device: torch.device, folder: Path, report: Reporter
+) -> Resolved[C]:
+    """The config with choices for an output matrix of ``sizes`` (V, E), which it tells.
+
+    Where a run is in the folder, nothing is measured. No number is drawn from the global generators.
+    """
+    config: Any = resolved.config
+    keys = [] if saved_settings(folder) else _open(resolved)
+    found = {key: _choice(JOBS[key](config.head, sizes, device), device) for key in keys}
+    if not found:
+        return resolved
+    report.note("; ".join(f"{key} = {one.value}, {one.where}" for key, one in found.items()))
+    return with_settings(resolved, found, type(resolved.config))
+
+
+def _choice(tried: Tried | None, device: torch.device) -> Setting:
+    if tried is None:
+        return Setting("float32", "as products this small take little time")
+    speed = speed_of(tried, device)
+    value = "bfloat16" if speed > CLEARLY else "float32"
+    return Setting(value, f"as bfloat16 has {speed:.2g} times the speed of float32 here")
+
+
+def speed_of(tried: Tried, device: torch.device) -> float:
+    """The speed of bfloat16 in times that of float32: the median of rounds in turn."""
+    ratios: list[float] = []
+    for work in tried:
+        work()
+    while len(ratios) < ROUNDS and not (ratios and ratios[0] < HOPELESS):
+        exact, rough = (_seconds(work, device) for work in tried)
+        ratios.append(exact / rough)
+    return statistics.median(ratios)
+
+
+def _seconds(work: Work, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _loss(head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> Tried | None:
+    """The loss with its gradients."""
+    inputs = _Inputs.of(head, sizes, device)
+    return inputs and Tried(lambda: inputs.gradients(False), lambda: inputs.gradients(True))
+
+
+def _decoding(head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> Tried | None:
+    """Log-probabilities of every word."""
+    inputs = _Inputs.of(head, sizes, device)
+    if inputs is None:
+        return None
+    contexts, prior, output = inputs.contexts.detach(), inputs.prior, inputs.output
+    operand = rounded(output.weight.detach())
+    return Tried(
+        lambda: mixture_log_probs(contexts, prior, output, LossOptions(EXP)),
+        lambda: mixture_log_probs(contexts, prior, output, LossOptions(EXP), operand),
+    )
+
+
+JOBS = {"head.products": _loss, "decode.products": _decoding}
+
+
+class _Inputs(NamedTuple):
+    """Random inputs of a head's loss, of some words and a few tokens."""
+
+    contexts: torch.Tensor  # (n, K, E)
+    prior: torch.Tensor  # (n, K)
+    output: Output
+    targets: torch.Tensor  # (n,)
+
+    @classmethod
+    def of(cls, head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> "_Inputs | None":
+        """None where the products are too small to matter."""
+        vocab, size = sizes
+        if size * vocab < SMALL:
+            return None
+        components = head.components if head.kind in MIXTURES and head.kind != "moc" else 1
+        words, tokens = min(vocab, WORDS), max(1, ROWS // components)
+        generator = torch.Generator().manual_seed(1)
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.rand(shape, generator=generator).sub_(0.5).to(device)
+
+        weight = drawn(words, size).requires_grad_()
+        targets = torch.arange(tokens, device=device) % words
+        prior = drawn(tokens, components).log_softmax(1)
+        contexts = drawn(tokens, components, size).requires_grad_()
+        return cls(contexts, prior, Output(weight, None, None), targets)
+
+    def gradients(self, bf16: bool) -> object:
+        options = LossOptions(EXP, bf16_products=bf16)
+        loss = mixture_loss(self.contexts, self.prior, self.output, self.targets, None, options)
+        return torch.autograd.grad(loss, (self.contexts, self.output.weight))
+
+
+def _open(resolved: Resolved[C]) -> list[str]:
+    """The keys that are left open."""
+    values = flat_config(resolved.config)
+    return [key for key in JOBS if values.get(key) == "auto"]

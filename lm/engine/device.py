@@ -1,0 +1,30 @@
+"""Where tensors live, and settings under which the same numbers come out of it again."""
+
+import os
+
+import torch
+
+from lm.engine.config import TrainConfig
+from lm.errors import ConfigError
+
+
+def configure_device(train: TrainConfig) -> torch.device:
+    """The device to train on, set up for reproducible results; raises ConfigError where CUDA is missing."""
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    if train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError('train.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not reproducible
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda")
+
+
+def device_here(train: TrainConfig) -> torch.device:
+    """The device on which a trained model is used: that of its run, or the CPU where it is away.
+
+    With as many threads as torch takes, for those of the training were for it and what ran beside it.
+    """
+    here = {} if torch.cuda.is_available() else {"device": "cpu"}
+    return configure_device(train.model_copy(update={"threads": 0, **here}))

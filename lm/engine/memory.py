@@ -1,0 +1,64 @@
+"""How much memory a training takes, and whether the machine has it."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lm.disk.storage import readable
+from lm.engine.config import OptimConfig
+from lm.engine.optim import numbers_per_parameter
+from lm.errors import ConfigError
+from lm.heads.head import Head
+
+FLOAT = 4  # bytes
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> dict[str, int]:
+    """Bytes of training and of a checkpoint; ``activations`` counts the numbers that backpropagation keeps.
+
+    A checkpoint holds a tied matrix under both of its names, and so do its averages.
+    """
+    weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
+    averages = int(optim.average != "none")
+    moments = numbers_per_parameter(optim) - 1 - averages
+    sizes = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": moments * weights,
+        "averages": averages * weights,
+        "activations": FLOAT * activations,
+    }
+    checkpoint = (1 + averages) * stored + moments * weights
+    return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
+
+
+def head_scratch(head: Head, tokens: int) -> int:
+    """Numbers that the loss holds besides: what becomes of a chunk's logits, and gradients of parameters."""
+    rows = min(tokens, head.chunk) * head.rows_per_token
+    logits = rows * head.vocab_size * head.logit_buffers * head.logit_bytes // FLOAT
+    return logits + 2 * sum(parameter.numel() for parameter in head.learned())
+
+
+def require_memory(needed: int, device: torch.device, remedy: str) -> None:
+    """Raises ConfigError where the device, or what this process may have of the machine, is smaller."""
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_limit()
+    if needed > total:
+        raise ConfigError(
+            f"training would take about {readable(needed)} of memory where there are "
+            f"{readable(total, up=False)}; {remedy}"
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may have: the machine's, or its control group's if less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in map(Path, _LIMITS):
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total

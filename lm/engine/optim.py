@@ -1,0 +1,227 @@
+"""Optimisers, learning-rate schedules and weight averaging.
+
+The learning rate is a function of the step and of the validations seen so far, never of hidden state in
+a scheduler object, so it resumes exactly. Optimiser state travels as named flat tensors, without pickle.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm.disk.storage import JSON
+from lm.engine.config import OptimConfig
+from lm.errors import StorageError
+
+ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
+
+
+def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser of every trainable parameter of ``model`` (tied parameters once), in fused form."""
+    parameters = list(trainable(model).values())
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+        )
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    decay = config.weight_decay
+    return kind(parameters, config.lr, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
+
+
+def numbers_per_parameter(config: OptimConfig) -> int:
+    """How many numbers a checkpoint holds for each parameter: itself, the optimiser's and the average."""
+    own = (1 if config.momentum else 0) if config.name == "sgd" else 2
+    return 1 + own + (config.average != "none")
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name; a tied parameter appears once, under its first name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``"parameter name/quantity"`` → tensor; empty before the first update."""
+    return {
+        f"{name}/{quantity}": value
+        for name, parameter in trainable(model).items()
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Puts back what :func:`optimizer_tensors` took; StorageError where a name or shape is not ours."""
+    parameters = trainable(model)
+    index = {name: number for number, name in enumerate(parameters)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, quantity = key.rpartition("/")
+        if name not in index or (value.dim() and value.shape != parameters[name].shape):
+            raise StorageError(f"optimiser state {key!r} does not fit the model; train in a new --run folder")
+        state.setdefault(index[name], {})[quantity] = value.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+@dataclass
+class Plateau:
+    """What the plateau schedule remembers of the validations."""
+
+    stale: int = 0  # validations since the last better one, or since the last drop
+    factor: float = 1.0  # on the learning rate
+
+
+def nonmonotonic(history: Sequence[float], window: int) -> bool:
+    """Whether the latest validation is worse than the best of all but the ``window`` before it.
+
+    That is when NT-ASGD begins to average, and when finetuning ends (Merity et al. 2018, Algorithm 1, as in
+    their code: at least ``window`` + 1 earlier validations). Without any validation it is not.
+    """
+    settled = history[: max(0, len(history) - 1 - window)]
+    return bool(settled) and history[-1] > min(settled)
+
+
+def stale(history: Sequence[float]) -> int:
+    """How many validations ago the best one was; 0 before there is any."""
+    return len(history) - 1 - history.index(min(history)) if history else 0
+
+
+def _cosine(done: float) -> float:
+    """Half a cosine wave from 1 at 0 to 0 at 1."""
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+class Schedule:
+    """The learning rate: warm-up, then constant, cosine, or lowered where validation stalls."""
+
+    def __init__(self, config: OptimConfig) -> None:
+        self._config = config
+        self._plateau = Plateau()
+
+    def lr(self, step: int) -> float:
+        """The rate of the update that follows ``step`` finished ones."""
+        config = self._config
+        warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        if config.schedule == "one_cycle" and warmup < 1.0:
+            return config.lr * (1.0 - (1.0 - ONE_CYCLE_START) * _cosine(warmup))
+        if config.schedule in ("cosine", "one_cycle"):
+            span = config.decay_steps - config.warmup_steps
+            share = _cosine(min(1.0, max(0.0, (step - config.warmup_steps) / span)))
+            return config.lr * warmup * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
+        return config.lr * warmup * self._plateau.factor
+
+    def observe(self, better: bool) -> None:
+        """Takes note of a validation, better or stale. Only the plateau schedule acts on it."""
+        config, plateau = self._config, self._plateau
+        if config.schedule != "plateau":
+            return
+        plateau.stale = 0 if better else plateau.stale + 1
+        if plateau.stale > config.plateau_patience:
+            plateau.factor = max(config.min_lr_ratio, plateau.factor * config.plateau_factor)
+            plateau.stale = 0
+
+    def state(self) -> dict[str, JSON]:
+        return asdict(self._plateau)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` gave; raises TypeError where that is not what it is."""
+        self._plateau = Plateau(**state)
+
+
+class Averager:
+    """The average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
+
+    Both are of the iterates s = ``average_start + 1 … t``. The weights of the exponential average are
+    proportional to d^(t − s) and sum to 1 (the bias correction of Kingma and Ba 2015, § 3), so that a short
+    training does not count its first iterate too much. The uniform average is the mean (Polyak and Juditsky
+    1992). Either may begin later, at a validation: with ``average_trigger`` at one that is worse than it
+    should be (NT-ASGD, Merity et al. 2018), with ``average_patience`` at one that many after the best, or at
+    ``average_start`` (Melis et al. 2020). ``skip_first`` leaves the first iterate out of the uniform mean, as
+    ``torch.optim.ASGD`` does. Buffers are not averaged.
+    """
+
+    def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
+        self._config = config
+        self._model = model
+        self._skipped = int(skip_first)
+        self._average: dict[str, Tensor] = {}
+        self.count = 0  # iterates since averaging began
+        waits = config.average_trigger or config.average_patience
+        self.start: int | None = None if waits else config.average_start
+
+    def observe(self, history: Sequence[float], step: int) -> bool:
+        """Takes note of the validations so far, the one at ``step`` last; whether it sets averaging off."""
+        config = self._config
+        if self.start is not None:
+            return False
+        if config.average_patience:
+            stalls = stale(history) >= config.average_patience or 0 < config.average_start <= step
+        else:
+            stalls = nonmonotonic(history, config.average_trigger)
+        if stalls:
+            self.start = step
+        return stalls
+
+    def takes(self, step: int) -> bool:
+        """Whether the weights after update number ``step`` (the first is 1) are averaged."""
+        return self._config.average != "none" and self.start is not None and step > self.start
+
+    def update(self, step: int) -> None:
+        """Takes in the weights after update number ``step``."""
+        if not self.takes(step):
+            return
+        parameters = trainable(self._model)
+        self.count += 1
+        if self.count == 1:
+            self._average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+            return
+        if self._config.average == "uniform":
+            share = 1.0 / max(1, self.count - self._skipped)
+        else:
+            share = (1.0 - self._config.ema_decay) / (1.0 - self._config.ema_decay**self.count)
+        weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]
+        torch._foreach_lerp_(list(self._average.values()), weights, share)
+
+    @contextmanager
+    def swap(self) -> Iterator[None]:
+        """Inside, the model holds the averages (its own weights before averaging begins); bit-exact after."""
+        trained = trainable(self._model).values() if self.count else ()
+        parameters: list[Tensor] = [parameter.detach() for parameter in trained]
+        kept = [parameter.clone() for parameter in parameters]
+        _copy(parameters, list(self._average.values()))
+        try:
+            yield
+        finally:
+            _copy(parameters, kept)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's state_dict with averages in place of weights; empty before averaging begins."""
+        if not self.count:
+            return {}
+        averages = {id(weight): self._average[name] for name, weight in trainable(self._model).items()}
+        own = self._model.state_dict(keep_vars=True)
+        return {name: averages.get(id(tensor), tensor.detach()) for name, tensor in own.items()}
+
+    def load(self, tensors: Mapping[str, Tensor], count: int, start: int | None) -> None:
+        """Puts back :meth:`tensors`, count and start; StorageError where they do not fit the model."""
+        parameters = trainable(self._model)
+        self.count, self.start = count, start
+        self._average = {}
+        if not count:
+            return
+        for name, parameter in parameters.items():
+            if name not in tensors or tensors[name].shape != parameter.shape:
+                raise StorageError(
+                    f"the saved averages do not fit the model at {name!r}; was config.json edited?"
+                )
+            self._average[name] = tensors[name].to(parameter, copy=True)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

@@ -1,0 +1,240 @@
+"""How training shows its progress: a bar on a terminal, plain lines elsewhere, TensorBoard where installed.
+
+The engine reports to a :class:`Reporter` and never prints. No reporter can end a training run: a closed
+pipe or a failing event writer silences that reporter alone.
+"""
+
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import ProgressColumn, Task
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lm.engine.meter import Goal, Meter, Update, clock, validation_line
+from lm.errors import visible
+
+_BAR, _LEAST_BAR = 24, 8  # cells of the bar
+
+
+class Reporter(Protocol):
+    """Receives what happens in training; no method raises."""
+
+    def start(self, step: int, goal: Goal) -> None:
+        """Training begins, or resumes, after ``step`` updates; ``goal.seconds`` counts from now."""
+
+    def step(self, update: Update) -> None: ...
+
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        """Metrics at a step, the best so far or not; ``averaged``: of the average of the weights."""
+
+    def note(self, line: str) -> None:
+        """Something the user should know: a resume, a skipped batch, a failed save."""
+
+    def close(self) -> None: ...
+
+
+class NullReporter:
+    """Reports nothing."""
+
+    def start(self, step: int, goal: Goal) -> None: ...
+
+    def step(self, update: Update) -> None: ...
+
+    def validated(
+        self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False
+    ) -> None: ...
+
+    def note(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainReporter:
+    """Plain lines to a stream, at most one for progress every ``seconds``."""
+
+    def __init__(self, stream: TextIO, seconds: float = 10.0) -> None:
+        self._stream: TextIO | None = stream
+        self._seconds = seconds
+        self._meter = Meter()
+        self._due = 0.0
+
+    def start(self, step: int, goal: Goal) -> None:
+        self._meter.start(step, goal)
+        self._due = time.monotonic() + self._seconds
+
+    def step(self, update: Update) -> None:
+        self._meter.step(update)
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + self._seconds
+        remaining = self._meter.remaining
+        self._write(self._meter.line() + ("" if remaining is None else f" · ETA {clock(remaining)}"))
+
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        self._write(validation_line(step, metrics, best, averaged))
+
+    def note(self, line: str) -> None:
+        self._write(visible(line))
+
+    def close(self) -> None: ...
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed pipe or stream must not end the training
+            self._stream = None
+
+
+class RichReporter:
+    """A line with time left, bar, step, loss, perplexity, speed and learning rate, as room allows."""
+
+    def __init__(self, console: Console) -> None:
+        self._meter, self._console = Meter(), console
+        self._live = Live(
+            get_renderable=self._line, console=console, refresh_per_second=4, redirect_stdout=False,
+            redirect_stderr=False,
+        )  # fmt: skip
+
+    def start(self, step: int, goal: Goal) -> None:
+        self._meter.start(step, goal)
+
+    def step(self, update: Update) -> None:
+        self._meter.step(update)
+        self._safely(self._live.start)  # not before: a finished run has nothing to show
+
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        self.note(validation_line(step, metrics, best, averaged))
+
+    def note(self, line: str) -> None:
+        self._safely(lambda: self._console.print(Text(visible(line))))
+
+    def close(self) -> None:
+        self._safely(self._live.stop)
+
+    def _line(self) -> RenderableType:
+        """The line for the width of the terminal: the learning rate goes first, the time left last."""
+        meter, room = self._meter, self._console.width
+        remaining = "" if meter.remaining is None else clock(meter.remaining)
+        done = meter.done
+        bar = 0 if done is None else min(_BAR, room - len(remaining) - 2, max(_LEAST_BAR, room // 5))
+        parts = [Text(remaining)] if remaining else []
+        text = meter.line(room - len(remaining) - max(0, bar) - 3)
+        line = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [*parts]
+        if bar >= _LEAST_BAR:
+            cells.append(ProgressBar(total=1.0, completed=done or 0.0, width=bar))
+        line.add_row(*cells, Text(text, no_wrap=True))
+        return line
+
+    def _safely(self, action: Callable[[], None]) -> None:
+        with suppress(OSError, ValueError):  # the terminal was closed, which must not end the training
+            action()
+
+
+class TimeLeft(ProgressColumn):
+    """The time left at the mean pace so far; nothing before the first step of it."""
+
+    def render(self, task: Task) -> Text:
+        elapsed, done, total = task.elapsed, task.completed, task.total
+        left = elapsed * (total - done) / done if elapsed and done and total else None
+        return Text("" if left is None else clock(left))
+
+
+class TensorboardReporter:
+    """Scalars for TensorBoard in a folder; the first failure is noted once and switches it off."""
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._writer: _ScalarWriter | None = None
+
+    def start(self, step: int, goal: Goal) -> None:
+        self._safely(lambda: self._open(step))
+
+    def step(self, update: Update) -> None:
+        for name, value in (("nll", update.nll), ("lr", update.lr), ("grad_norm", update.grad_norm)):
+            self._scalar(f"train/{name}", value, update.step)
+
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        for name, value in metrics.items():
+            self._scalar(f"valid/{name}", value, step)
+
+    def note(self, line: str) -> None: ...
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._safely(writer.close)
+
+    def _open(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # imports TensorBoard
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+
+    def _scalar(self, name: str, value: float, step: int) -> None:
+        writer = self._writer
+        if writer is not None and math.isfinite(value):
+            self._safely(lambda: writer.add_scalar(name, value, step))
+
+    def _safely(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # a foreign library's failure of any kind must not end the training
+            self._writer = None
+            self._warn(f"TensorBoard is switched off: {error!r}")
+
+
+class _ScalarWriter(Protocol):
+    def add_scalar(self, tag: str, value: float, step: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Reporters:
+    """Passes everything on to several reporters."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = tuple(reporters)
+
+    def start(self, step: int, goal: Goal) -> None:
+        for reporter in self._reporters:
+            reporter.start(step, goal)
+
+    def step(self, update: Update) -> None:
+        for reporter in self._reporters:
+            reporter.step(update)
+
+    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
+        for reporter in self._reporters:
+            reporter.validated(step, metrics, best, averaged)
+
+    def note(self, line: str) -> None:
+        for reporter in self._reporters:
+            reporter.note(line)
+
+    def close(self) -> None:
+        for reporter in self._reporters:
+            reporter.close()
+
+
+def make_reporter(stream: TextIO, tensorboard: Path | None = None) -> Reporter:
+    """A bar on a terminal, plain lines elsewhere; scalars in ``tensorboard`` if it is installed."""
+    console = Console(file=stream)
+    bar = console.is_terminal and not console.is_dumb_terminal
+    shown: Reporter = RichReporter(console) if bar else PlainReporter(stream)
+    if tensorboard is None or importlib.util.find_spec("tensorboard") is None:
+        return shown
+    return Reporters([shown, TensorboardReporter(tensorboard, shown.note)])

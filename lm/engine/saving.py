@@ -1,0 +1,203 @@
+"""When training saves itself, what it keeps, and how it returns to what it saved."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm.disk.storage import JSON
+from lm.engine.config import TrainConfig
+from lm.engine.journal import Journal
+from lm.engine.progress import Reporter
+from lm.engine.state import TrainingState, model_tensors
+from lm.errors import StorageError, visible
+from lm.heads import kernel_choice
+from lm.runs.checkpoint import Commit
+from lm.runs.inputs import RECORD, record_of
+from lm.runs.run import Run
+
+FAILURES = 3  # commits that may fail in a row before training gives up
+
+
+class Saver:
+    """Commits the state of a training run by steps, by minutes and on demand; resumes and recovers from it.
+
+    ``dirty`` is whether anything has changed since the last commit.
+    """
+
+    def __init__(
+        self, training: TrainingState, train: TrainConfig, run: Run, journal: Journal, report: Reporter
+    ) -> None:
+        self._training = training
+        self._train = train
+        self._store = run.checkpoints
+        self._run = run
+        self._journal = journal
+        self._report = report
+        self._failures = 0
+        self._seconds_before = 0.0
+        self._started = self._saved_at = time.monotonic()
+        self.dirty = True
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, earlier sittings included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def preflight(self, copies: int) -> None:
+        """Raises StorageError unless there is room for the commits that will be kept.
+
+        ``copies`` is how many numbers a commit holds for each parameter.
+        """
+        size = sum(tensor.nbytes for tensor in model_tensors(self._training.task.model).values())
+        kept = self._train.keep_best + self._train.keep_last + 1  # and one to recover from
+        commits = kept + 1 - len(self._steps())  # a new one is written before an old one goes
+        self._run.preflight(size * copies * max(1, commits))
+
+    def resume(self) -> None:
+        """Returns to the newest intact commit, or to the very start where there is none.
+
+        Raises StorageError where commits exist but none is intact.
+        """
+        commit = self._store.latest()
+        for problem in self._store.problems:
+            self._report.note(f"warning: skipped a damaged checkpoint: {problem}")
+        if commit is None:
+            if self._journal.cut(0):
+                self._report.note("there are records but no checkpoint: starting over, without them")
+            self._journal.resume(0, 0.0)
+            return
+        whole = self._journal.require(*_log_of(commit))
+        self._load(commit, whole)
+        self._settle()
+        facts: Any = commit.facts
+        self._seconds_before = facts["seconds"]
+        self._journal.resume(facts["timing_bytes"], facts["seconds"])
+        self._report.note(f"resuming after step {commit.step}")
+        if not whole:
+            self._commit()  # before a line is written: a kill must not leave a log that no commit knows
+            self._lost_log()
+            self._commit()
+        for name, now in self._circumstances().items():
+            was = facts.get(name, now)  # an older version may not have recorded it
+            if was != now:
+                self._report.note(f"{name} was {was}, is {now}: results may differ")
+
+    def recover(self) -> bool:
+        """Returns to the last commit that followed a good update and was due by step; False without one."""
+        try:
+            commit = self._store.open(f"step-{self._training.progress.anchor}")
+        except StorageError:
+            return False
+        try:
+            whole = self._journal.require(*_log_of(commit))
+        except StorageError:  # the log began anew after that commit
+            whole = False
+        self._load(commit, whole)
+        if not whole:
+            self._lost_log()
+        self.dirty = True
+        return True
+
+    def _lost_log(self) -> None:
+        self._journal.record(self._training.progress, "event", {"event": "log lost"})
+        self._report.note("metrics.jsonl was gone: it begins anew; training goes on as it would have")
+
+    def due(self) -> bool:
+        """Whether the state should be committed now: by step, or because the last commit is too old.
+
+        The clock alone never makes a training diverge: weights that are not finite wait for a commit by step.
+        """
+        minutes = self._train.checkpoint_minutes
+        by_time = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        return self.due_by_step() or (by_time and self.dirty and self._training.finite())
+
+    def due_by_step(self) -> bool:
+        """Whether this step is one to commit, however fast the machine is."""
+        progress, every = self._training.progress, self._train.checkpoint_every
+        by_steps = every > 0 and progress.step % every == 0
+        return self.dirty and (progress.step == 0 or progress.validated == progress.step or by_steps)
+
+    def save(self, final: bool) -> None:
+        """Commits what has changed. A failure is a warning; a third in a row, or a ``final`` one, is not."""
+        if not self.dirty:
+            return
+        progress = self._training.progress
+        anchor = progress.anchor, progress.anchor_best
+        if self.due_by_step() and not progress.guard.in_a_row:
+            progress.anchor, progress.anchor_best = progress.step, [step for _, step in progress.best]
+        try:
+            self._commit()
+        except StorageError as error:
+            self._failures += 1
+            if progress.step not in self._steps():
+                progress.anchor, progress.anchor_best = anchor
+                progress.best = [entry for entry in progress.best if entry[1] != progress.step]
+            if final or self._failures >= FAILURES:
+                raise
+            self._report.note(f"warning: step {progress.step} is not saved, training goes on: {error}")
+            return
+        self._failures = 0
+        self._saved_at = time.monotonic()
+        self.dirty = False
+
+    def _commit(self) -> None:
+        progress = self._training.progress
+        metrics, timing = self._journal.flush()
+        state = self._training.values() | {"metrics_bytes": metrics}
+        facts: dict[str, JSON] = {**self._circumstances(), "seconds": self.seconds, "timing_bytes": timing}
+        facts[RECORD] = self._run.record()
+        self._store.commit(progress.step, self._training.groups(), state, facts)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Points at the commit and at the best ones, and prunes; a kill may have come in between."""
+        progress = self._training.progress
+        self._point()
+        kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
+        self._store.prune(kept.union(self._steps()[-self._train.keep_last :]))
+
+    def _point(self) -> None:
+        """Points at this step and at the best ones: before any commit goes, so that no pointer dangles."""
+        progress = self._training.progress
+        self._store.point("last", progress.step)
+        self._store.point("best", [step for _, step in progress.best])
+
+    def _steps(self) -> list[int]:
+        names = (path.name.removeprefix("step-") for path in self._store.folder.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _load(self, commit: Commit, keep_log: bool) -> None:
+        """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged.
+
+        The log is cut back to what the commit knew of it, or to nothing.
+        """
+        self._training.load(commit)
+        progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
+        progress.best = [entry for entry in progress.best if entry[1] in kept]  # a damaged one outdid others
+        self._point()
+        self._store.prune(kept)
+        self._journal.cut(_log_of(commit)[0] if keep_log else 0)
+        self.dirty = False
+
+    def _circumstances(self) -> dict[str, str | int]:
+        """What bit-identical results depend on besides the state."""
+        device = next(self._training.task.model.parameters()).device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
+        kernels = kernel_choice.kind(device.type)
+        return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}
+
+
+def _log_of(commit: Commit) -> tuple[int, str]:
+    """Size and SHA-256 of what the log held at a commit; older versions recorded the size alone."""
+    record = record_of(commit)
+    if record:
+        return record.log.size, record.log.sha256
+    size = commit.state.get("metrics_bytes")
+    if type(size) is not int or size < 0:
+        raise StorageError(
+            f"{visible(commit.path)}: of another version of Highrank; train in a new --run folder"
+        )
+    return size, ""

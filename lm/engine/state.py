@@ -1,0 +1,190 @@
+"""What a commit holds besides the optimiser: weights, random number generators, progress."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lm.disk.storage import JSON
+from lm.engine.guard import Guard
+from lm.engine.optim import Averager, Schedule, load_optimizer_tensors, optimizer_tensors
+from lm.engine.rng import load_rng, rng_tensors
+from lm.errors import StorageError
+from lm.runs.checkpoint import Commit
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state_dict, without copies: tied tensors under each of their names, buffers too."""
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies what :func:`model_tensors` took, or averages, into the model; raises StorageError."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip().rstrip(".")
+        raise StorageError(
+            f"the saved weights do not fit the model: {reason}; was config.json edited?"
+        ) from error
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element of any floating-point tensor is NaN or infinite."""
+    checks = [torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()]
+    return not checks or bool(torch.stack([check.cpu() for check in checks]).all())
+
+
+@dataclass
+class Window:
+    """Sums over the updates since the last line of metrics.jsonl."""
+
+    nll: float = 0.0
+    tokens: int = 0
+    grad_norm: float = 0.0
+    updates: int = 0
+
+
+@dataclass
+class Progress:
+    """Where training stands; all of it is in every commit, and none of it depends on the clock."""
+
+    step: int = 0  # updates, skipped ones included
+    epoch: int = 0  # passes over the data that are finished
+    index: int = 0  # batches consumed of the current pass
+    validated: int = -1  # step of the last validation
+    stale: int = 0  # validations since the last one that was better by min_delta
+    history: list[float] = field(default_factory=list)  # finite nll of validations after updates
+    reference: float | None = None  # the nll that the next validation has to beat by min_delta
+    best: list[tuple[float, int]] = field(default_factory=list)  # (nll, step), best first
+    lr_factor: float = 1.0  # halved by a recovery
+    late_scale: float | None = None  # lr_scale of the update before, where the authors' averaging is one late
+    anchor: int = -1  # step of the last commit due by step and after a good update: to recover from
+    anchor_best: list[int] = field(default_factory=list)  # the steps in ``best`` then: kept for a recovery
+    window: Window = field(default_factory=Window)
+    guard: Guard = field(default_factory=Guard)
+
+    @property
+    def pass_number(self) -> int:
+        """The pass that the last batch belonged to, from 1; 0 before the first batch."""
+        return self.epoch + (self.index > 0)
+
+    def passed(self, nll: float, tokens: int, grad_norm: float) -> None:
+        """Takes note of a good update."""
+        self.guard.passed()
+        self.window.nll += nll
+        self.window.tokens += tokens
+        self.window.grad_norm += grad_norm
+        self.window.updates += 1
+
+    def judge(self, nll: float, min_delta: float, keep: int) -> bool:
+        """Takes note of a validation at this step; whether it is the best so far. NaN never is."""
+        self.validated = self.step
+        self.stale += 1
+        if not math.isfinite(nll):
+            return False
+        if self.step:
+            self.history.append(nll)
+        if self.reference is None or nll < self.reference - min_delta:
+            self.reference, self.stale = nll, 0
+        self.best = sorted([*self.best, (nll, self.step)])[:keep]
+        return self.best[0][1] == self.step
+
+    def values(self) -> dict[str, JSON]:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, values: Any) -> "Progress":
+        """Puts back what :meth:`values` gave; raises KeyError, TypeError or ValueError for anything else."""
+        best = [(float(nll), int(step)) for nll, step in values["best"]]
+        parts = {"best": best, "window": Window(**values["window"]), "guard": Guard(**values["guard"])}
+        return cls(**(values | parts))
+
+
+class Stateful(Protocol):
+    """A model in training and the state that is carried from batch to batch."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Carried state, such as hidden states; never modified in place afterwards, only replaced."""
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Puts back what :meth:`state` gave."""
+
+
+class Bookmark:
+    """All that computing a loss changes: carried state, buffers, random number generators."""
+
+    def __init__(self, task: Stateful) -> None:
+        self._task = task
+        self._carried = task.state()
+        self._buffers = [(buffer, buffer.clone()) for buffer in task.model.buffers()]
+        self._rng = rng_tensors()
+
+    def restore(self) -> None:
+        """Makes it as if nothing had been computed since."""
+        self._task.load_state(self._carried)
+        load_rng(self._rng)
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+
+@dataclass
+class TrainingState:
+    """Everything that the future of a training run depends on."""
+
+    task: Stateful
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    averager: Averager
+    progress: Progress
+
+    def groups(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a commit."""
+        model = self.task.model
+        return {
+            "model": model_tensors(model),
+            "optimizer": optimizer_tensors(self.optimizer, model),
+            "average": self.averager.tensors(),
+            "task": self.task.state(),
+            "rng": rng_tensors(),
+        }
+
+    def values(self) -> dict[str, JSON]:
+        """The plain values of a commit."""
+        return {
+            "progress": self.progress.values(),
+            "schedule": self.schedule.state(),
+            "averaged": self.averager.count,
+            "average_start": self.averager.start,
+        }
+
+    def finite(self) -> bool:
+        """Whether weights, optimiser state and averages are all finite."""
+        groups = self.groups()
+        return all_finite(
+            tensor for name in ("model", "optimizer", "average") for tensor in groups[name].values()
+        )
+
+    def load(self, commit: Commit) -> None:
+        """Returns to a commit; StorageError where it does not fit the model or is of another version."""
+        model = self.task.model
+        values: Any = commit.state
+        try:
+            self.progress = Progress.load(values["progress"])
+            self.schedule.load(values["schedule"])
+            averaged = int(values["averaged"])
+            start = values.get("average_start", self.averager.start)
+        except (KeyError, TypeError, ValueError) as error:
+            remedy = "train in a new --run folder"
+            raise StorageError(f"{commit.path}: of another version of Highrank; {remedy}") from error
+        self.averager.load(commit.tensors("average"), averaged, start)
+        load_model_tensors(model, commit.tensors("model"))
+        load_optimizer_tensors(self.optimizer, model, commit.tensors("optimizer"))
+        self.task.load_state(commit.tensors("task"))
+        load_rng(commit.tensors("rng"))

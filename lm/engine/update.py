@@ -1,0 +1,119 @@
+"""One update of the weights: the gradient of several batches, clipped as one, and the optimiser's step."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.optim import trainable
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """The loss of one batch."""
+
+    objective: Tensor  # () differentiable sum over tokens, nats, regularisation included
+    nll: Tensor  # () detached sum over tokens, nats
+    tokens: int
+    lr_scale: float = 1.0  # factor on the learning rate of this update, as windows of varying length want
+
+
+class Batches(Generic[BatchT]):
+    """A pass over the data from some batch on, read one batch ahead: so its last step is known as such."""
+
+    def __init__(self, batches: Iterator[BatchT]) -> None:
+        self._batches = batches
+        self._ahead: list[BatchT] | None = None
+
+    def take(self, count: int) -> list[BatchT]:
+        """The next ``count`` batches; fewer at the end of the pass."""
+        taken = [*(self._ahead or []), *islice(self._batches, count + (self._ahead is None))]
+        self._ahead = taken[count:]
+        return taken[:count]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the batches taken last were the last ones."""
+        return not self._ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What one update's batches came to; the gradients in the model are those of objective / ``divisor``."""
+
+    objective: float
+    nll: float
+    tokens: int
+    divisor: int
+    grad_norm: float  # global 2-norm of the gradient of objective / tokens, before clipping
+    lr_scale: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.objective) and math.isfinite(self.nll) and math.isfinite(self.grad_norm)
+
+
+class Updater(Generic[BatchT]):
+    """Turns batches into updates of ``model``; the gradient is Σ objective / Σ tokens over the batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[BatchT], StepLoss],
+        optimizer: torch.optim.Optimizer,
+        optim: OptimConfig,
+        train: TrainConfig,
+    ) -> None:
+        self._parameters = list(trainable(model).values())
+        self._loss = loss
+        self._optimizer = optimizer
+        self._clip_norm = optim.clip_norm
+        self._bfloat16 = train.precision == "bfloat16"
+
+    def gradients(self, batches: Sequence[BatchT], poll: Callable[[], None]) -> Sums:
+        """Computes them; ``poll`` is called between two batches and may raise."""
+        device = self._parameters[0].device.type
+        divisor, tokens = 0, 0
+        losses: list[Tensor] = []  # (2,) objective and nll of each batch
+        scales: list[float] = []
+        for batch in batches:
+            if losses:
+                poll()
+            with torch.autocast(device, torch.bfloat16, self._bfloat16):
+                loss = self._loss(batch)
+            divisor = divisor or max(1, loss.tokens)  # the right size, and exact where there is one batch
+            (loss.objective / divisor).backward()
+            tokens += loss.tokens
+            losses.append(torch.stack([loss.objective.detach().double(), loss.nll.double()]))
+            scales.append(loss.lr_scale)
+        norm = nn.utils.get_total_norm(self._gradients()).double()
+        # one transfer from the device, (3,)
+        objective, nll, grad_norm = torch.cat([torch.stack(losses).sum(0), norm[None]]).tolist()
+        tokens = max(1, tokens)
+        return Sums(objective, nll, tokens, divisor, grad_norm * divisor / tokens, statistics.fmean(scales))
+
+    def apply(self, sums: Sums, lr: float) -> None:
+        """Clips the gradients and steps."""
+        scale = sums.divisor / sums.tokens
+        if 0 < self._clip_norm < sums.grad_norm:
+            scale *= self._clip_norm / sums.grad_norm
+        if scale != 1.0:
+            torch._foreach_mul_(self._gradients(), scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+
+    def clear(self) -> None:
+        """Drops the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

@@ -1,0 +1,1 @@
+"""Output heads, their losses and kernels."""

@@ -1,0 +1,285 @@
+"""The loss of a mixture over the vocabulary, in memory that does not grow with the number of tokens.
+
+    −log P(y) = −logsumexp_k [ log π_k + log g(z_k,y) − logsumexp_v log g(z_k,v) ],   z_k = W c_k + b
+
+Written out, N tokens, K components and V words need several (N·K, V) tensors. Here the tokens go through
+in chunks, and each chunk computes its gradients at once, while its logits are still there: three matrix
+products a chunk, the arithmetic minimum, and nothing is recomputed in the backward pass.
+
+With r_k = π_k p_k(y) / P(y), the posterior of component k, and slope = g'(z)/g(z), 1 for the exponential, the
+gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds
+exp(log g − max) · slope as it is, and 0 at v = y; the factor r_k / Σ_v exp(log g − max) scales the small
+operands of the products instead. At v = y the gradient is −r_k · slope(y) · (1 − p_k(y)): one number a row,
+with a gather and a scatter of rows in place of a product. It is not rounded where products are, nor does it
+cancel where p_k(y) is near 1, for 1 − p_k(y) is the share of the other words.
+
+N tokens · K components · E context size · V words · R = n·K rows of a chunk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm.heads import kernel_choice
+from lm.heads.loss_options import LossOptions, Output, logits_of, rounded
+from lm.heads.rows import Rows
+
+GATHERED = 32  # rows that move at once
+PACKED = 640  # words at once in products of float32 on a CPU, where MKL copies what it is given of the matrix
+ADDED = 2048  # words of the output matrix whose bfloat16 gradient stays in the cache until it is added
+
+
+def mixture_loss(
+    contexts: Tensor,
+    log_prior: Tensor,
+    output: Output,
+    targets: Tensor,
+    token_weights: Tensor | None,
+    options: LossOptions,
+) -> Tensor:
+    """Σ_n w_n · −log P(y_n) in nats, a scalar; its gradients are computed in this forward pass.
+
+    Args:
+        contexts: (N, K, E).
+        log_prior: log π, (N, K), normalised.
+        output: output matrix, bias and shift.
+        targets: (N,) ids of words that are possible, whatever their weight.
+        token_weights: (N,) or None for ones.
+    """
+    if token_weights is None:
+        token_weights = contexts.new_ones(contexts.shape[0])
+    wanted = any(tensor.requires_grad for tensor in (contexts, log_prior, *output) if tensor is not None)
+    if not (wanted and torch.is_grad_enabled()):
+        return (token_weights * mixture_nll(contexts, log_prior, output, targets, options)).sum()
+    loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
+        contexts, log_prior, *output, targets, token_weights, options
+    )
+    return loss
+
+
+@torch.no_grad()
+def mixture_nll(
+    contexts: Tensor,
+    log_prior: Tensor,
+    output: Output,
+    targets: Tensor,
+    options: LossOptions,
+) -> Tensor:
+    """−log P(y_n) of every token, (N,) nats, by one exact product and without gradients."""
+    products = _Products(contexts, output, replace(options, bf16_products=False))
+    nll = torch.empty_like(log_prior[:, 0])
+    for part in products.parts():
+        logits = products.logits(contexts[part])
+        words = targets[part].repeat_interleave(contexts.shape[1])[:, None]  # (R, 1)
+        at_word = logits.gather(1, words)
+        if output.bias is not None:
+            at_word += output.bias[words]
+        picked = products.link.log(at_word, output.shift) - products.log_totals(logits)
+        joint = log_prior[part] + picked.view_as(log_prior[part])
+        nll[part] = -joint.logsumexp(1)
+    return nll
+
+
+@torch.no_grad()
+def mixture_log_probs(
+    contexts: Tensor,
+    log_prior: Tensor,
+    output: Output,
+    options: LossOptions,
+    operand: Tensor | None = None,
+) -> Tensor:
+    """log P(v) of every word, (N, V), normalised, by one product and without gradients.
+
+    Where ``operand`` is given, the output matrix as :func:`rounded` returns it, products are in bfloat16.
+    """
+    options = options if operand is None else replace(options, bf16_products=True)
+    products = _Products(contexts, output, options, operand)
+    log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
+    for part in products.parts():
+        logits = products.logits(contexts[part])
+        offsets = log_prior[part] - products.log_totals(logits).view_as(log_prior[part])
+        log_probs[part] = products.rows.mixed(logits, output.bias, output.shift, offsets)
+    return log_probs
+
+
+class _Products:
+    """The forward half: the logits of a chunk, in a buffer that every chunk uses again.
+
+    Fresh memory costs more to touch than the products that fill it, so no chunk allocates (R, V) anew.
+    """
+
+    def __init__(
+        self, contexts: Tensor, output: Output, options: LossOptions, operand: Tensor | None = None
+    ) -> None:
+        self.tokens, components, _ = contexts.shape
+        vocab = output.weight.shape[0]
+        self.size = options.tokens_per_chunk(components, vocab, contexts.device.type)
+        self.output, self.link = output, options.link
+        self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
+        if operand is None:
+            operand = rounded(output.weight) if options.bf16_products else output.weight.t().to(self.dtype)
+        self.operand = operand  # (E, V)
+        rows = min(self.tokens, self.size) * components
+        self.buffer = contexts.new_empty((rows, vocab), dtype=self.dtype)
+        self.rows = Rows(options.link, self.buffer)
+
+    def parts(self) -> Iterator[slice]:
+        """The chunks."""
+        return (slice(start, start + self.size) for start in range(0, self.tokens, self.size))
+
+    def logits(self, contexts: Tensor) -> Tensor:
+        """W c for contexts (n, K, E), without the bias, (R, V)."""
+        rows = contexts.flatten(0, 1).to(self.dtype)  # (R, E)
+        logits = self.buffer[: rows.shape[0]]
+        if self.dtype == torch.bfloat16 or logits.is_cuda:
+            return torch.mm(rows, self.operand, out=logits)
+        for found, words in zip(logits.split(PACKED, 1), self.operand.split(PACKED, 1), strict=True):
+            torch.mm(rows, words, out=found)
+        return logits
+
+    def log_totals(self, logits: Tensor) -> Tensor:
+        """log Σ_v g, (R, 1)."""
+        return self.rows.log_totals(logits, self.output.bias, self.output.shift)
+
+
+class _Gradients(_Products):
+    """Both halves: a chunk's gradients are computed while its shares are there."""
+
+    def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
+        super().__init__(contexts, output, options)
+        self.skip_below = options.skip_below
+        weight = output.weight
+        self.of_contexts = contexts.new_empty(contexts.shape)  # (N, K, E)
+        self.of_prior = torch.empty_like(contexts[..., 0])  # (N, K)
+        self.of_weight = torch.zeros_like(weight)
+        self.of_bias = torch.zeros_like(weight[:, 0])
+        self.of_shift = weight.new_zeros(())
+        self.token_nll = torch.empty_like(contexts[:, 0, 0])
+
+    def add(
+        self, part: slice, contexts: Tensor, log_prior: Tensor, targets: Tensor, token_weights: Tensor
+    ) -> None:
+        """One chunk of n tokens: its loss, and its share of every gradient."""
+        n, components, size = contexts.shape
+        shift = self.output.shift
+        words = targets.repeat_interleave(components)  # (R,)
+        at_word = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
+        shares = logits = self.logits(contexts)  # what becomes of them
+        peak, total = self.rows.shares_(logits, words, self.output.bias, shift)
+        log_others = peak + total.log()  # log Σ_v g without the target's, (R, 1)
+        picked = self.link.log(at_word, shift)
+        log_total = torch.logaddexp(log_others, picked)
+        joint = log_prior + (picked - log_total).view(n, components)  # log π_k p_k(y), (n, K)
+        self.token_nll[part] = nll = -joint.logsumexp(1)  # (n,)
+        posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
+        self.of_prior[part] = -posterior
+
+        at_target = posterior.reshape(-1, 1)
+        factor = at_target * (peak - log_total).exp()
+        at_target = at_target * (log_others - log_total).exp() * self.link.slope(at_word, shift)
+        at_logits = self.rows.column_sums(shares, factor)  # (V,)
+        at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
+        self.of_bias += at_logits
+        # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's
+        # gradient is the plain sum
+        self.of_shift += at_logits.sum()
+
+        rows, towards = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
+        if self.skip_below:
+            kept = (
+                (posterior.abs() > self.skip_below * token_weights.abs()[:, None]).flatten().nonzero()[:, 0]
+            )
+            shares = gather_rows_(shares, kept)
+            rows, factor, at_target, words = rows[kept], factor[kept], at_target[kept], words[kept]
+            towards.zero_()[kept] = self.towards(shares, factor, at_target, words, torch.empty_like(rows))
+        else:
+            self.towards(shares, factor, at_target, words, out=towards)
+        self.add_outer(shares, rows * factor)
+        self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
+
+    def towards(
+        self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor, out: Tensor
+    ) -> Tensor:
+        """The gradient of the contexts, (R, E), which it writes to ``out``."""
+        if shares.dtype == out.dtype:
+            torch.mm(shares, self.operand.t(), out=out)
+        else:
+            out.copy_(torch.mm(shares, self.operand.t()))
+        return out.mul_(factor).addcmul_(self.output.weight[words], at_target, value=-1)
+
+    def add_outer(self, shares: Tensor, rows: Tensor) -> None:
+        """Adds sharesᵀ · rows to the gradient of the output matrix."""
+        if shares.dtype == self.of_weight.dtype:
+            self.of_weight.addmm_(shares.t(), rows)
+            return
+        rows = rows.to(shares.dtype)
+        for weight, columns in zip(self.of_weight.split(ADDED), shares.split(ADDED, 1), strict=True):
+            weight += torch.mm(columns.t(), rows)
+
+
+def gather_rows_(matrix: Tensor, kept: Tensor) -> Tensor:
+    """Moves the rows ``kept``, which rise, to the top of the matrix (R, V), and returns them.
+
+    In place, some rows at a time: a copy would be as large as all other scratch together.
+    """
+    for start in range(0, len(kept), GATHERED):
+        chosen = kept[start : start + GATHERED]
+        matrix[start : start + len(chosen)] = matrix[chosen]
+    return matrix[: len(kept)]
+
+
+class _MixtureLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs: Any) -> Tensor:  # type: ignore[no-untyped-def]
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.gradients = gradients = _gradients(ctx.options, *tensors)
+        *_, token_weights = tensors
+        total: Tensor = (token_weights * gradients[-1]).sum()
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        # Handed out as they are, for a copy would be as large again; who asks twice has them computed twice.
+        gradients = ctx.gradients or _gradients(ctx.options, *ctx.saved_tensors)
+        ctx.gradients = None
+        contexts, log_prior, weight, bias, shift, token_nll = (tensor.mul_(grad) for tensor in gradients)
+        wanted = ctx.needs_input_grad
+        return (
+            contexts, log_prior, weight, bias if wanted[3] else None, shift if wanted[4] else None,
+            None, token_nll, None,
+        )  # fmt: skip
+
+
+def _gradients(
+    options: LossOptions,
+    contexts: Tensor,
+    log_prior: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shift: Tensor | None,
+    targets: Tensor,
+    token_weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """Those of contexts, prior, weight, bias, shift and, being the losses −log P(y_n), token weights."""
+    output, fused = Output(weight, bias, shift), _fused(contexts, options)
+    if fused is not None:
+        found = fused.fused_loss(contexts, log_prior, output, targets, token_weights, options)
+    else:
+        found = _Gradients(contexts, output, options)
+        for part in found.parts():
+            found.add(part, contexts[part], log_prior[part], targets[part], token_weights[part])
+    return (
+        found.of_contexts, found.of_prior, found.of_weight, found.of_bias, found.of_shift, found.token_nll,
+    )  # fmt: skip
+
+
+def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
+    """The Triton kernels, on a GPU, for a loss that they suit."""
+    fused = kernel_choice.fused_kernels() if contexts.is_cuda else None
+    return fused if fused is not None and fused.suits(contexts, options) else None

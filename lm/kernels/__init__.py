@@ -1,1 +1,0 @@
-"""The mixture loss on a GPU, beside the tensor operations that it stands for."""

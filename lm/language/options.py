@@ -1,0 +1,33 @@
+"""Options that the commands of language models share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lm.language.config import LmConfig
+from lm.runs.outputs import require_apart
+
+if TYPE_CHECKING:
+    pass
+
+
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="F", help="Text; the run's test split if left out.")
+]
+
+
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N tokens of the text.")
+]
+
+
+def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
+    """Raise ConfigError where a result would replace a text: the given one, or a split of one of the runs."""
+    if output is not None:
+        from lm.runs.inputs import config_of
+
+        splits = [config_of(run, LmConfig).config.data for run in runs]
+        texts = [text for split in splits for text in (split.train, split.valid, split.test)]
+        require_apart([output], [data, *texts])

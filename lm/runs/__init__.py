@@ -1,0 +1,1 @@
+"""Run folders: config, checkpoints, metrics, evaluations."""

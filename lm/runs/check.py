@@ -1,0 +1,102 @@
+"""``check``: is every file of a run what was written?"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lm.disk.storage import sha256_file
+from lm.errors import StorageError, visible
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.commit import FileRecord
+from lm.runs.evaluations import damaged_records
+from lm.runs.inputs import (
+    CHECKPOINTS,
+    CONFIG,
+    LOG,
+    Record,
+    changed_config,
+    changed_files,
+    codec_of,
+    record_of,
+)
+from lm.runs.metrics_log import LOG_LOST
+from lm.runs.run import CORPUS
+from lm.text.prepared_folder import damaged_outputs
+
+_OLDER = "made by an older version: its files and its log are not compared; the next checkpoint records them"
+
+
+def check_run(run: Path) -> dict[str, Any]:
+    """Compare every file of a run with what was written: checkpoints, config, codec, log, results, corpus.
+
+    Returns ``step`` and ``state_sha256`` of the last commit (equal between two runs exactly when weights,
+    optimiser and position are bit-identical; None where it is damaged), ``commits``, newest first,
+    ``problems``, one line each, and ``notes``, on what is worth knowing and no problem. Raises StorageError
+    where there is no commit at all.
+    """
+    store = CheckpointStore(run / CHECKPOINTS)
+    reports = store.verify_all()
+    if not reports:
+        raise StorageError(f"{run}: no checkpoint; is it the folder of a run?")
+    problems = [report.problem for report in reports if report.problem]
+    last = reports[0]
+    pointers, notes = store.pointer_problems()
+    newest = store.newest()
+    problems += pointers
+    if newest and (record := record_of(newest)):
+        changes = _changes(run, record)
+        problems += changes
+        recorded = record.files.get("config.json")
+        if not changes and recorded and sha256_file(run / CONFIG) != recorded:
+            notes.append(f"{visible(run / CONFIG)}: changed since step {newest.step}, by resuming the run")
+    else:
+        problems += _damages(run)
+        notes.append(f"{visible(run)}: {_OLDER}")
+    problems += damaged_records(run)
+    if os.path.lexists(run / CORPUS):
+        problems += damaged_outputs(run / CORPUS)
+    commits = [
+        {
+            "step": r.step,
+            "state_sha256": r.state_sha256 or None,
+            "bytes": r.size,
+            "problem": r.problem or None,
+        }
+        for r in reports
+    ]
+    return {
+        "step": None if last.problem else last.step,
+        "state_sha256": last.state_sha256 or None,
+        "commits": commits,
+        "problems": problems,
+        "notes": notes,
+    }
+
+
+def _changes(run: Path, record: Record) -> list[str]:
+    """What is not as the newest commit recorded it."""
+    config, log = changed_config(run, record), _changed_log(run / LOG, record.log)
+    return [problem for problem in (config, *changed_files(run, record), log) if problem]
+
+
+def _changed_log(path: Path, log: FileRecord) -> str:
+    name = visible(path)
+    if not os.path.lexists(path):
+        return f"{name}: missing; training goes on without it, and the log begins anew"
+    try:
+        if sha256_file(path, follow=False, size=log.size) == log.sha256:
+            return ""
+    except StorageError as error:
+        return str(error)
+    return f"{name}: edited or damaged, its first {log.size:,} bytes are not what was logged; {LOG_LOST}"
+
+
+def _damages(run: Path) -> list[str]:
+    """What can be said of the files of a run whose commits record nothing of them."""
+    if not os.path.lexists(run / CONFIG):
+        return [f"{visible(run / CONFIG)}: missing; restore it from a copy"]
+    try:
+        codec_of(run)
+    except StorageError as error:
+        return [str(error)]
+    return []

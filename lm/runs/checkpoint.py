@@ -1,0 +1,387 @@
+"""The checkpoints of a run, committed so that a crash at any moment leaves the old or the new one.
+
+Files are written under a temporary name, each synced, the manifest last; then the folder is synced and
+renamed and its parent synced; then pointers move; then old commits go. Free of torch on import.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lm.disk.storage import (
+    JSON,
+    canonical_json,
+    make_folder,
+    move,
+    parse_json,
+    publish_folder,
+    read_file,
+    remove_tree,
+    require_space,
+    sha256_file,
+    storage_errors,
+    sync,
+    write_atomic,
+)
+from lm.errors import ConfigError, StorageError, visible
+from lm.runs.commit import FOLDER, MANIFEST, Commit, write_commit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CheckpointStore", "Commit", "CommitReport", "average_tensors"]
+
+Pointer = Literal["best", "last"]
+_MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
+_SLACK = 1 << 20  # bytes that a commit may need besides its tensors
+
+
+@dataclass(frozen=True)
+class CommitReport:
+    """One line of a check; ``problem`` is empty for an intact commit, ``size`` in bytes."""
+
+    step: int
+    path: Path
+    problem: str
+    state_sha256: str = ""
+    size: int = 0
+
+
+class CheckpointStore:
+    """The commits in ``folder``. Reading changes nothing; one process at a time may write.
+
+    ``problems`` tells, one line each, which newer commits the last ``latest()`` had to skip, and why.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+
+    def commit(
+        self,
+        step: int,
+        groups: Mapping[str, Mapping[str, "Tensor"]],
+        state: Mapping[str, JSON],
+        facts: Mapping[str, JSON],
+    ) -> Commit:
+        """Write a commit durably and point ``last`` at it; an identical one that exists is left as it is.
+
+        Tensors may be on any device, strided or shared; empty groups are left out. Returns it verified from
+        the disk. Raises StorageError, the older commits being as they were and nothing else left behind, and
+        ValueError for NaN or ±inf in ``state`` or ``facts``.
+        """
+        self._refuse_link()
+        final = self._path(step)
+        tmp = final.with_name(f"{final.name}.tmp")
+        tensors = [tensor for group in groups.values() for tensor in group.values()]
+        require_space(self.folder, _SLACK + sum(tensor.nbytes for tensor in tensors))
+        try:
+            remove_tree(tmp)
+            make_folder(tmp)
+            state_sha256 = write_commit(tmp, step, groups, state, facts)
+            if self._holds(final, state_sha256):
+                remove_tree(tmp)
+            else:
+                self._publish(tmp, final)
+        except Exception:
+            with suppress(StorageError):
+                remove_tree(tmp)
+            raise
+        self.point("last", step)
+        return Commit.read(final)
+
+    def latest(self) -> Commit | None:
+        """The newest intact commit, or None where nothing was ever committed.
+
+        Damaged newer ones are skipped and told in ``problems``. StorageError where commits exist and none is
+        intact: a run must not start over, and delete them, because a disk was away.
+        """
+        self.problems = []
+        for _, path in self._folders():
+            try:
+                return Commit.read(path)
+            except StorageError as error:
+                self.problems.append(str(error))
+        if self.problems:
+            raise StorageError(
+                f"no checkpoint is intact ({self.problems[0]}); restore one from a copy, or remove "
+                f"{visible(self.folder)} to start over"
+            )
+        return None
+
+    def newest_folder(self) -> Path | None:
+        """The folder of the newest commit, intact or not; None without one."""
+        return next((path for _, path in self._folders()), None)
+
+    def newest(self) -> Commit | None:
+        """The newest commit whose manifest and state are intact, its tensors unread; None without one."""
+        return next(self._readable(), None)
+
+    def _readable(self) -> Iterator[Commit]:
+        """Commits whose manifest and state are intact, newest first."""
+        for _, path in self._folders():
+            with suppress(StorageError):
+                yield Commit.read(path, tensors=False)
+
+    def open(self, which: str) -> Commit:
+        """Verify and return ``last``, ``best`` or ``step-N``.
+
+        StorageError where it is missing or damaged, ConfigError for another name.
+        """
+        folders = self._folders()
+        steps = [step for step, _ in folders]
+        wanted = self._step_of(which, steps)
+        if wanted not in steps:
+            others = self._choices(steps) or "; train the run first"
+            raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{others}")
+        try:
+            return Commit.read(folders[steps.index(wanted)][1])
+        except StorageError as error:
+            others = self._choices([step for step in steps if step != wanted])
+            raise StorageError(f"{error}{others or '; restore it from a copy'}") from error
+
+    def _step_of(self, which: str, steps: list[int]) -> int:
+        """The step that a name stands for; ConfigError for another name."""
+        if which == "last":
+            return max(steps, default=-1)
+        if which == "best":
+            return next(iter(self.best()), -1)
+        if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
+            return int(match[1])
+        raise ConfigError(
+            f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
+        )
+
+    def steps(self, which: str) -> list[int]:
+        """The steps of the checkpoints that a name stands for now, several for ``average``."""
+        folders = dict(self._folders())
+        average = which == "average"
+        steps = self.best() if average else [self._step_of(which, list(folders))]
+        return [step for step in steps if step in folders]
+
+    def fingerprint(self, which: str) -> str | None:
+        """A hash of the manifests of what a name stands for now, ``average`` too; None where that is nothing.
+
+        The weights are neither read nor verified.
+        """
+        folders = dict(self._folders())
+        steps = self.steps(which)
+        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in steps if step in folders]
+        return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
+
+    def weights(self, which: str) -> dict[str, "Tensor"]:
+        """Weights for inference of ``last``, ``best``, ``step-N`` or ``average``, the mean of the k best."""
+        if which != "average":
+            return self.open(which).inference_tensors()
+        steps = self.best()
+        if not steps:
+            raise StorageError(f"{visible(self.folder)}: no best checkpoints yet to average; choose last")
+        return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
+
+    def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
+        """Let ``NAME.json`` name one step, or several with the best first; replaced as a whole."""
+        self._refuse_link()
+        listed = [steps] if isinstance(steps, int) else list(steps)
+        if listed != self._pointed_or_nothing(name):
+            make_folder(self.folder)
+            write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
+
+    def best(self) -> list[int]:
+        """The best steps, best first, as the newest commit has them; [] where there are none yet.
+
+        A kill may leave the pointer of the commit before. StorageError where it is that of neither.
+        """
+        while True:
+            seen = self.pointed("best"), self._folders()
+            try:
+                return self._agreed(*seen)
+            except StorageError:
+                if seen == (self.pointed("best"), self._folders()):  # or else training has gone on meanwhile
+                    raise
+
+    def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
+        """The best steps of the newest commit, if the pointer agrees with it or with the one before."""
+        there = dict(folders)
+        named = [step for step in pointed if step in there]
+        views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
+        newest = next(views, named)
+        if named in (newest, next(views, newest)):
+            return newest
+        for _, path in folders:
+            Commit.read(path, tensors=False)  # or else the pointer is that of a damaged one
+        raise StorageError(
+            f"{visible(self.folder / 'best.json')}: names {_steps(pointed)}, and the newest checkpoint"
+            f" {_steps(newest)}; it was edited or damaged: {_MEND}"
+        )
+
+    def pointed(self, name: Pointer) -> list[int]:
+        """The steps in a pointer's file, best first; [] where it was never set. Raises StorageError."""
+        self._refuse_link()
+        path = self.folder / f"{name}.json"
+        if not os.path.lexists(path):
+            return []
+        content = read_file(path, limit=1 << 20, follow=False)
+        try:
+            value = parse_json(content, path)
+        except StorageError:
+            value = None
+        steps = value.get("steps") if isinstance(value, dict) else None
+        if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
+            raise StorageError(f"{visible(path)}: damaged; {_MEND}")
+        return steps
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Delete every commit whose step is not in ``keep``, once the newest that stays is verified.
+
+        Raises StorageError, with nothing deleted, where that one is damaged or none would stay. A kill in
+        between leaves no half-deleted commit: they are renamed first.
+        """
+        folders = self._folders()
+        doomed = [path for step, path in folders if step not in keep]
+        if not doomed:
+            return
+        kept = next((path for step, path in folders if step in keep), None)
+        if kept is None:
+            raise StorageError(f"{visible(self.folder)}: no checkpoint would stay, so none was deleted")
+        Commit.read(kept)
+        graves = [path.with_name(f"{path.name}.tmp") for path in doomed]
+        for path, grave in zip(doomed, graves, strict=True):
+            remove_tree(grave)
+            move(path, grave)
+        sync(self.folder)
+        for grave in graves:
+            remove_tree(grave)
+
+    def clean(self) -> None:
+        """Finish or undo what a killed writer left; only for the process that holds the run."""
+        self._refuse_link()
+        with storage_errors(self.folder):
+            names = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
+        for name in names:
+            match = FOLDER.fullmatch(name)
+            if name.endswith(".tmp") or (match and match[2] and os.path.lexists(self._path(int(match[1])))):
+                remove_tree(self.folder / name)
+            elif match and match[2]:
+                move(self.folder / name, self._path(int(match[1])))
+                sync(self.folder)
+
+    def pointer_problems(self) -> tuple[list[str], list[str]]:
+        """What is wrong with the pointers, and what a kill may have left and does no harm; one line each."""
+        problems: list[str] = []
+        notes: list[str] = []
+        steps = [step for step, _ in self._folders()]
+        pointers: tuple[Pointer, Pointer] = ("last", "best")
+        for name in pointers:
+            path = visible(self.folder / f"{name}.json")
+            try:
+                named = self.pointed(name)
+                counts = self.best() if name == "best" else steps[:1]
+                if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
+                    raise StorageError(f"{path}: names {_steps(named)}, which is not there; {_MEND}")
+            except StorageError as error:
+                problems.append(str(error))
+                continue
+            if named != counts:
+                notes.append(
+                    f"{path}: names {_steps(named)}, and {_steps(counts)} counts, as the newest checkpoint"
+                    " has it; a kill leaves it so, and the next training moves it"
+                )
+        return problems, notes
+
+    def verify_all(self) -> list[CommitReport]:
+        """Check every byte of every commit, newest first."""
+        reports = []
+        for step, path in self._folders():
+            try:
+                commit = Commit.read(path)
+                reports.append(CommitReport(step, path, "", commit.state_sha256, commit.size))
+            except StorageError as error:
+                reports.append(CommitReport(step, path, str(error)))
+        return reports
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        """Every step that has a folder, newest first, intact or not."""
+        self._refuse_link()
+        with storage_errors(self.folder):
+            names = sorted(os.listdir(self.folder)) if os.path.lexists(self.folder) else []
+        found: dict[int, Path] = {}
+        for name in names:  # sorted: a folder comes before its .old one, which only counts in its absence
+            if match := FOLDER.fullmatch(name):
+                found.setdefault(int(match[1]), self.folder / name)
+        return sorted(found.items(), reverse=True)
+
+    def _publish(self, tmp: Path, final: Path) -> None:
+        """Give a finished folder its name; another commit of the same step counts until then."""
+        old = final.with_name(f"{final.name}.old")
+        if os.path.lexists(final):
+            remove_tree(old)
+            move(final, old)
+        publish_folder(tmp, final)
+        remove_tree(old)
+
+    def _holds(self, path: Path, state_sha256: str) -> bool:
+        """Whether an intact commit with this content is there already."""
+        try:
+            return os.path.lexists(path) and Commit.read(path).state_sha256 == state_sha256
+        except StorageError:
+            return False
+
+    def _pointed_or_nothing(self, name: Pointer) -> list[int]:
+        try:
+            return self.pointed(name)
+        except StorageError:
+            return []
+
+    def _choices(self, steps: Sequence[int]) -> str:
+        names = ", ".join(f"step-{step}" for step in steps[:8])
+        return f"; choose another one by --checkpoint: {names}" if names else ""
+
+    def _refuse_link(self) -> None:
+        if os.path.islink(self.folder):
+            raise StorageError(f"{visible(self.folder)}: a symbolic link; link the whole run folder instead")
+
+
+def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:
+    """The best steps that a commit of a training knew, of those that are there; None for other commits."""
+    progress = commit.state.get("progress")
+    best = progress.get("best") if isinstance(progress, dict) else None
+    if not isinstance(best, list):
+        return None
+    steps = [entry[1] for entry in best if isinstance(entry, list) and len(entry) == 2]
+    return [step for step in steps if type(step) is int and step in there]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return ", ".join(f"step {step}" for step in steps) or "no step"
+
+
+def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
+    """The mean of tensors by name, in float64, in the dtype of the first set; integers are the first set's.
+
+    Reads one set after the other. StorageError where names or shapes differ.
+    """
+    import torch
+
+    first: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for tensors in sets:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if count and shapes != {name: tensor.shape for name, tensor in first.items()}:
+            raise StorageError("the checkpoints to average are of different models; choose best or last")
+        first = first or dict(tensors)
+        count += 1
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
+    return {
+        name: (sums[name] / count).to(tensor) if name in sums else tensor for name, tensor in first.items()
+    }

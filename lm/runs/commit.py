@@ -1,0 +1,253 @@
+"""One checkpoint on disk: a folder that exists when its manifest and every hash in it hold.
+
+The folder ``step-00000120`` has one safetensors file per group of tensors, ``state.json``, and
+``manifest.json`` with the size and SHA-256 of each. Hashes find damage, not malice: a hostile file is
+harmless because safetensors and JSON hold no code, links are not followed, and no name in a manifest leads
+out of the folder. Free of torch on import.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from lm.disk.storage import (
+    JSON,
+    canonical_json,
+    parse_json,
+    read_file,
+    sealed,
+    sha256_file,
+    storage_errors,
+    write_new,
+)
+from lm.errors import StorageError, visible
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+MANIFEST, STATE, TENSORS = "manifest.json", "state.json", ".safetensors"
+FOLDER = re.compile(r"step-(\d{8,15})(\.old)?", re.ASCII)
+_GROUP = r"[a-z][a-z0-9_]{0,40}"
+_JSON_LIMIT = 64 << 20  # bytes of a manifest or state that are still believable
+_HEADER_LIMIT = 16 << 20  # bytes of a safetensors header; a tensor takes about 100
+
+FileName = Annotated[str, StringConstraints(pattern=rf"^({_GROUP}\.safetensors|state\.json)$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class FileRecord(BaseModel):
+    """Size in bytes and SHA-256 of a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    size: int = Field(ge=0, lt=1 << 50)
+    sha256: Sha256
+
+
+class Manifest(BaseModel):
+    """What ``manifest.json`` holds, as canonical JSON; ``sha256`` is that of the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    format: Literal[1]
+    step: int = Field(ge=0)
+    files: dict[FileName, FileRecord]
+    facts: dict[str, Any]
+    sha256: Sha256
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A checkpoint whose files have been verified, or will be before they are used.
+
+    ``state`` is deterministic and counts in ``state_sha256``; ``facts`` (elapsed time, versions) do not.
+    """
+
+    step: int
+    path: Path
+    state: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    files: Mapping[str, FileRecord] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path, *, tensors: bool = True) -> "Commit":
+        """Verify a commit folder; StorageError names what is missing, damaged or foreign.
+
+        Without ``tensors`` their files are left to be verified when they are used.
+        """
+        with storage_errors(path):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise StorageError(f"{visible(path)}: not a folder, so no checkpoint")
+        manifest = _read_manifest(path / MANIFEST)
+        match = FOLDER.fullmatch(path.name)
+        if match is None or int(match[1]) != manifest.step:
+            raise StorageError(f"{visible(path)}: holds step {manifest.step}; the folder was renamed")
+        if STATE not in manifest.files:
+            raise StorageError(f"{visible(path / MANIFEST)}: lists no {STATE}; the checkpoint is foreign")
+        for name, record in manifest.files.items():
+            if tensors:
+                _verify(path / name, record)
+        state = parse_json(_read_verified(path / STATE, manifest.files[STATE]), path / STATE)
+        if not isinstance(state, dict):
+            raise StorageError(f"{visible(path / STATE)}: not a JSON object; the checkpoint is foreign")
+        return cls(manifest.step, path, state, manifest.facts, manifest.files)
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups of tensors, sorted; empty ones were left out."""
+        return sorted(name.removesuffix(TENSORS) for name in self.files if name != STATE)
+
+    @property
+    def state_sha256(self) -> str:
+        """Equal exactly when step, tensors and state are bit-identical."""
+        return _state_sha256(self.step, {name: record.sha256 for name, record in self.files.items()})
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(record.size for record in self.files.values())
+
+    def tensors(self, group: str) -> dict[str, "Tensor"]:
+        """The tensors of a group, on the CPU, from bytes verified as they are read; {} if it was left out."""
+        name = group + TENSORS
+        if name not in self.files:
+            return {}
+        return _deserialise(_read_verified(self.path / name, self.files[name]), self.path / name)
+
+    def inference_tensors(self) -> dict[str, "Tensor"]:
+        """The weights to use: the model's, with the averaged ones in place of those that have an average."""
+        weights = self.tensors("model") | self.tensors("average")
+        if not weights:
+            raise StorageError(f"{visible(self.path)}: holds no weights; choose another checkpoint")
+        return weights
+
+
+def write_commit(
+    folder: Path,
+    step: int,
+    groups: Mapping[str, Mapping[str, "Tensor"]],
+    state: Mapping[str, JSON],
+    facts: Mapping[str, JSON],
+) -> str:
+    """Write the files of a commit into an empty folder, the manifest last; returns the ``state_sha256``.
+
+    Every file is on the disk before the next is begun. One group at a time is in memory as bytes.
+    """
+    files: dict[str, JSON] = {}
+    hashes: dict[str, str] = {}
+    for name, data in _serialised(groups, state):
+        write_new(folder / name, data)
+        hashes[name] = hashlib.sha256(data).hexdigest()
+        files[name] = {"size": len(data), "sha256": hashes[name]}
+    body: dict[str, JSON] = {"format": FORMAT, "step": step, "files": files, "facts": facts}
+    write_new(folder / MANIFEST, canonical_json(sealed(body)))
+    return _state_sha256(step, hashes)
+
+
+def require_sizes(folder: Path) -> None:
+    """Raises StorageError unless the files of a commit are as large as its manifest says; hashes nothing."""
+    for name, record in _read_manifest(folder / MANIFEST).files.items():
+        with storage_errors(folder / name):
+            size = os.lstat(folder / name).st_size
+        _check(folder / name, record, size, record.sha256)
+
+
+def _state_sha256(step: int, hashes: Mapping[str, str]) -> str:
+    lines = [f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items())]
+    return hashlib.sha256(f"step {step}\n{''.join(lines)}".encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """Parse a manifest whose every byte is covered by its own hash."""
+    data = read_file(path, limit=_JSON_LIMIT, follow=False)
+    value = parse_json(data, path)
+    number = value.get("format") if isinstance(value, dict) else None
+    if type(number) is int and number > FORMAT:
+        raise StorageError(
+            f"{visible(path)}: format {number}, and this version reads up to {FORMAT}; upgrade highrank"
+        )
+    try:
+        manifest = Manifest.model_validate(value)
+        canonical = canonical_json(sealed(manifest.model_dump()))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ascii(".".join(map(str, first["loc"])))[:100]
+        raise StorageError(f"{visible(path)}: damaged or foreign at {key}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{visible(path)}: damaged or foreign, not canonical JSON") from error
+    if data != canonical:
+        raise StorageError(f"{visible(path)}: damaged, it does not match its own SHA-256")
+    return manifest
+
+
+def _verify(path: Path, record: FileRecord) -> None:
+    with storage_errors(path):
+        size = os.lstat(path).st_size
+    _check(path, record, size, sha256_file(path, follow=False) if size == record.size else "")
+
+
+def _read_verified(path: Path, record: FileRecord) -> bytes:
+    data = read_file(path, limit=record.size, follow=False)
+    _check(path, record, len(data), hashlib.sha256(data).hexdigest())
+    return data
+
+
+def _check(path: Path, record: FileRecord, size: int, sha256: str) -> None:
+    if size != record.size:
+        raise StorageError(
+            f"{visible(path)}: damaged, {size:,} bytes where the manifest says {record.size:,}"
+        )
+    if sha256 != record.sha256:
+        raise StorageError(f"{visible(path)}: damaged, its SHA-256 is not the manifest's")
+
+
+def _serialised(
+    groups: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, JSON]
+) -> Iterator[tuple[str, bytes]]:
+    """File names and contents; the same tensors and state give the same bytes in every process."""
+    from safetensors.torch import save
+
+    for group, tensors in sorted(groups.items()):
+        if not re.fullmatch(_GROUP, group):
+            raise ValueError(f"group {group!r}: use lower-case letters, digits and underscores")
+        if tensors:
+            savable = _savable(tensors)
+            _require_memory(3 * sum(tensor.nbytes for tensor in savable.values()))
+            yield group + TENSORS, save(savable)
+    yield STATE, canonical_json(state)
+
+
+def _require_memory(needed: int) -> None:
+    """MemoryError where safetensors would find too little memory: it panics, with a page of text."""
+    bytearray(needed + (1 << 20))
+
+
+def _savable(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """Dense CPU tensors that share no memory, sorted by name: safetensors takes no others."""
+    seen: set[int] = set()
+    savable: dict[str, Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        dense = tensor.detach().cpu().contiguous()
+        memory = dense.untyped_storage().data_ptr()
+        savable[name] = dense.clone() if memory in seen else dense
+        seen.add(memory)
+    return savable
+
+
+def _deserialise(data: bytes, path: Path) -> dict[str, "Tensor"]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if int.from_bytes(data[:8], "little") > min(len(data), _HEADER_LIMIT):
+        raise StorageError(f"{visible(path)}: its header is larger than any we write; the file is foreign")
+    _require_memory(2 * len(data))
+    try:
+        return load(data)
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise StorageError(f"{visible(path)}: not readable as safetensors; the file is foreign") from error

@@ -1,0 +1,199 @@
+"""What a run is made of besides its checkpoints, what of it may change, and whether it is as it was.
+
+Every commit records, in its facts under ``run``::
+
+    files     SHA-256 of config.json, data.json, vocabulary.json and the files of the tokenizer, by name
+    config    every value of the config, by dotted key
+    free      the keys among them that may have another value when the run is resumed, as may RESUMABLE
+    log       size and SHA-256 of what metrics.jsonl held
+
+The newest commit counts. ``config.json`` may change when a run is resumed, so it holds its own SHA-256, too.
+Older versions recorded nothing of this.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lm.config.load import C, Resolved, Setting, Settings, read_config
+from lm.disk.storage import JSON, MAX_JSON, is_sealed, read_file, read_json, sha256_file, write_json
+from lm.errors import StorageError, visible
+from lm.runs.checkpoint import CheckpointStore, Commit
+from lm.runs.commit import FileRecord, Sha256
+from lm.text.vocabulary import RESTORE, Codec
+
+CHECKPOINTS, CONFIG, DATA, LOG = "checkpoints", "config.json", "data.json", "metrics.jsonl"
+CODEC_HASH = "codec_sha256"
+FileName = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model"]
+FILES: tuple[FileName, ...] = get_args(FileName)
+CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
+_MEND = "restore it, or run the same training again, which mends it"
+OWN = "the run"  # where a value is from whose own place is lost
+RECORD = "run"  # among the facts of a commit
+
+RESUMABLE = frozenset(
+    f"train.{key}"
+    for key in (
+        "max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "checkpoint_every",
+        "checkpoint_minutes", "keep_best", "keep_last",
+    )
+) | {"about", "extends", "data.test"}  # fmt: skip
+"""Keys that may change when a run is resumed, whatever it trains."""
+
+
+def file_hashes(run: Path) -> dict[str, JSON]:
+    """SHA-256 of the small files that a run has, by name; raises StorageError."""
+    return {name: sha256_file(run / name) for name in FILES if os.path.lexists(run / name)}
+
+
+class Record(BaseModel):
+    """What a commit recorded of its run."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    files: dict[FileName, Sha256]
+    config: dict[str, Any]
+    free: list[str]
+    log: FileRecord
+
+
+def record_of(commit: Commit | None) -> Record | None:
+    """What a commit recorded; None without one, or where an older version made it. Raises StorageError."""
+    if commit is None or RECORD not in commit.facts:
+        return None
+    try:
+        return Record.model_validate(commit.facts[RECORD])
+    except ValidationError as error:
+        raise StorageError(f"{visible(commit.path)}: foreign, its record of the run is not ours") from error
+
+
+def recorded(run: Path) -> Record | None:
+    """What the newest commit of a run recorded, if anything. Raises StorageError."""
+    return record_of(CheckpointStore(run / CHECKPOINTS).newest())
+
+
+def changed_files(run: Path, record: Record) -> Iterator[str]:
+    """One line for each small file, the config apart, that is not what a commit recorded."""
+    for name, sha256 in record.files.items():
+        path = run / name
+        if name == CONFIG:
+            continue
+        if problem := _difference(path, sha256):
+            yield f"{problem}; {'restore it from a copy' if name == DATA else RESTORE}"
+
+
+def _difference(path: Path, sha256: str) -> str:
+    """What is wrong with a small file, or nothing."""
+    if not os.path.lexists(path):
+        return f"{visible(path)}: missing"
+    try:
+        found = hashlib.sha256(read_file(path, limit=MAX_JSON)).hexdigest()
+    except StorageError as error:
+        return str(error).split(";")[0]
+    return "" if found == sha256 else f"{visible(path)}: edited or damaged since the training"
+
+
+def changed_config(run: Path, record: Record) -> str:
+    """One line where the config is not what a commit recorded, nor what resuming made of it; else nothing."""
+    path = run / CONFIG
+    was, free = record.config, RESUMABLE.union(record.free)
+    if not os.path.lexists(path):
+        return f"{visible(path)}: missing; {_MEND}"
+    try:
+        saved = read_json(path, limit=CONFIG_LIMIT)
+        now = dict(flat(saved["config"])) if isinstance(saved, dict) else {}
+    except (StorageError, KeyError, AttributeError) as error:
+        reason = str(error) if isinstance(error, StorageError) else f"{visible(path)}: damaged"
+        return f"{reason.split(';')[0]}; {_MEND}"
+    whole = is_sealed(saved)
+    changed = [key for key in now if key in was and now[key] != was[key] and not (whole and key in free)]
+    if whole and not changed:
+        return ""
+    listed = ", ".join(f"{key} = {value_text(now, key)} (was {value_text(was, key)})" for key in changed[:3])
+    return f"{visible(path)}: edited or damaged since the training{listed and ': '}{listed}; {_MEND}"
+
+
+def saved_settings(run: Path) -> Settings:
+    """The config of a run by dotted key, as the newest commit knows its values where the file is damaged.
+
+    Empty for a folder in which nothing was trained. StorageError for a damaged config that no commit knows.
+    """
+    record = recorded(run)
+    if record and changed_config(run, record):
+        return {key: Setting(value, OWN) for key, value in record.config.items()}
+    match read_json(run / CONFIG, limit=CONFIG_LIMIT) if os.path.lexists(run / CONFIG) else None:
+        case {"config": dict(values), "provenance": dict(places)}:
+            return {key: Setting(value, visible(places.get(key, OWN))) for key, value in flat(values)}
+    return {}
+
+
+def require_unchanged(run: Path) -> None:
+    """Raise StorageError where a file of a run that its use depends on is not as its training left it."""
+    if record := recorded(run):
+        for problem in (changed_config(run, record), *changed_files(run, record)):
+            if problem:
+                raise StorageError(problem)
+
+
+def config_of(run: Path, schema: type[C]) -> Resolved[C]:
+    """The config of a run; StorageError where there is none, or files of the run have changed."""
+    require_unchanged(run)
+    return read_config(run / CONFIG, schema)
+
+
+def opened_run(run: Path, schema: type[C]) -> tuple[C, Codec]:
+    """The config and the codec of a run; StorageError as :func:`config_of`."""
+    return config_of(run, schema).config, codec_of(run)
+
+
+def require_same_files(run: Path) -> None:
+    """Raise StorageError where a small file of a run, the config apart, is not as its training left it."""
+    if record := recorded(run):
+        for problem in changed_files(run, record):
+            raise StorageError(problem)
+
+
+def codec_of(run: Path) -> Codec:
+    """The codec in the folder of a run; StorageError where there is none, or one that data.json denies."""
+    codec = Codec.load(run)
+    if os.path.lexists(run / DATA):
+        saved = read_json(run / DATA, limit=DATA_LIMIT)
+        if not isinstance(saved, dict) or saved.get(CODEC_HASH) != codec.fingerprint:
+            raise StorageError(
+                f"{visible(run)}: vocabulary.json or tokenizer.json is not the run's own; {RESTORE}"
+            )
+    return codec
+
+
+def settle_inputs(run: Path, codec: Codec, hashes: Mapping[str, str]) -> list[str]:
+    """Keep the codec and the hashes of a new run's inputs; of an older one, the names of what changed."""
+    path = run / DATA
+    if not os.path.lexists(path):
+        codec.save(run)
+        write_json(path, dict[str, JSON](hashes))
+        return []
+    saved = read_json(path, limit=DATA_LIMIT)
+    return [name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
+    """Dotted keys and their values."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def flat_config(config: BaseModel) -> dict[str, JSON]:
+    """Every value of a config, by dotted key, as JSON has it."""
+    return dict(flat(config.model_dump(mode="json")))
+
+
+def value_text(values: Mapping[str, JSON], key: str) -> str:
+    """The value of a key for a message."""
+    return ascii(json.dumps(values[key], ensure_ascii=False))[1:-1][:60] if key in values else "absent"

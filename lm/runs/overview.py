@@ -1,0 +1,162 @@
+"""Runs at a glance, without torch: their state, their best score and their learning curve."""
+
+import json
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lm.disk.filelock import held
+from lm.disk.storage import read_file, read_json
+from lm.errors import HighrankError, StorageError, visible
+from lm.measures import perplexity
+from lm.numbers import number
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.commit import Commit, require_sizes
+from lm.runs.inputs import CHECKPOINTS, CONFIG, LOG
+from lm.runs.run import LOCK
+
+Point = tuple[int, float]  # an update and the perplexity of its validation
+_WIDTH, _HEIGHT = 60, 8
+_LOG_LIMIT = 256 << 20  # bytes of metrics.jsonl that are still believable
+
+
+def runs_in(folder: Path, depth: int = 3) -> list[Path]:
+    """The run folders in a folder, itself included, down to ``depth`` levels, by name."""
+    if (folder / CONFIG).is_file():
+        return [folder]
+    if not depth or not folder.is_dir():
+        return []
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for path in inner for run in runs_in(path, depth - 1)]
+
+
+def run_row(run: Path) -> dict[str, Any]:
+    """A row about a run: state, last committed step, best validation, size in MB and hours since a change."""
+    stats = []
+    for path in (Path(folder) / name for folder, _, names in os.walk(run) for name in names):
+        with suppress(OSError):  # a training may remove it meanwhile
+            stats.append(path.lstat())
+    row: dict[str, Any] = {
+        "run": str(run),
+        "state": "",
+        "step": None,
+        "best perplexity": None,
+        "at step": None,
+    }
+    try:
+        config, progress = _config(run), _progress(run)
+        row["state"] = _state(run, config["train"], progress)
+        row["step"] = progress["step"] if progress else None
+        if progress and progress["best"]:
+            nll, step = progress["best"][0]
+            row |= {"best perplexity": perplexity(float(nll)), "at step": int(step)}
+    except (HighrankError, KeyError, TypeError, ValueError, IndexError) as error:
+        row["state"] = f"damaged: {error}" if isinstance(error, HighrankError) else "damaged"
+    newest = max((stat.st_mtime for stat in stats), default=time.time())
+    row["MB"] = sum(stat.st_size for stat in stats) / 1e6
+    return row | {"changed": f"{_ago(max(0.0, time.time() - newest))} ago"}
+
+
+def validations(run: Path) -> list[Point]:
+    """Update and perplexity of every finite validation in the log of a run; [] without a log."""
+    path = run / LOG
+    if not path.is_file():
+        return []
+    found: dict[int, float] = {}
+    for line in read_file(path, limit=_LOG_LIMIT).splitlines():
+        try:
+            record = json.loads(line)
+            if record["split"] == "valid" and record["nll"] is not None:
+                found[int(record["step"])] = perplexity(float(record["nll"]))
+        except (ValueError, KeyError, TypeError):  # a torn or foreign line is no point of the curve
+            continue
+    return sorted(found.items())
+
+
+def curve_lines(points: list[Point], *, unicode: bool) -> list[str]:
+    """Validation perplexity against updates as text, on a logarithmic axis; [] of fewer than two points."""
+    if len(points) < 2:
+        return []
+    best_step, best = min(points, key=lambda point: point[1])
+    low, high, end = best, max(value for _, value in points), points[-1][0]
+    marks = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for step, value in points:
+        column = round((_WIDTH - 1) * step / max(1, end))
+        height = _share(value, low, high)
+        sign = ("●" if unicode else "O") if (step, value) == (best_step, best) else ("•" if unicode else "*")
+        marks[round((_HEIGHT - 1) * (1 - height))][column] = sign
+    side, corner, floor = ("│", "└", "─") if unicode else ("|", "+", "-")
+    labels = [number("ppl", high), *[""] * (_HEIGHT - 2), number("ppl", low)]
+    wide = max(map(len, labels))
+    lines = [
+        f"{label:>{wide}} {side}{''.join(row).rstrip()}" for label, row in zip(labels, marks, strict=True)
+    ]
+    return [
+        f"validation perplexity, best {number('ppl', best)} at update {best_step:,}",
+        *lines,
+        f"{'':{wide}} {corner}{floor * _WIDTH}",
+        f"{'':{wide}}  0{f'{end:,} updates':>{_WIDTH - 1}}",
+    ]
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """The height of a value between two others, by its logarithm; 1 for what no float holds."""
+    if not math.isfinite(value):
+        return 1.0
+    top = high if math.isfinite(high) else 1e300
+    return math.log(value / low) / math.log(top / low) if top > low else 0.0
+
+
+def _config(run: Path) -> dict[str, Any]:
+    saved = read_json(run / CONFIG)
+    if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
+        raise StorageError(f"{CONFIG} is not the config of a run")
+    return config
+
+
+def _progress(run: Path) -> dict[str, Any] | None:
+    """The progress in the newest checkpoint, whose sizes are as its manifest says; None without one."""
+    store = CheckpointStore(run / CHECKPOINTS)
+    while newest := store.newest_folder():
+        try:
+            require_sizes(newest)
+            progress: dict[str, Any] = Commit.read(newest, tensors=False).state["progress"]
+        except StorageError:
+            if newest == store.newest_folder():  # or else a training has moved it meanwhile
+                raise
+        else:
+            return progress
+    return None
+
+
+def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) -> str:
+    """What has become of a run: running, finished, diverged, interrupted, or without a checkpoint."""
+    if held(run / LOCK):
+        return "running"
+    if ended := _ending(run):
+        return ended
+    if progress is None:
+        return "not begun"
+    limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
+    reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
+    return "finished" if reached else "interrupted"
+
+
+def _ending(run: Path) -> str:
+    """How the last sitting ended, as the last line of timing.jsonl tells; "" where it was cut off."""
+    path = run / "timing.jsonl"
+    lines = read_file(path, limit=_LOG_LIMIT).splitlines() if path.is_file() else []
+    try:
+        return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
+    except (ValueError, AttributeError):
+        return ""
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if count := int(seconds // size):
+            return f"{count:,} {unit}{'s' if count > 1 else ''}"
+    return "seconds"

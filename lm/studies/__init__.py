@@ -1,0 +1,1 @@
+"""Experiments with known truth: softmax bottleneck and reverse copy."""

@@ -1,0 +1,288 @@
+"""The softmax bottleneck on a language whose truth is known.
+
+A seeded language of C contexts and V words has a log-probability matrix of exactly rank r. Every head is
+trained on its true distributions, without sampling noise, and is then measured against them:
+KL(truth ‖ model) in nats and the rank of the model's own log-probability matrix.
+
+Below the heads there is a free vector of H numbers for every context, the limit of an unlimited network:
+what is left of KL(truth ‖ model) is what the head cannot express. A softmax of context size E reaches rank
+E + 2 at most (normaliser and output bias included), and so does MoC, whatever H is.
+
+Two sweeps: of E for every K in ``components``, and of K in ``component_sweep`` at E = ``sweep_size``.
+
+Equal parameters. At each E all heads have the parameters, to the nearest H, of a MoS with the largest K of
+``components`` at ``hidden_size``: those whose projections are smaller get a larger H, and more components
+are paid for with a smaller one. Beside them goes one softmax that may spend the same parameters on a larger
+E of its own (``WIDE``), H = E, rounded down.
+
+The contexts of mixtures are multiplied by each of ``context_scale``; the papers' factor is 1. The output
+matrix could learn a larger one, in many more updates, so every factor may have its own number of updates.
+
+C contexts · V words · r rank · E context size of the head · K components · H hidden size.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lm.disk.storage import make_folder, write_json
+from lm.engine.config import OptimConfig
+from lm.engine.optim import Schedule, build_optimizer
+from lm.errors import DivergenceError, require
+from lm.heads.config import HeadConfig
+from lm.heads.head import HEADS, Head
+from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.studies.known_language import Language, measured_rank
+from lm.studies.points import Points
+
+WIDE = "wide softmax"
+MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
+POINTS, RESULT = "points.jsonl", "bottleneck.json"
+INTERVALS = 100  # of plif
+MAX_SCORES = 1 << 26  # C·K·V of one head; training holds about eight float32 tensors of that size
+
+
+@dataclass(frozen=True)
+class BottleneckOptions:
+    """What is swept, over which languages. ConfigError, one line, where it makes no sense."""
+
+    contexts: int = 96
+    vocab: int = 768
+    rank: int = 48
+    spread: float = 3.0
+    context_law: Literal["uniform", "zipf"] = "uniform"
+    heads: tuple[str, ...] = ("softmax", "sigsoftmax", "moc", "mos", "moss")
+    embedding_sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 48)
+    components: tuple[int, ...] = (4,)
+    component_sweep: tuple[int, ...] = (1, 2, 4, 8, 16)  # empty: none
+    sweep_size: int = 8  # its E
+    hidden_size: int = 48  # of the largest of ``components``
+    context_scale: tuple[float, ...] = (10.0,)  # of the contexts of mixtures
+    steps: tuple[int, ...] = (1000,)  # for each scale, or for all; without components the most of them
+    lr: float = 0.05
+    seeds: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "embedding_sizes", "components", "component_sweep", "context_scale", "seeds"):
+            values: tuple[object, ...] = getattr(self, name)
+            option = f"--{name.replace('_', '-')}"
+            require(len(values) > 0 or name == "component_sweep", f"{option}: name at least one")
+            require(len(set(values)) == len(values), f"{option}: one of them stands twice; name each once")
+        for scale in self.context_scale:
+            require(0 < scale < math.inf, f"--context-scale {scale}: must be above 0")
+        require(
+            len(self.steps) in (1, len(self.context_scale)),
+            f"--steps: {len(self.steps)} numbers for {len(self.context_scale)} of --context-scale;"
+            " give one, or one for each",
+        )
+        for head in self.heads:
+            require(head in HEADS, f"--heads: {head!r} is no head; choose from {', '.join(HEADS)}")
+            require(
+                not mixes(head) or any(possible(head, number) for number in self.components),
+                f"--components: none of them suits {head}; name 4 too",
+            )
+        for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
+        for name in ("embedding_sizes", "components", "component_sweep", "steps"):
+            least = min(getattr(self, name), default=1)
+            require(least >= 1, f"--{name.replace('_', '-')} {least}: must be at least 1")
+        require(0 < self.lr < math.inf, f"--lr {self.lr}: must be above 0")
+        scores = self.contexts * self.vocab * max(self.components + self.component_sweep)
+        require(
+            scores <= MAX_SCORES,
+            f"{scores:,} contexts × words × components need about {scores * 32 // 10**6:,} MB;"
+            f" choose at most {MAX_SCORES:,}",
+        )
+        for seed in self.seeds:
+            self.language(seed)
+
+    @property
+    def swept_components(self) -> tuple[int, ...]:
+        """The K of the second sweep: those with no more parameters than the others at some H."""
+        if not any(mixes(kind) for kind in self.heads):
+            return ()
+        size, budget = self.sweep_size, self.budget(self.sweep_size)
+        least = {number: Point("mos", number, size, 1) for number in self.component_sweep}
+        return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
+
+    def steps_of(self, point: "Point") -> int:
+        """The updates of a model."""
+        if not mixes(point.kind) or len(self.steps) == 1:
+            return max(self.steps)
+        return self.steps[self.context_scale.index(point.context_scale)]
+
+    def budget(self, size: int) -> int:
+        """The parameters of every model at E = ``size``."""
+        largest = Point("mos", max(self.components), size, self.hidden_size)
+        return largest.parameters(self.contexts, self.vocab)
+
+    def language(self, seed: int) -> Language:
+        """The language of a seed."""
+        return Language(seed, self.contexts, self.vocab, self.rank, self.spread, self.context_law)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model: everything but the language and the training that decides what comes out."""
+
+    kind: str
+    components: int
+    embedding_size: int
+    hidden_size: int
+    context_scale: float = 1.0
+
+    def parameters(self, contexts: int, vocab: int) -> int:
+        """Of the table of contexts and of the head."""
+        size, hidden, components = self.embedding_size, self.hidden_size, self.components
+        total = contexts * self.width + vocab * size + vocab
+        if not mixes(self.kind):
+            total += INTERVALS if self.kind == "plif" else 0
+            return total + (hidden * size if hidden != size else 0)
+        total += (hidden + 1) * components * size
+        gates = components - 1
+        if self.kind == "mixtape":
+            return total + gates * (size * hidden + hidden + vocab) + (vocab * size if gates else 0)
+        return total + (hidden * components if gates else 0)
+
+    @property
+    def width(self) -> int:
+        """Free numbers of a context: a doc head reads two layers of H."""
+        return self.hidden_size * (2 if self.kind == "doc" else 1)
+
+    def head(self, vocab: int) -> Head:
+        """The head; half of the components of doc come from its lower layer."""
+        config = HeadConfig(
+            kind=self.kind,  # type: ignore[arg-type]  # checked against HEADS
+            components=self.components,
+            embedding_size=self.embedding_size,
+            context_scale=self.context_scale,
+            intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
+            lower_components=(self.components // 2,) if self.kind == "doc" else (),
+        )
+        return Head(config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
+
+
+def mixes(kind: str) -> bool:
+    """Whether a kind of head has components."""
+    return HEADS[kind].mixes != "nothing"
+
+
+def possible(kind: str, components: int) -> bool:
+    """Whether a kind of head can have so many components."""
+    if kind == "doc":
+        return components > 1
+    return kind != "mixtape" or components & (components - 1) == 0
+
+
+def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> Iterator[tuple[str, Point]]:
+    """The models at E = ``size`` by the name of their row, all of the same number of parameters."""
+    contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
+    for kind in options.heads:
+        for number in filter(partial(possible, kind), components) if mixes(kind) else (1,):
+            nearest = min(
+                (Point(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
+                key=lambda point: abs(point.parameters(contexts, vocab) - budget),
+            )
+            for scale in options.context_scale if mixes(kind) else (1.0,):
+                yield kind, replace(nearest, context_scale=scale)
+    if "softmax" in options.heads:
+        wide = (budget - vocab) // (contexts + vocab)
+        yield WIDE, Point("softmax", 1, wide, wide)
+
+
+def models(options: BottleneckOptions) -> list[tuple[int, str, Point]]:
+    """(E, name of the row, model) of both sweeps, each once."""
+    cells = [(size, options.components) for size in options.embedding_sizes]
+    if options.swept_components:
+        cells.append((options.sweep_size, options.swept_components))
+    found = ((size, *named) for size, components in cells for named in points(options, size, components))
+    return list(dict.fromkeys(found))
+
+
+def bottleneck(
+    options: BottleneckOptions, out: Path, poll: Poll = no_poll, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Train and measure every point of the sweep; keep each in ``out`` as soon as it is there.
+
+    ``out/points.jsonl`` holds every point ever measured there under its own settings, so the same command
+    goes on where it was stopped and a longer sweep trains only what is new. ``out/bottleneck.json`` is the
+    returned result. The same settings and number of threads give the same bytes.
+
+    Args:
+        poll: called before every training step; may raise.
+        progress: told (points done, all points).
+
+    Raises:
+        StorageError: ``out`` cannot be written, or its points cannot be read.
+        DivergenceError: training ended in non-finite numbers.
+    """
+    make_folder(out)
+    measured = Points(out / POINTS, MEASURES)
+    languages = {seed: options.language(seed) for seed in options.seeds}
+    plan = [(language, *model) for language in languages.values() for model in models(options)]
+    rows: list[dict[str, Any]] = []
+    for done, (language, size, name, point) in enumerate(plan):
+        progress(done, len(plan))
+        steps = options.steps_of(point)
+        settings = asdict(language) | asdict(point) | {"steps": steps, "lr": options.lr}
+        train = partial(train_point, language, point, steps, options.lr, poll)
+        values = measured.measured(settings, train)
+        where = {"seed": language.seed, "head": name, "size": size, "steps": steps}
+        rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
+    progress(len(plan), len(plan))
+    truth = [{"seed": seed, "rank": one.rank, "entropy": one.entropy} for seed, one in languages.items()]
+    result: dict[str, Any] = {
+        "settings": asdict(options),
+        "swept_components": options.swept_components,
+        "truth": truth,
+        "rows": rows,
+    }
+    write_json(out / RESULT, result)
+    return result
+
+
+def train_point(
+    language: Language, point: Point, steps: int, lr: float, poll: Poll = no_poll
+) -> dict[str, Any]:
+    """Train one model on the true distributions by full-batch Adam under a cosine schedule, and measure it.
+
+    Returns:
+        ``parameters``; ``kl`` in nats; ``rank``, of float64 log-probabilities of the trained weights;
+        ``late_gain``, the nats that the last tenth of the training still gained.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(language.seed)
+        head = point.head(language.vocab)
+        table = nn.Embedding(language.contexts, point.width)
+    model = nn.ModuleList([table, head])
+    optim = OptimConfig(
+        lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps
+    )
+    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
+    joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
+    late = math.nan
+    for step in range(steps):
+        poll()
+        loss = -(joint * head.log_probs(table.weight)).sum()
+        if step == steps * 9 // 10:
+            late = loss.item() - language.entropy
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        optimizer.step()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    model.double()
+    with torch.no_grad():
+        log_probs = head.log_probs(table.weight)
+    if not log_probs.isfinite().all():
+        raise DivergenceError(f"{point.kind} with E = {point.embedding_size} diverged; lower --lr")
+    kl = language.divergence(log_probs)
+    return {"parameters": count, "kl": kl, "rank": measured_rank(log_probs), "late_gain": late - kl}

@@ -1,0 +1,154 @@
+"""``lm bottleneck`` and ``lm reverse-copy``: what heads and cells can do, on data that are made for it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lm.console.app import counting, show, write_result
+from lm.console.options import JsonFile, named
+from lm.errors import ConfigError
+from lm.stop import RESUME, interruptible
+
+
+def bottleneck(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+    ] = Path("runs/bottleneck"),
+    contexts: Annotated[int, typer.Option(help="Contexts of the language.")] = 96,
+    vocab: Annotated[int, typer.Option(help="Words of the language.")] = 768,
+    rank: Annotated[int, typer.Option(help="Rank of its true log-probability matrix.")] = 48,
+    spread: Annotated[float, typer.Option(help="Standard deviation of its logits in nats.")] = 3.0,
+    context_law: Annotated[
+        Literal["uniform", "zipf"], typer.Option(help="How often each context occurs.")
+    ] = "uniform",
+    heads: Annotated[str, typer.Option(help="Heads that are trained, with commas.")] = (
+        "softmax,sigsoftmax,moc,mos,moss"
+    ),
+    embedding_sizes: Annotated[
+        str, typer.Option(metavar="E,E,…", help="Context sizes that are swept.")
+    ] = "2,4,8,16,32,48",
+    components: Annotated[
+        str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E.")
+    ] = "4",
+    component_sweep: Annotated[
+        str, typer.Option(metavar="K,K,…", help="Numbers of components that are swept at one E; '' for none.")
+    ] = "1,2,4,8,16",
+    sweep_size: Annotated[int, typer.Option(metavar="E", help="That one E.")] = 8,
+    hidden_size: Annotated[
+        int, typer.Option(help="H of a mixture with the largest K of --components; sets the parameters.")
+    ] = 48,
+    context_scale: Annotated[
+        str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; the papers' is 1.")
+    ] = "10.0",
+    steps: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Updates of each training, for all factors or for each.")
+    ] = "1000",
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
+    seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
+    json_file: JsonFile = None,
+) -> None:
+    """Show the softmax bottleneck: every head against a language whose truth and rank are known.
+
+    Trains every head at equal parameters for a sweep of context sizes E and one of components K, and draws
+    what it misses of the truth, and the rank that it reaches. The same command goes on where it was stopped.
+
+    Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
+    """
+    from lm.studies.bottleneck import BottleneckOptions
+    from lm.studies.bottleneck import bottleneck as sweep
+    from lm.studies.bottleneck_figure import bottleneck_tables, draw
+
+    options = BottleneckOptions(
+        contexts=contexts,
+        vocab=vocab,
+        rank=rank,
+        spread=spread,
+        context_law=context_law,
+        heads=tuple(heads.split(",")),
+        embedding_sizes=_integers("--embedding-sizes", embedding_sizes),
+        components=_integers("--components", components),
+        component_sweep=_integers("--component-sweep", component_sweep) if component_sweep else (),
+        sweep_size=sweep_size,
+        hidden_size=hidden_size,
+        context_scale=_numbers("--context-scale", context_scale),
+        steps=_integers("--steps", steps),
+        lr=lr,
+        seeds=_integers("--seeds", seeds),
+    )
+    with interruptible(RESUME) as poll, counting("training") as progress:
+        result = sweep(options, out, poll, progress)
+    figures = [out / "bottleneck.png", out / "bottleneck.svg"]
+    draw(result, figures)
+    write_result(json_file, result)
+    show(*bottleneck_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def reverse_copy(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+    ] = Path("runs/reverse-copy"),
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Sequences of `lm prepare reverse-copy`; again for more lengths."),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="L,L,…", help="Lengths of random sequences; 10,20,30,40 if left out."),
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(help="Symbols of random sequences; 32 if left out.")] = None,
+    cells: Annotated[str, typer.Option(help="Cells that are trained, with commas.")] = "lstm,mogrifier",
+    rounds: Annotated[int, typer.Option(help="Rounds of the Mogrifier.")] = 5,
+    rank: Annotated[int, typer.Option(help="Rank of its gates; 0 is full.")] = 16,
+    embedding_size: Annotated[int, typer.Option(help="Size of all embeddings.")] = 32,
+    parameters: Annotated[int, typer.Option(help="The most that a model has.")] = 120_000,
+    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1500,
+    lrs: Annotated[
+        str, typer.Option(metavar="R,R,…", help="Peak learning rates, each tried.")
+    ] = "0.002,0.004",
+    seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of sequences and training.")] = "1",
+    json_file: JsonFile = None,
+) -> None:
+    """Show how much cells remember: random sequences are to be said backwards (Melis et al. 2020, §4.3).
+
+    Trains an encoder and a decoder of every cell at equal parameters for every length, and draws their
+    cross-entropy. The same command goes on where it was stopped.
+
+    Example: lm reverse-copy --lengths 10,20 --cells lstm,mogrifier,mlstm
+    """
+    from lm.studies.copying import CopyOptions, copying
+    from lm.studies.copying_data import read_corpora
+    from lm.studies.copying_figure import copying_tables, draw
+
+    if data and (lengths is not None or vocab is not None):
+        raise ConfigError("--data has its own lengths and symbols; leave out --lengths and --vocab")
+    if corpora := read_corpora(data or ()):
+        sizes, symbols = tuple(corpus.length for corpus in corpora), corpora[0].vocab
+    else:
+        sizes = _integers("--lengths", "10,20,30,40" if lengths is None else lengths)
+        symbols = 32 if vocab is None else vocab
+    options = CopyOptions(
+        lengths=sizes, vocab=symbols, cells=tuple(cells.split(",")), rounds=rounds, rank=rank,
+        embedding_size=embedding_size, parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs),
+        seeds=_integers("--seeds", seeds),
+    )  # fmt: skip
+    with interruptible(RESUME) as poll, counting("training") as progress:
+        result = copying(options, out, poll, progress, corpora)
+    figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
+    draw(result, figures)
+    write_result(json_file, result)
+    show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: give numbers with commas, as in 0.002,0.004") from None
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: give whole numbers with commas, as in 2,4,8") from None

@@ -1,0 +1,237 @@
+"""The reverse copy task of Melis et al. (2020, §4.3): how much a cell remembers.
+
+An encoder reads random tokens, a decoder says them backwards, from the encoder's last state alone. The two
+have cells and embeddings of their own. Longer sequences are harder, and nothing is to be learned of them but
+to keep them. Every cell gets the same parameters, to the nearest H below, and the same updates, at each of
+several learning rates; of these the best on validation sequences is reported, on test sequences.
+
+In small: sequences are drawn anew for every update, where the paper has 500,000, as a corpus of ``lm prepare
+reverse-copy`` has; and the learning rate falls along a cosine, where the paper averages weights.
+
+L length · B sequences · V symbols · E embedding size · H hidden size.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lm.cells.config import CellConfig
+from lm.cells.layers import recurrent_layer
+from lm.config.section import MAX_SEED
+from lm.disk.storage import make_folder, write_json
+from lm.engine.config import OptimConfig
+from lm.engine.optim import Schedule, build_optimizer
+from lm.engine.shapes import shapes_only
+from lm.errors import DivergenceError, require
+from lm.heads.config import HeadConfig
+from lm.heads.head import Head
+from lm.measures import learnt
+from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.studies.copying_data import Corpus, Drawn
+from lm.studies.points import Points
+
+AT_ONCE = 512  # sequences that are measured together
+CLIP = 10.0  # of the gradient of a loss that is summed over time, as in the authors' code
+POINTS, RESULT = "points.jsonl", "reverse-copy.json"
+MEASURES: dict[str, type] = {"parameters": int, "valid_nll": float, "test_nll": float, "exact": float}
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """What is swept, and how large it is. ConfigError, one line, where it makes no sense."""
+
+    lengths: tuple[int, ...] = (10, 20, 30, 40)
+    vocab: int = 32
+    cells: tuple[str, ...] = ("lstm", "mogrifier")
+    rounds: int = 5  # of the Mogrifier, and the rank of its gates
+    rank: int = 16
+    embedding_size: int = 32
+    parameters: int = 120_000
+    steps: int = 1500
+    lrs: tuple[float, ...] = (0.002, 0.004)
+    seeds: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        for name in ("lengths", "cells", "lrs", "seeds"):
+            values: tuple[object, ...] = getattr(self, name)
+            require(len(values) > 0, f"--{name}: name at least one")
+            require(len(set(values)) == len(values), f"--{name}: one of them stands twice; name each once")
+        kinds = get_args(CellConfig.model_fields["kind"].annotation)
+        for cell in self.cells:
+            require(cell in kinds, f"--cells: {cell!r} is no cell; choose from {', '.join(kinds)}")
+        for option in ("vocab", "rounds", "rank", "embedding_size", "parameters", "steps"):
+            value = getattr(self, option)
+            least = {"vocab": 2, "rounds": 0, "rank": 0}.get(option, 1)
+            require(value >= least, f"--{option.replace('_', '-')} {value}: must be at least {least}")
+        require(min(self.lengths) >= 1, f"--lengths {min(self.lengths)}: must be at least 1")
+        for lr in self.lrs:
+            require(0 < lr < math.inf, f"--lrs {lr}: must be a number above 0")
+        for seed in self.seeds:
+            require(0 <= seed <= MAX_SEED, f"--seeds {seed}: a seed is between 0 and {MAX_SEED}")
+        for cell in self.cells:
+            self.hidden_size(cell)
+
+    def cell(self, kind: str) -> CellConfig:
+        """The config of a cell."""
+        gates = {"rounds": self.rounds, "rank": self.rank} if kind == "mogrifier" else {}
+        return CellConfig.model_validate({"kind": kind} | gates)
+
+    def hidden_size(self, kind: str) -> int:
+        """The largest H with which the model has at most ``parameters``."""
+        size = bisect_right(range(1, self.parameters), self.parameters, key=partial(self._parameters, kind))
+        require(size > 0, f"--parameters {self.parameters}: too few for any {kind}; raise it")
+        return size
+
+    def settings(self, seed: int, length: int, kind: str, lr: float) -> dict[str, Any]:
+        """All that decides what comes out of one training."""
+        return {
+            "seed": seed, "length": length, "vocab": self.vocab, "cell": self.cell(kind).model_dump(),
+            "embedding_size": self.embedding_size, "hidden_size": self.hidden_size(kind),
+            "steps": self.steps, "lr": lr,
+        }  # fmt: skip
+
+    def _parameters(self, kind: str, hidden_size: int) -> int:
+        with shapes_only():
+            model = Copier(self.cell(kind), self.vocab, self.embedding_size, hidden_size)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Copier(nn.Module):
+    """An encoder and a decoder of one layer each. V symbols, and one more that ends a sequence."""
+
+    def __init__(self, cell: CellConfig, vocab: int, embedding_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.end, self.hidden_size = vocab, hidden_size
+        self.words, self.said = (nn.Embedding(vocab + 1, embedding_size) for _ in range(2))
+        self.encoder, self.decoder = (
+            recurrent_layer(cell, embedding_size, hidden_size, 0.0) for _ in range(2)
+        )
+        config = HeadConfig(kind="softmax", embedding_size=embedding_size)
+        self.head = Head(config, hidden_size, vocab + 1)
+        for embedding in (self.words, self.said):
+            nn.init.normal_(embedding.weight, std=embedding_size**-0.5)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens (L, B) → the decoder's states (L + 1, B, H) and what is to follow from them (L + 1, B)."""
+        end = torch.full_like(tokens[:1], self.end)
+        zero = self.words.weight.new_zeros(tokens.shape[1], self.hidden_size)
+        _, state = self.encoder(self.words(torch.cat((tokens, end))), (zero, zero))
+        targets = torch.cat((tokens.flip(0), end))
+        states, _ = self.decoder(self.said(torch.cat((end, targets[:-1]))), state)
+        return states, targets
+
+
+def copying(
+    options: CopyOptions,
+    out: Path,
+    poll: Poll = no_poll,
+    progress: Progress = no_progress,
+    corpora: Sequence[Corpus] = (),
+) -> dict[str, Any]:
+    """Train every cell at every length and rate; keep each in ``out`` as soon as it is there.
+
+    ``out/points.jsonl`` holds every training ever finished there, so the same command goes on where it was
+    stopped. ``out/reverse-copy.json`` is the returned result: a row for every seed, length and cell.
+
+    Args:
+        poll: called before every training step; may raise.
+        progress: told (trainings done, all trainings).
+        corpora: sequences of every length, V symbols; drawn at random if there are none.
+
+    Raises:
+        StorageError: ``out`` cannot be written, or its points cannot be read.
+        DivergenceError: a cell's trainings diverged at every rate.
+    """
+    of_length = {corpus.length: corpus for corpus in corpora}
+    if corpora:
+        fit = set(of_length) == set(options.lengths) and {c.vocab for c in corpora} == {options.vocab}
+        require(fit, "lengths and symbols of the corpora are not those of the options")
+    make_folder(out)
+    measured = Points(out / POINTS, MEASURES)
+    places = list(product(options.seeds, options.lengths, options.cells))
+    rows: list[dict[str, Any]] = []
+    for number, (seed, length, cell) in enumerate(places):
+        found: list[dict[str, Any]] = []
+        for at, lr in enumerate(options.lrs):
+            progress(number * len(options.lrs) + at, len(places) * len(options.lrs))
+            settings, corpus = options.settings(seed, length, cell, lr), of_length.get(length)
+            if corpus:
+                settings["corpus"] = list(corpus.fingerprints)
+            train = partial(train_point, options, seed, length, cell, lr, corpus, poll)
+            try:
+                found.append({"lr": lr} | measured.measured(settings, train))
+            except DivergenceError:
+                if lr == options.lrs[-1] and not found:
+                    raise
+        best = min(found, key=lambda point: float(point["valid_nll"]))
+        where = {"seed": seed, "length": length, "cell": cell}
+        rows.append(where | {"hidden_size": options.hidden_size(cell)} | best)
+    progress(len(places), len(places))
+    result: dict[str, Any] = {"settings": asdict(options), "rows": rows}
+    if corpora:
+        result["corpora"] = {corpus.folder: list(corpus.fingerprints) for corpus in corpora}
+    write_json(out / RESULT, result)
+    return result
+
+
+def train_point(
+    options: CopyOptions,
+    seed: int,
+    length: int,
+    kind: str,
+    lr: float,
+    corpus: Corpus | None = None,
+    poll: Poll = no_poll,
+) -> dict[str, Any]:
+    """Train one model, and measure it.
+
+    Returns:
+        ``parameters``; ``valid_nll`` and ``test_nll``, nats a token; ``exact``, the share of the test
+        sequences whose every token is the likeliest, the true ones before it given.
+    """
+    random = torch.Generator().manual_seed(seed)
+    data = corpus or Drawn(options.vocab, length, random)
+    batches = data.batches(random)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Copier(options.cell(kind), options.vocab, options.embedding_size, options.hidden_size(kind))
+    optim = OptimConfig(
+        lr=lr, betas=(0.0, 0.999), schedule="cosine", decay_steps=options.steps, clip_norm=CLIP / (length + 1)
+    )
+    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
+    for step in range(options.steps):
+        poll()
+        states, targets = model(next(batches))
+        loss = model.head.loss(states, targets) / targets.numel()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        optimizer.step()
+    (valid_nll, _), (test_nll, exact) = _measured(model, data.valid), _measured(model, data.test)
+    if not (learnt(valid_nll, options.vocab + 1) and learnt(test_nll, options.vocab + 1)):
+        raise DivergenceError(f"{kind} at length {length} diverged at rate {lr}; lower --lrs")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": count, "valid_nll": valid_nll, "test_nll": test_nll, "exact": exact}
+
+
+@torch.no_grad()
+def _measured(model: Copier, tokens: Tensor) -> tuple[float, float]:
+    """Nats a token, and the share of sequences that are right from beginning to end."""
+    nll, exact = 0.0, 0
+    for part in tokens.split(AT_ONCE, 1):
+        states, targets = model(part.long())
+        log_probs = model.head.log_probs(states)  # (L + 1, B, V + 1)
+        nll -= log_probs.gather(2, targets[..., None]).sum().item()
+        exact += int((log_probs.argmax(2) == targets).all(0).sum())
+    length, count = tokens.shape
+    return nll / (count * (length + 1)), exact / count

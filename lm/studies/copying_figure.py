@@ -1,0 +1,82 @@
+"""How a sweep of :mod:`lm.studies.copying` is shown: cross-entropy against the length of the sequences."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.console.pictures import save_figure
+from lm.console.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind tell apart
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#000000")
+
+
+def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
+    """Cross-entropy and exact copies by length and cell, means over the seeds, and what they cost."""
+    settings = result["settings"]
+    tables: list[Table | str] = []
+    for title, measure in (("Cross-entropy, nats a token", "test_nll"), ("Copied without error", "exact")):
+        found = _series(result, measure)
+        rows = [
+            {"length": length} | {cell: _mean(values[length]) for cell, values in found.items()}
+            for length in settings["lengths"]
+        ]
+        tables.append(Table(f"{title} (test)", rows))
+    sizes = {row["cell"]: (row["parameters"], row["hidden_size"]) for row in result["rows"]}
+    models = "; ".join(f"{cell}: {count:,} parameters, H = {size}" for cell, (count, size) in sizes.items())
+    tables.append(f"{models}; {settings['steps']:,} updates at each of {len(settings['lrs'])} rates")
+    tables.append(
+        f"knowing nothing of a sequence costs {math.log(settings['vocab']):.3f} nats for each token of it"
+    )
+    return tables
+
+
+def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
+    """Draw cross-entropy against length, a line for each cell, as PNG or SVG by the suffix of each path.
+
+    Points are means over the seeds, bars their range. The same result gives the same bytes.
+
+    Raises:
+        ConfigError: a suffix of another format.
+        StorageError: a file cannot be written.
+    """
+    style = {"font.size": 11, "text.parse_math": False}
+    save_figure(paths, partial(_draw, result), size=(6.5, 4.2), style=style)
+
+
+def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
+    axes, lengths = figure.subplots(), result["settings"]["lengths"]
+    for colour, (cell, by_length) in zip(_COLOURS, _series(result, "test_nll").items(), strict=False):
+        means = [_mean(by_length[length]) for length in lengths]
+        axes.plot(lengths, means, marker="o", color=colour, linewidth=1.8, label=cell)
+        if any(len(values) > 1 for values in by_length.values()):
+            low, high = ([pick(by_length[length]) for length in lengths] for pick in (min, max))
+            axes.vlines(lengths, low, high, color=colour, linewidth=1)
+    nothing = [_ignorance(result["settings"]["vocab"], length) for length in lengths]
+    axes.plot(lengths, nothing, color="#444444", linestyle="--", linewidth=1.0, label="knowing nothing")
+    axes.set(xlabel="length of the sequence", ylabel="cross-entropy, nats a token", xticks=lengths)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+
+
+def _series(result: Mapping[str, Any], measure: str) -> dict[str, dict[int, list[float]]]:
+    """The values of all seeds by cell and length."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in result["rows"]:
+        found.setdefault(row["cell"], {}).setdefault(row["length"], []).append(row[measure])
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _ignorance(vocab: int, length: int) -> float:
+    """Nats a token of a model that knows the task but nothing of the sequence; the end is no surprise."""
+    return math.log(vocab) * length / (length + 1)

@@ -1,0 +1,81 @@
+"""A language whose true distributions are known: what heads are measured against."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lm.analysis.spectrum import RankResult
+from lm.config.section import MAX_SEED
+from lm.errors import require
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language with log P = U Wᵀ − log Z, where U is (C, r − 1), W is (V, r − 1) and both are Gaussian.
+
+    The logits have rank r − 1 and the normaliser adds one. ``spread`` is their standard deviation in nats.
+
+    Raises:
+        ConfigError: a size or rank that no such matrix has, or a rank that float64 cannot tell.
+    """
+
+    seed: int
+    contexts: int
+    vocab: int
+    rank: int
+    spread: float = 3.0
+    context_law: Literal["uniform", "zipf"] = "uniform"
+
+    def __post_init__(self) -> None:
+        smaller = min(self.contexts, self.vocab)
+        require(smaller >= 2, "--contexts and --vocab must be at least 2")
+        require(0 <= self.seed <= MAX_SEED, f"--seeds {self.seed}: a seed is between 0 and {MAX_SEED}")
+        require(
+            2 <= self.rank <= smaller,
+            f"--rank {self.rank}: choose between 2 and {smaller}, the smaller of contexts and words",
+        )
+        require(0 < self.spread < 100, f"--spread {self.spread}: choose above 0 and below 100")
+        require(self.context_law in ("uniform", "zipf"), f"--context-law {self.context_law}: uniform or zipf")
+        measured = measured_rank(self.log_probs)
+        require(
+            measured == self.rank,
+            f"--rank {self.rank}: the language measures {measured} in float64; bring --spread nearer to 3",
+        )
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """log P(v | c), (C, V) float64."""
+        generator = torch.Generator().manual_seed(self.seed)
+        factors = [
+            torch.randn(size, self.rank - 1, generator=generator, dtype=torch.float64)
+            for size in (self.contexts, self.vocab)
+        ]
+        logits = factors[0] @ factors[1].T * (self.spread / math.sqrt(self.rank - 1))
+        return torch.log_softmax(logits, dim=-1)
+
+    @cached_property
+    def context_probs(self) -> Tensor:
+        """P(c), (C,) float64."""
+        numbers = torch.arange(1, self.contexts + 1, dtype=torch.float64)
+        weights = numbers.reciprocal() if self.context_law == "zipf" else torch.ones_like(numbers)
+        return weights / weights.sum()
+
+    @cached_property
+    def entropy(self) -> float:
+        """Of the next word given its context, nats: the loss of a perfect model."""
+        return -float(self.context_probs @ (self.log_probs.exp() * self.log_probs).sum(-1))
+
+    def divergence(self, log_probs: Tensor) -> float:
+        """KL(truth ‖ model) in nats, exact over all contexts; ``log_probs`` (C, V) are the model's."""
+        return float(self.context_probs @ (self.log_probs.exp() * (self.log_probs - log_probs)).sum(-1))
+
+
+def measured_rank(log_probs: Tensor) -> int:
+    """Numerical rank of a (C, V) float64 matrix: singular values above the expected roundoff error."""
+    values = torch.linalg.svdvals(log_probs)
+    rows, columns = log_probs.shape
+    return RankResult(values.numpy(), (rows, columns)).rank

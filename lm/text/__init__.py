@@ -1,0 +1,1 @@
+"""Texts, tokenizers and vocabularies."""

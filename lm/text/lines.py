@@ -1,0 +1,108 @@
+"""Strict, memory-bounded reading of text files, and the one policy for input that is not as it should be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
+
+from lm.errors import ConfigError, DataError, visible
+
+OnBadLine = Literal["error", "skip"]
+Line = tuple[int, str]  # number from 1, text without its line end
+
+MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
+_EXCERPT = 80
+_SIGNATURES = {
+    b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
+    b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
+    b"\x1f\x8b": "is gzip-compressed; unpack it with gunzip",
+    b"PK\x03\x04": "is a zip archive; unpack it with unzip",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A piece of the input that is not in the output, and why."""
+
+    file: str
+    line: int
+    reason: str
+    excerpt: str = ""
+
+
+class InputLog:
+    """The policy for bad input (``error`` stops, ``skip`` leaves it out) and a list of what is left out.
+
+    ``command`` is the one that can leave it out, for the remedy in error messages; None where none can.
+    """
+
+    def __init__(self, on_bad_line: OnBadLine = "error", command: str | None = "dialog prepare") -> None:
+        if on_bad_line not in ("error", "skip"):
+            raise ConfigError(f"--on-bad-line {visible(on_bad_line)}: must be error or skip")
+        self.on_bad_line = on_bad_line
+        self.command = command
+        self.dropped: list[Dropped] = []
+
+    def bad(
+        self, file: str, line: int, reason: str, remedy: str, *, column: int = 0, excerpt: str = ""
+    ) -> None:
+        """Bad input at a place: DataError, or an entry of ``dropped`` where bad input is skipped.
+
+        ``reason`` is counted over the whole input, so it holds nothing that changes from line to line.
+        """
+        if self.on_bad_line == "error":
+            place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
+            quoted = f" ({visible(excerpt[:_EXCERPT])})" if excerpt else ""
+            skip = f", or leave it out with `{self.command} … --on-bad-line skip`" if self.command else ""
+            raise DataError(f"{place}: {reason}{quoted}; {remedy}{skip}")
+        self.drop(file, line, reason, excerpt)
+
+    def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:
+        """Record what the format's own rules leave out; never an error."""
+        self.dropped.append(Dropped(file, line, reason, excerpt[:_EXCERPT]))
+
+
+def read_lines(
+    stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
+) -> Iterator[Line]:
+    """Lines of a UTF-8 text, split at ``\\n`` only: U+2028, U+0085, form feeds, lone CR stay inside a line.
+
+    The stream stands at the beginning of line ``first``; reading ends after line ``last``, or with the file.
+
+    A byte-order mark and the CR of a CRLF are removed. Invalid UTF-8, NUL bytes and lines longer than 16 MiB
+    are bad lines, named with line and column. DataError too where the whole file is UTF-16 or compressed.
+    """
+    number = first - 1
+    while (last is None or number < last) and (raw := _read_line(stream, name)):
+        number += 1
+        if number == 1:
+            for signature, message in _SIGNATURES.items():
+                if raw.startswith(signature):
+                    raise DataError(f"{visible(name)}: {message}")
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if len(raw) > MAX_LINE:
+            log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "check that lines end in a newline")
+            while raw and not raw.endswith(b"\n"):
+                raw = _read_line(stream, name)
+            continue
+        if b"\0" in raw:
+            log.bad(name, number, "NUL byte", "the file is not text", column=raw.index(b"\0") + 1)
+            continue
+        try:
+            yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            column = len(raw[: error.start].decode("utf-8")) + 1
+            log.bad(
+                name,
+                number,
+                "not UTF-8",
+                "convert the file with `iconv -f cp1252 -t utf-8` or what its encoding is",
+                column=column,
+                excerpt=f"byte 0x{raw[error.start]:02x}",
+            )
+
+
+def _read_line(stream: BinaryIO, name: str) -> bytes:
+    try:
+        return stream.readline(MAX_LINE + 1)
+    except OSError as error:
+        raise DataError(f"{visible(name)}: cannot be read ({error.strerror}); check the disk") from error

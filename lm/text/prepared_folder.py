@@ -1,0 +1,256 @@
+"""The folder that a ``prepare`` command writes: there as a whole or not at all, and known by its manifest.
+
+::
+
+    OUT/report.json     what was found
+    OUT/dropped.jsonl   one object for each piece left out: file, line, reason, excerpt
+    OUT/manifest.json   options, and size and SHA-256 of every file that was read and written
+
+Beside them lie the splits. The folder appears by rename.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, cast
+
+from lm.disk.filelock import alone
+from lm.disk.regular import open_regular
+from lm.disk.storage import (
+    make_folder,
+    move,
+    publish_folder,
+    read_json,
+    remove_tree,
+    sha256_file,
+    storage_errors,
+    sync,
+)
+from lm.errors import DataError, StorageError, visible
+from lm.stop import Poll, no_poll
+from lm.text.lines import Dropped
+
+MANIFEST = "manifest.json"
+_KEYS = {"format", "source", "options", "inputs", "outputs"}
+_BLOCK = 1 << 20  # bytes hashed between polls
+_DIALOG = "dialog prepare"  # the command of manifests that name none
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is in the folder; ``unchanged`` where it was there already, from the same input and options."""
+
+    folder: Path
+    report: Mapping[str, Any]
+    unchanged: bool
+
+
+def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
+    """Size and SHA-256 of the files of a source; DataError where one cannot be read."""
+    found = {}
+    for path in paths:
+        digest = hashlib.sha256()
+        with open_regular(path) as stream:
+            while block := stream.read(_BLOCK):
+                poll()
+                digest.update(block)
+            found[str(path)] = {"size": stream.tell(), "sha256": digest.hexdigest()}
+    return found
+
+
+def recorded_hashes(split: Path) -> dict[str, str]:
+    """SHA-256 of the files of a split, by name, that the manifest beside it has; {} without a manifest.
+
+    DataError where the manifest is damaged.
+    """
+    path = split.absolute().parent / MANIFEST
+    if not os.path.lexists(path):
+        return {}
+    try:
+        value = read_json(path)
+        known = _KEYS & set(value) if isinstance(value, dict) else set()
+        if not isinstance(value, dict) or not known:
+            return {}  # of something else
+        if known != _KEYS:
+            raise StorageError(f"{visible(path)}: damaged")
+        start = f"{split.absolute().name}/"
+        outputs = dict(value["outputs"])
+    except (StorageError, TypeError, ValueError) as error:
+        raise DataError(f"{visible(path)}: damaged; prepare the corpus again") from error
+    return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
+
+
+def damaged_outputs(folder: Path) -> list[str]:
+    """One line for each file of a prepared folder that is not what its manifest recorded."""
+    path, mend = folder / MANIFEST, "restore it from a copy"
+    try:
+        value = read_json(path)
+        if not isinstance(value, dict) or not set(value) >= _KEYS:
+            raise ValueError("of something else")
+        outputs = {Path(name): str(sha256) for name, sha256 in dict(value["outputs"]).items()}
+        if any(name.is_absolute() or ".." in name.parts for name in outputs):
+            raise ValueError("files of other folders")
+    except (StorageError, TypeError, ValueError):
+        return [f"{visible(path)}: missing or damaged; {mend}"]
+    problems = []
+    for name, sha256 in outputs.items():
+        try:
+            whole = sha256_file(folder / name) == sha256
+        except StorageError as error:
+            problems.append(f"{str(error).split(';')[0]}; {mend}")
+            continue
+        if not whole:
+            problems.append(f"{visible(folder / name)}: edited or damaged since it was prepared; {mend}")
+    return problems
+
+
+def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, str]) -> None:
+    """DataError unless a file that is open has the SHA-256 that a manifest recorded, if there is one."""
+    if hashes and hashlib.file_digest(stream, "sha256").hexdigest() != hashes.get(path.name):
+        raise DataError(
+            f"{visible(path)}: damaged or edited, its SHA-256 is not the manifest's; prepare the corpus again"
+        )
+    stream.seek(0)
+
+
+class OutputFolder:
+    """Where ``command`` writes its result, and what is there from an earlier time.
+
+    ``poll`` is called before every file that is hashed. StorageError where there is something else, which is
+    never replaced: no folder of ours, the result of another source, or files that were put beside ours.
+    """
+
+    def __init__(self, path: Path, command: str, poll: Poll = no_poll) -> None:
+        self.path = path
+        self.command = command
+        self._poll = poll
+        self._held = False  # by alone
+        self._out = out = Path(os.path.abspath(path))
+        self._lock = out.with_name(f".{out.name}.lock")  # there while somebody writes
+        self._tmp = out.with_name(f".{out.name}.tmp")  # where the result is built
+        self._old = out.with_name(f".{out.name}.old")  # where an older one waits until it is replaced
+        self._manifest = self._read_manifest()
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        foreign = StorageError(
+            f"{visible(self.path)}: exists and was not written by `{self.command}`; choose another --out"
+        )
+        with storage_errors(self.path):
+            if not os.path.lexists(self.path) or (self.path.is_dir() and not any(self.path.iterdir())):
+                return None
+            if not (self.path / MANIFEST).is_file():
+                raise foreign
+        value = read_json(self.path / MANIFEST)
+        if not isinstance(value, dict) or not set(value) >= _KEYS:
+            raise foreign
+        if value.get("command", _DIALOG) != self.command:
+            raise foreign
+        return dict(value)
+
+    def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
+        """The result that is there, if it is whole and was made from the ``wanted`` input and options.
+
+        Outside of :meth:`alone`, None too where another process is writing, or was killed and left something.
+        """
+        disturbed = not self._held and any(map(os.path.lexists, (self._lock, self._tmp, self._old)))
+        if disturbed or self._manifest is None:
+            return None
+        made_from = {key: value for key, value in self._manifest.items() if key != "outputs"}
+        if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # which reads them all
+            return None
+        report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
+        return Prepared(self.path, report, unchanged=True)
+
+    def require_replaceable(self, wanted: Mapping[str, Any]) -> None:
+        """Raise StorageError where another source's result is there, or files that we have not written."""
+        if self._manifest is None:
+            return
+        source, inputs = self._manifest["source"], self._manifest["inputs"]
+        if source != wanted["source"] and contents(inputs) != contents(wanted["inputs"]):
+            raise StorageError(
+                f"{visible(self.path)}: holds what `{self.command} {visible(source)}` wrote;"
+                " choose another --out, or remove it"
+            )
+        ours = {self.path / name for name in (MANIFEST, *self._manifest["outputs"])}
+        with storage_errors(self.path):
+            files = [path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink()]
+        if strangers := sorted(set(files) - ours):
+            raise StorageError(
+                f"{visible(strangers[0])}: not written by `{self.command}`, and would be lost;"
+                " move it elsewhere"
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, no other process writes the result, and what is there is as the last one left it.
+
+        StorageError at once where another is writing it.
+        """
+        make_folder(self._out.parent)
+        refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
+        with alone(self._lock, refusal):
+            self._restore()  # for a process that was killed
+            self._manifest = self._read_manifest()
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def _restore(self) -> None:
+        """The older result in its place if no other has taken it, and nothing beside it."""
+        if os.path.lexists(self._old) and not os.path.lexists(self._out):
+            move(self._old, self._out)
+        remove_tree(self._old)
+        remove_tree(self._tmp)
+
+    @contextmanager
+    def building(self) -> Iterator[Path]:
+        """An empty folder, which becomes the result if the body ends well, or vanishes; :meth:`alone`."""
+        with storage_errors(self.path):
+            self._tmp.mkdir()
+        try:
+            yield self._tmp
+            for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after what is in it
+                sync(path)
+            if self._out.exists():
+                move(self._out, self._old)
+            publish_folder(self._tmp, self._out)
+        finally:
+            self._restore()
+
+    def finish(
+        self,
+        folder: Path,
+        wanted: Mapping[str, Any],
+        report: Mapping[str, Any],
+        dropped: Iterable[Dropped],
+    ) -> Prepared:
+        """Write, beside the splits in the ``folder`` being built, the report and, last, the manifest."""
+        (folder / "report.json").write_bytes(_json(report, indent=1))
+        (folder / "dropped.jsonl").write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
+        manifest = {**wanted, "outputs": self._files(folder)}
+        (folder / MANIFEST).write_bytes(_json(manifest, indent=1))
+        return Prepared(self.path, report, unchanged=False)
+
+    def _files(self, folder: Path) -> dict[str, str]:
+        """SHA-256 of every file below a folder, but for the manifest."""
+        hashes = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
+            self._poll()
+            hashes[path.relative_to(folder).as_posix()] = sha256_file(path)
+        return hashes
+
+
+def contents(inputs: Mapping[str, Any]) -> list[str]:
+    """What was read, wherever it lay."""
+    return sorted(map(repr, inputs.values()))
+
+
+def _json(value: object, indent: int | None = None) -> bytes:
+    return (json.dumps(value, indent=indent) + "\n").encode()

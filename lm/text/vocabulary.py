@@ -1,0 +1,323 @@
+"""The vocabulary, and the codec that joins it to a tokenizer: text ↔ token ids.
+
+There are two kinds. Of a dialog, every utterance stands in ``<s>`` and ``</s>``, batches are filled with
+``<pad>``, and all other words are ``<unk>``. A language model reads one running text in which every line ends
+in ``<eos>``; it has ``<unk>`` only where the text has it or words were left out.
+
+A codec is stored with the run that trained on it, as ``vocabulary.json`` (a list of ``[token, count]`` in
+the order of the ids), ``tokenizer.json`` and, for sentencepiece, ``tokenizer.model``.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import punctuation
+from typing import Any, Self, get_args
+
+from lm.disk.regular import open_file
+from lm.disk.storage import MAX_JSON, write_atomic
+from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.text.tokenizers import (
+    BOS,
+    DIALOG,
+    EOS,
+    PAD,
+    PLAIN,
+    SPACE,
+    SPECIALS,
+    UNK,
+    SentencePiece,
+    Tokenizer,
+    TokenizerKind,
+    train_sentencepiece,
+)
+
+__all__ = [
+    "BOS",
+    "DIALOG",
+    "EOS",
+    "EOS_WORD",
+    "PAD",
+    "SPECIALS",
+    "UNK",
+    "Codec",
+    "TokenizerKind",
+    "Vocabulary",
+    "build_codec",
+    "require_known",
+    "unknown_words",
+]
+
+
+EOS_WORD = "<eos>"  # the end of a line in language models
+RESTORE = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
+_FOREIGN = 0.5  # share of unknown tokens
+_UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
+
+
+class Vocabulary:
+    """Tokens with their ids and how often training has them.
+
+    In a dialog's, which is ``framed``, ``<pad>`` is 0, ``<unk>`` 1, and the others follow by falling
+    frequency; ``eos`` is ``</s>``. In a language model's, all stand by falling frequency, ``eos`` is
+    ``<eos>``, which also stands before a text (``bos``), and ``unk`` is None where it has no ``<unk>``.
+    """
+
+    pad = 0
+    unk: int | None
+
+    def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
+        self.tokens = tuple(tokens)
+        self.counts = tuple(counts)
+        self._ids = {token: index for index, token in enumerate(self.tokens)}
+        if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
+            raise ValueError("a token occurs twice, or tokens and counts differ in number")
+        self.framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
+        if not self.framed and EOS_WORD not in self._ids:
+            raise ValueError(
+                f"a vocabulary has {EOS_WORD}, or starts with {PAD}, {UNK} and has {BOS} and {EOS}"
+            )
+        self.bos, self.eos = (
+            self._ids[mark] for mark in ((BOS, EOS) if self.framed else (EOS_WORD, EOS_WORD))
+        )
+        self.unk = self._ids.get(UNK)
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], size: int, required: Sequence[str] = (BOS, EOS)) -> Self:
+        """``<pad>``, ``<unk>`` and the ``size`` most frequent tokens of ``counts``, as Zhao et al. (2017).
+
+        Ties go to the token that comes first in ``counts``. ``required`` tokens are kept whatever their
+        count, at the cost of the least frequent others; ``<unk>`` has the count of all that is left out.
+        ConfigError where ``size`` cannot hold the required tokens.
+        """
+        if size < len(required):
+            raise ConfigError(
+                f"data.vocab_size = {size}: must be at least {len(required)}, for {' '.join(required)}"
+            )
+        candidates = dict.fromkeys(required, 0) | {t: n for t, n in counts.items() if t not in (PAD, UNK)}
+        free = size - len(required)
+        others = [token for token in candidates if token not in required]
+        others = sorted(others, key=lambda token: -candidates[token])[:free]  # stable: ties stay in order
+        kept = set(others).union(required)
+        ranked = sorted(
+            (token for token in candidates if token in kept), key=lambda token: -candidates[token]
+        )
+        unknown = sum(counts.values()) - sum(candidates[token] for token in ranked)
+        return cls((PAD, UNK, *ranked), (0, unknown, *(candidates[token] for token in ranked)))
+
+    @classmethod
+    def of_text(cls, counts: Mapping[str, int], size: int = 0, outside: int | None = None) -> Self:
+        """The vocabulary of a language model: the tokens of ``counts`` by falling frequency.
+
+        Ties go to the token that comes first in ``counts``, where the lines are counted as ``<eos>``.
+        ``size``, if not 0, is the most tokens that the vocabulary has: the least frequent are left out and
+        are ``<unk>``. So are the ``outside`` tokens of training that are not in ``counts``; None says that
+        no text has any.
+        ConfigError where ``size`` leaves room for no word.
+        """
+        words = sorted((t for t in counts if t not in (EOS_WORD, UNK)), key=lambda token: -counts[token])
+        marks = {EOS_WORD: counts.get(EOS_WORD, 0)}
+        if UNK in counts or outside is not None or (size and len(words) + 1 > size):
+            marks[UNK] = counts.get(UNK, 0) + (outside or 0)
+        if size:
+            room = size - len(marks)
+            if room < 1:
+                raise ConfigError(
+                    f"data.vocab_size = {size}: leaves room for no word beside {' '.join(marks)}"
+                )
+            if UNK in marks:
+                marks[UNK] += sum(counts[token] for token in words[room:])
+            words = words[:room]
+        kept = marks | {token: counts[token] for token in words}
+        order = {token: place for place, token in enumerate(dict.fromkeys((*counts, *marks)))}
+        ranked = sorted(kept, key=lambda token: (-kept[token], order[token]))
+        return cls(ranked, [kept[token] for token in ranked])
+
+    def ids(self, tokens: Iterable[str]) -> list[int]:
+        """Ids of tokens, special ones included; ``<unk>`` for what is not in the vocabulary.
+
+        KeyError, with the token, where the vocabulary has no ``<unk>`` either.
+        """
+        if self.unk is None:
+            return [self._ids[token] for token in tokens]
+        get, unk = self._ids.get, self.unk
+        return [get(token, unk) for token in tokens]
+
+    def words(self, ids: Iterable[int]) -> list[str]:
+        return [self.tokens[index] for index in ids]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._ids
+
+
+class Codec:
+    """A tokenizer and a vocabulary: what turns text into ids and back."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
+
+    def encode(self, text: str, place: str = "") -> list[int]:
+        """Ids of an utterance, without ``<s>`` and ``</s>``; for a language model of a line, with ``<eos>``.
+
+        DataError, naming the word and ``place``, for a word that a vocabulary without ``<unk>`` lacks.
+
+        An utterance never yields a special token (a ``<s>`` that someone typed is an unknown word), but for
+        the exact text ``<d>``, the pseudo-utterance that opens a dialog, and ``<unk>``, which is one unknown
+        token with every tokenizer, so that what :meth:`decode` shows of it comes back as it was.
+        """
+        if not self.vocabulary.framed:
+            return self.line_ids(self.tokenizer.split(text), place)
+        if text == DIALOG:
+            return self.vocabulary.ids([DIALOG])
+        unknown = self.vocabulary.ids([UNK])[0]
+        return [
+            self._words.get(token, unknown) for token in self.tokenizer.split(text.replace(UNK, _UNKNOWN))
+        ]
+
+    def line_ids(self, tokens: Sequence[str], place: str = "") -> list[int]:
+        """Ids of a line that is split already, with ``<eos>``; DataError as :meth:`encode`."""
+        try:
+            ids = self.vocabulary.ids(tokens)
+        except KeyError as error:
+            where = f"{visible(place)}: " if place else ""
+            raise DataError(
+                f"{where}the vocabulary has neither the word {visible(repr(error.args[0]))} nor {UNK}; "
+                "train with this text as one of the splits, or with a smaller vocabulary, which has it"
+            ) from error
+        ids.append(self.vocabulary.eos)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text for display, without ``<pad>``, ``<s>`` and ``</s>``; ``<eos>`` ends a line."""
+        words = self.vocabulary.words(ids)
+        if self.vocabulary.framed:
+            return self.tokenizer.join([word for word in words if word not in (PAD, BOS, EOS)])
+        lines: list[list[str]] = [[]]
+        for word in words:
+            if word == EOS_WORD:
+                lines.append([])
+            else:
+                lines[-1].append(word)
+        return "\n".join(map(self.tokenizer.join, lines))
+
+    def _files(self) -> dict[str, bytes]:
+        """The stored form: file name → content."""
+        pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
+        settings: dict[str, Any] = {"kind": self.tokenizer.kind, "lowercase": self.tokenizer.lowercase}
+        files = {"vocabulary.json": json.dumps(pairs, ensure_ascii=False, indent=0).encode()}
+        if isinstance(self.tokenizer, SentencePiece):
+            files["tokenizer.model"] = self.tokenizer.model
+            settings["model_sha256"] = hashlib.sha256(self.tokenizer.model).hexdigest()
+        return {"tokenizer.json": json.dumps(settings, indent=1).encode(), **files}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of tokenizer and vocabulary: equal exactly when two codecs give the same ids."""
+        known = json.dumps(self.vocabulary.tokens).encode() + self._files()["tokenizer.json"]
+        return hashlib.sha256(known).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the codec into an existing folder. StorageError where that fails."""
+        for name, content in self._files().items():
+            write_atomic(folder / name, content)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what :meth:`save` wrote. StorageError where a file is missing, damaged or not ours."""
+        path = folder / "tokenizer.json"
+        try:
+            settings = json.loads(_read(path))
+            kind, lowercase = settings["kind"], settings["lowercase"]
+            if kind in ("unigram", "bpe"):
+                path = folder / "tokenizer.model"
+                model = _read(path)
+                if hashlib.sha256(model).hexdigest() != settings["model_sha256"]:
+                    raise ValueError("its SHA-256 is not the one in tokenizer.json")
+                tokenizer: Tokenizer = SentencePiece(kind, model, lowercase)
+            else:
+                tokenizer = PLAIN[kind](lowercase)
+            path = folder / "vocabulary.json"
+            tokens, counts = zip(*json.loads(_read(path)), strict=True)
+            if not all(isinstance(token, str) for token in tokens):
+                raise ValueError("tokens must be strings")
+            return cls(tokenizer, Vocabulary(tokens, counts))
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise StorageError(f"{visible(path)}: {reason}; {RESTORE}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StorageError(f"{visible(path)}: damaged or foreign; {RESTORE}") from error
+
+
+def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
+    """``unknown: zürich, qqq``: the words of a text that are read as ``<unk>``, each once; empty for none."""
+    vocabulary = codec.vocabulary
+    if vocabulary.unk is None or (vocabulary.framed and text == DIALOG):
+        return ""
+    tokens = codec.tokenizer.split(text.replace(UNK, " ").replace("\n", " "))
+    known = SPECIALS if vocabulary.framed else ()
+    missing = dict.fromkeys(t.strip(f"{SPACE} ")[:40] for t in tokens if t in known or t not in vocabulary)
+    words = [word for word in missing if word.strip(punctuation)]
+    rest = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return f"unknown: {', '.join(words[:most])}{rest}" if words else ""
+
+
+def _read(path: Path) -> bytes:
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_JSON:
+            raise ValueError("larger than any that we write")
+        return file.read()
+
+
+def require_known(unknown: float, source: object) -> None:
+    """DataError where so large a share of a text is unknown that a run cannot have been trained for it."""
+    if unknown > _FOREIGN:
+        raise DataError(
+            f"{visible(source)}: {unknown:.0%} of its tokens are unknown to the run;"
+            " evaluate on the language and the spelling that the run was trained on"
+        )
+
+
+def build_codec(
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    lowercase: bool = True,
+    extra_counts: Mapping[str, int] | None = None,
+) -> Codec:
+    """Learn tokenizer and vocabulary from the training texts and nothing else.
+
+    ``extra_counts`` gives how often special tokens occur in training (``<s>``, ``</s>`` and, for dialogs,
+    ``<d>``); they compete for, and always get, a place among the ``vocab_size`` most frequent. The vocabulary
+    has ``vocab_size`` + 2 tokens, fewer where the texts have fewer. ConfigError for an unknown kind or a size
+    that cannot hold the special tokens, DataError where the texts are empty.
+    """
+    if kind not in get_args(TokenizerKind):
+        raise ConfigError(f"data.tokenizer = {kind!r}: must be one of {', '.join(get_args(TokenizerKind))}")
+    extra = {BOS: 0, EOS: 0} | dict(extra_counts or {})
+    if kind in ("unigram", "bpe"):
+        texts = list(texts)
+        tokenizer: Tokenizer = train_sentencepiece(kind, texts, vocab_size - len(extra), lowercase)
+    else:
+        tokenizer = PLAIN[kind](lowercase)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.split(text))
+    for special in SPECIALS:
+        counts[UNK] += counts.pop(special, 0)  # in a text these are unknown words, as encode() has it
+    if counts.total() == 0:
+        raise DataError("the training texts contain no token; check data.train")
+    if isinstance(tokenizer, SentencePiece):
+        pieces = [piece for piece in tokenizer.pieces() if piece not in SPECIALS]
+        counts = Counter(
+            {UNK: counts.total() - sum(counts[p] for p in pieces)} | {p: counts[p] for p in pieces}
+        )
+    return Codec(tokenizer, Vocabulary.build({**extra, **counts}, vocab_size, tuple(extra)))

@@ -1,0 +1,255 @@
+"""Divergence, components and examples: equal to their slow definitions, and sane at the edges."""
+
+import copy
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.analysis.components import (
+    component_statistics,
+    component_tables,
+    components_of_run,
+    prior_statistics,
+)
+from lm.analysis.divergence import divergence_tables, expected_divergence
+from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
+from lm.disk.storage import canonical_json
+from lm.errors import ConfigError, DataError, Interrupted
+from lm.heads.head import Head, HeadConfig
+
+WORDS = tuple(f"w{index}" for index in range(11))
+
+
+def stop() -> None:
+    raise Interrupted("interrupted")
+
+
+def log_probs(tokens: int, scale: float = 2.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(tokens, len(WORDS), dtype=torch.float64, generator=generator)).log_softmax(1)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 30.0])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_divergence_is_the_mean_over_all_pairs(scale: float, rows: int) -> None:
+    logs = log_probs(17, scale)
+    result = expected_divergence(iter(logs.split(rows)))
+    pairs = (logs.exp()[:, None] * (logs[:, None] - logs[None])).sum(-1)  # KL(P_c ‖ P_c')
+    expected = float(pairs.sum()) / (17 * 16)
+    assert result["expected_divergence"] == pytest.approx(expected, rel=1e-9, abs=1e-14)
+    assert result["mean_entropy"] == pytest.approx(float(-(logs.exp() * logs).sum(1).mean()))
+    assert (result["contexts"], result["vocabulary"]) == (17, 11)
+    canonical_json(result)
+    assert len(divergence_tables({"a": result, "b": result})[0].rows) == 2
+
+
+def test_divergence_needs_two_contexts_and_possible_words() -> None:
+    for tokens in (0, 1):
+        with pytest.raises(DataError, match="longer text"):
+            expected_divergence(iter([log_probs(tokens)]))
+    impossible = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
+    with pytest.raises(DataError, match="not finite"):
+        expected_divergence(iter([impossible]))
+    with pytest.raises(Interrupted):
+        expected_divergence(iter([log_probs(4)]), stop)
+
+
+def test_priors_of_known_shape_have_known_statistics() -> None:
+    alternating = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]]).repeat(5, 1)
+    sharp = prior_statistics(iter(alternating.split(3)))
+    assert sharp["prior_entropy"] == 0
+    assert sharp["prior_perplexity"] == 1
+    assert sharp["usage"] == [0.5, 0.5]
+    assert sharp["effective_components"] == pytest.approx(2)
+    flat = prior_statistics(iter([torch.full((7, 4), -math.log(4))]))
+    assert flat["prior_perplexity"] == pytest.approx(4)
+    assert flat["tokens"] == 7
+    one = prior_statistics(iter([torch.tensor([[0.0, -math.inf, -math.inf]])]))
+    assert one["effective_components"] == 1
+    with pytest.raises(DataError):
+        prior_statistics(iter([]))
+
+
+def joints(tokens: int, components: int) -> tuple[Tensor, Tensor]:
+    prior = torch.randn(tokens, components, dtype=torch.float64).log_softmax(1)
+    inside = (3 * torch.randn(tokens, components, len(WORDS), dtype=torch.float64)).log_softmax(2)
+    return prior[..., None] + inside, torch.randint(len(WORDS), (tokens,))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 50])
+def test_component_statistics_are_their_definitions(rows: int) -> None:
+    joint, targets = joints(13, 3)
+    result = component_statistics(zip(joint.split(rows), targets.split(rows), strict=True), WORDS, shown=11)
+    p = joint.exp()  # (T, K, V)
+    prior = p.sum(2)
+    assert result["usage"] == pytest.approx(prior.mean(0).tolist())
+    assert result["prior_entropy"] == pytest.approx(float(-(prior * prior.log()).sum(1).mean()))
+    responsible = [row[:, y] / row[:, y].sum() for row, y in zip(p, targets, strict=True)]
+    assert result["posterior_usage"] == pytest.approx(torch.stack(responsible).mean(0).tolist())
+    assert sum(result["posterior_usage"]) == pytest.approx(1)
+    mean = p.mean(0)  # the joint distribution of component and word
+    independent = mean.sum(1, keepdim=True) * mean.sum(0, keepdim=True)
+    assert result["mutual_information"] == pytest.approx(float((mean * (mean / independent).log()).sum()))
+    for k, preferred in enumerate(result["preferred"]):
+        assert preferred
+        contributions = [word["contribution"] for word in preferred]
+        assert contributions == sorted(contributions, reverse=True)
+        for word in preferred:
+            v = WORDS.index(word["word"])
+            assert word["share"] == pytest.approx(float(mean[k, v] / mean[:, v].sum()))
+            assert word["ratio"] == pytest.approx(word["share"] / result["usage"][k])
+            assert word["ratio"] > 1
+    canonical_json(result)
+
+
+def test_a_component_prefers_the_words_that_only_it_says() -> None:
+    """And neither the rarest of them first, nor one that all components say often."""
+    inside = torch.tensor([[0.7, 0.29, 0.01, 0.0, 0.0], [0.7, 0.0, 0.0, 0.29, 0.01]])
+    joint = (0.5 * inside).log().expand(6, 2, 5)
+    result = component_statistics(iter([(joint, torch.zeros(6, dtype=torch.long))]), "abcde")
+    assert [[word["word"] for word in preferred] for preferred in result["preferred"]] == [
+        ["b", "c"],
+        ["d", "e"],
+    ]
+    assert result["preferred"][0][0]["share"] == 1
+    assert result["mutual_information"] == pytest.approx(0.3 * math.log(2))
+
+
+def test_a_component_without_use_does_no_harm() -> None:
+    joint = torch.tensor([[[-0.7, -0.7], [-math.inf, -math.inf]]]).expand(3, 2, 2)
+    result = component_statistics(iter([(joint, torch.tensor([0, 1, 1]))]), "ab")
+    assert result["posterior_usage"] == [1, 0]
+    assert result["specialisation"] == pytest.approx([0, 0])
+    canonical_json(result)
+
+
+class StandIn:
+    """As much of a trained model as the analyses ask for: a head on fixed hidden states."""
+
+    def __init__(self, kind: str, words: tuple[str, ...] = WORDS, components: int = 4) -> None:
+        config = HeadConfig(kind=kind, components=components, embedding_size=5, tied=False)
+        head = Head(config, 6, len(words)).eval()
+        self.model = SimpleNamespace(head=head)
+        self.codec = SimpleNamespace(vocabulary=Vocabulary(words))
+        self.states = torch.randn(100, 6)
+
+    def readings(
+        self, ids: np.ndarray, *, window: int = 256, poll: Any = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(ids), window):
+            part = slice(start, min(start + window, len(ids)))
+            yield self.states[part, None], torch.from_numpy(ids[part])
+
+    def log_probs(self, ids: np.ndarray, poll: Any = None, rows: int = 256) -> Iterator[Tensor]:
+        head = copy.deepcopy(self.model.head).double()
+        for hidden, _ in self.readings(ids, window=rows):
+            yield head.log_probs(hidden[:, 0].double()).detach()
+
+    def component_log_probs(
+        self, ids: np.ndarray, poll: Any = None, rows: int = 64
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        head = copy.deepcopy(self.model.head).double()
+        for hidden, targets in self.readings(ids, window=rows):
+            yield head.component_log_probs(hidden[:, 0].double()).detach(), targets
+
+
+class Vocabulary(SimpleNamespace):
+    def __init__(self, tokens: tuple[str, ...]) -> None:
+        super().__init__(tokens=tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+IDS = np.arange(90) % len(WORDS)
+
+
+@pytest.mark.parametrize("kind", ["moc", "mos", "moss"])
+def test_components_of_a_run(kind: str) -> None:
+    run = StandIn(kind)
+    result = components_of_run(run, IDS[:80])
+    prior = run.model.head.parts.prior_link.log_normalised(run.model.head.prior(run.states[:80])).exp()
+    assert result["usage"] == pytest.approx(prior.mean(0).tolist(), rel=1e-5)
+    assert (result["tokens"], result["components"], result["head"]) == (80, 4, kind)
+    assert ("preferred" in result) == (kind != "moc")
+    canonical_json(result)
+    assert len(component_tables("run", result)[0].rows) == 4
+
+
+@pytest.mark.parametrize(("kind", "components"), [("softmax", 1), ("mos", 1)])
+def test_a_head_without_components_is_refused(kind: str, components: int) -> None:
+    with pytest.raises(ConfigError, match="no prior"):
+        components_of_run(StandIn(kind, components=components), IDS)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_examples_are_the_largest_gains(rows: int) -> None:
+    first, second = log_probs(60), log_probs(60, seed=1)
+    ids = np.arange(60) % 11
+    gains = (second - first)[torch.arange(60), torch.from_numpy(ids)].numpy()
+    wanted = Wanted(count=5, margin=0.5, context=3)
+    result = find_examples(iter(first.split(rows)), iter(second.split(rows)), ids, WORDS, wanted)
+    order = sorted((place for place in range(60) if gains[place] >= 0.5), key=lambda place: -gains[place])
+    assert [example["position"] for example in result["examples"]] == order[:5]
+    assert len(order) > 5
+    assert result["mean_gain"] == pytest.approx(float(gains.mean()))
+    assert result["share_better"] == pytest.approx(float((gains > 0).mean()))
+    for example in result["examples"]:
+        place = example["position"]
+        assert example["gain"] == pytest.approx(gains[place])
+        assert example["gain"] == pytest.approx(example["log_prob"]["b"] - example["log_prob"]["a"])
+        assert example["target"] == WORDS[ids[place]]
+        assert example["context"] == [WORDS[index] for index in ids[max(0, place - 3) : place]]
+        for name, logs in (("a", first), ("b", second)):
+            top = logs[place].topk(5)
+            assert [guess["word"] for guess in example["guesses"][name]] == [WORDS[i] for i in top.indices]
+            shown = [guess["probability"] for guess in example["guesses"][name]]
+            assert shown == pytest.approx(top.values.exp().tolist())
+    canonical_json(result)
+    assert len(example_tables("A", "B", result)) == 6
+
+
+def test_of_equal_gains_the_earlier_stay() -> None:
+    first = torch.full((9, 4), -math.log(4), dtype=torch.float64)
+    second = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64).log().expand(9, 4)
+    ids = np.zeros(9, np.int64)
+    for rows in (1, 2, 9):
+        blocks = iter(first.split(rows)), iter(second.split(rows))
+        result = find_examples(*blocks, ids, "abcd", Wanted(count=3, margin=0.0))
+        assert [example["position"] for example in result["examples"]] == [0, 1, 2]
+        guesses = result["examples"][0]["guesses"]
+        assert [guess["word"] for guess in guesses["a"]] == ["a", "b", "c", "d"]
+    assert result["examples"][0]["context"] == []
+
+
+def test_no_example_is_worse_than_the_margin() -> None:
+    logs = log_probs(9)
+    ids = np.zeros(9, np.int64)
+    result = find_examples(iter([logs]), iter([logs]), ids, WORDS, Wanted(margin=0.1))
+    assert result["examples"] == []
+    assert result["share_better"] == 0
+    assert "no token" in str(example_tables("A", "B", result)[1])
+    none = find_examples(iter([logs]), iter([logs]), ids, WORDS, Wanted(count=0, margin=0.0))
+    assert none["examples"] == []
+    for blocks in ([logs[:, :3]], [logs[:4]], [logs, logs], []):
+        with pytest.raises(ValueError, match=r"match|rows|zip|cover"):
+            find_examples(iter([logs]), iter(blocks), ids, WORDS)
+    with pytest.raises(Interrupted):
+        find_examples(iter([logs]), iter([logs]), ids, WORDS, poll=stop)
+
+
+def test_runs_are_compared_on_one_vocabulary() -> None:
+    first, second = StandIn("softmax", components=1), StandIn("mos")
+    result = compare_runs(first, second, IDS, Wanted(count=4, margin=0.0))
+    assert len(result["examples"]) == 4
+    assert result["tokens"] == len(IDS)
+    with pytest.raises(DataError, match="different vocabularies"):
+        compare_runs(first, StandIn("mos", (*WORDS[1:], "other")), IDS)
+    with pytest.raises(DataError, match="longer"):
+        compare_runs(first, second, IDS[:0])

@@ -1,0 +1,406 @@
+"""Numerical rank in bounded memory: equal to LAPACK's, bounded, and what theory says of each head."""
+
+import copy
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.analysis.bidiagonal import bidiagonal_values
+from lm.analysis.rank import Plan, log_prob_rank, rank_of_run, rank_report, rank_tables
+from lm.analysis.scratch import ScratchMatrix
+from lm.analysis.spectrum import RankResult
+from lm.analysis.spectrum_figure import curve, draw_spectra
+from lm.disk.storage import canonical_json
+from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.heads.head import Head, HeadConfig
+from lm.stop import Steps
+
+
+def in_blocks(matrix: np.ndarray, rows: int = 50) -> Iterator[np.ndarray]:
+    return (matrix[start : start + rows] for start in range(0, len(matrix), rows))
+
+
+def matrix_of(kind: str, tokens: int, vocab: int) -> np.ndarray:
+    random = np.random.default_rng(tokens * 1000 + vocab)
+    size = min(tokens, vocab)
+    if kind == "random":
+        return random.standard_normal((tokens, vocab))
+    left = np.linalg.qr(random.standard_normal((tokens, size)))[0]
+    right = np.linalg.qr(random.standard_normal((vocab, size)))[0]
+    values = {
+        "ill-conditioned": np.logspace(3, -15, size),
+        "low rank": np.where(np.arange(size) < 3, 5.0, 0.0),
+        "clustered": np.repeat([4.0, 4.0 - 1e-13, 1e-9, 0.0], -(-size // 4))[:size],
+    }[kind]
+    return (left * values) @ right.T
+
+
+def plan_of(matrix: np.ndarray, memory: int, dense: int = 0) -> Plan:
+    return Plan(max(matrix.shape), min(matrix.shape), memory, dense)
+
+
+SHAPES = [(90, 40), (40, 90), (64, 64), (37, 36), (200, 7), (5, 120), (1, 9), (9, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("kind", ["random", "ill-conditioned", "low rank", "clustered"])
+@pytest.mark.parametrize(("tokens", "vocab"), SHAPES)
+def test_singular_values_are_those_of_lapack(kind: str, tokens: int, vocab: int) -> None:
+    matrix = matrix_of(kind, tokens, vocab)
+    expected = np.linalg.svd(matrix, compute_uv=False)
+    size = min(matrix.shape)
+    for memory, dense in ((8 * 5 * 11 * size, 0), (8 * 16 * 6 * size, 0), (1 << 20, 1024)):
+        plan = plan_of(matrix, memory, dense)
+        result = log_prob_rank(in_blocks(matrix, 13), tokens, vocab, plan=plan)
+        assert result.singular_values.shape == expected.shape
+        assert (np.diff(result.singular_values) <= 0).all()
+        assert np.abs(result.singular_values - expected).max() <= 1e-14 * expected[0]
+
+
+def test_the_gram_matrix_would_not_do() -> None:
+    matrix = matrix_of("ill-conditioned", 90, 40)
+    result = log_prob_rank(in_blocks(matrix), 90, 40, plan=plan_of(matrix, 1 << 18))
+    exact = np.linalg.svd(matrix, compute_uv=False)
+    gram = np.sqrt(np.abs(np.linalg.eigvalsh(matrix.T @ matrix)[::-1]))
+    assert np.abs(gram - exact).max() > 1e-10 * exact[0]
+    assert result.rank == RankResult(exact, (90, 40)).rank < RankResult(gram, (90, 40)).rank
+
+
+def test_the_cut_into_blocks_is_immaterial() -> None:
+    matrix = matrix_of("random", 70, 30)
+    plan = plan_of(matrix, 1 << 17)
+    whole = log_prob_rank(iter([matrix]), 70, 30, plan=plan).singular_values
+    ragged = [torch.from_numpy(matrix[:1]), matrix[1:1], matrix[1:66], matrix[66:]]
+    assert np.array_equal(whole, log_prob_rank(iter(ragged), 70, 30, plan=plan).singular_values)
+
+
+SQUARE = [(600, 600), (600, 620), (620, 600), (1200, 600)]  # the triangle is larger than the quarter
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab"),
+    [(1600, 100), (100, 1600), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in SQUARE)],
+)
+def test_memory_stays_within_a_quarter_of_the_matrix(tokens: int, vocab: int, tmp_path: Path) -> None:
+    quarter = tokens * vocab * 8 // 4
+    random = np.random.default_rng(1)
+    blocks = (random.standard_normal((2, vocab)) for _ in range(tokens // 2))
+    plan = Plan.of(tokens, vocab, memory=quarter)
+    log_prob_rank(in_blocks(np.ones((4, 3))), 4, 3)  # imports and caches are no part of the bound
+    tracemalloc.start()
+    try:
+        log_prob_rank(blocks, tokens, vocab, scratch=tmp_path, plan=plan)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < quarter
+    assert not list(tmp_path.iterdir())
+
+
+def test_by_default_the_memory_is_a_quarter_of_the_matrix() -> None:
+    assert Plan.of(82_430, 10_000).memory == 82_430 * 10_000 * 2
+    assert Plan.of(10, 10).memory == 32 << 20
+    assert not Plan.of(82_430, 10_000).is_dense
+    assert Plan.of(82_430, 500).is_dense
+    for tokens, vocab in ((10_000, 10_000), (20_000, 10_000), (3_000, 33_278), (245_570, 33_278)):
+        plan = Plan.of(tokens, vocab)
+        size = min(tokens, vocab)
+        assert plan.width >= 32
+        assert 13 * plan.width * size * 8 <= plan.memory, "the band reduction"
+        assert (2 * plan.rows + 2 * plan.width) * size * 8 <= plan.memory, "the merge"
+
+
+def head_of(kind: str, bias: bool, size: int = 6, vocab: int = 60) -> Head:
+    mixture = kind in ("moc", "mos", "moss")
+    config = HeadConfig(
+        kind=kind,
+        components=4 if mixture else 1,
+        embedding_size=size if mixture else None,
+        output_bias=bias,
+        tied=False,
+    )
+    head = Head(config, size, vocab).double().eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(std=1.0)
+    return head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [40, 60, 150])
+@pytest.mark.parametrize("kind", ["softmax", "moc", "sigsoftmax", "mos", "moss"])
+def test_rank_is_what_theory_says_of_each_head(kind: str, tokens: int, bias: bool) -> None:
+    """Softmax and MoC cannot exceed E + 1 (normaliser) + 1 (bias) and reach it; the others pass it."""
+    head = head_of(kind, bias)
+    with torch.no_grad():
+        matrix = head.log_probs(torch.randn(tokens, 6, dtype=torch.float64))
+    for dense in (0, 1024):
+        result = log_prob_rank(
+            in_blocks(matrix.numpy()), tokens, 60, plan=plan_of(matrix.numpy(), 1 << 18, dense)
+        )
+        if kind in ("softmax", "moc"):
+            assert result.rank == 6 + 1 + bias
+        else:
+            assert result.rank > 6 + 2
+            assert result.rank >= (8 if kind == "sigsoftmax" else 30)
+
+
+def test_rounding_to_float32_is_seen_by_the_float64_threshold_and_not_by_its_own() -> None:
+    head = head_of("softmax", bias=True)
+    with torch.no_grad():
+        matrix = head.log_probs(torch.randn(150, 6, dtype=torch.float64)).float().double().numpy()
+    result = log_prob_rank(in_blocks(matrix), 150, 60)
+    assert result.rank == 60
+    assert result.ranks["roundoff_float32"] == 8
+
+
+def test_thresholds_are_the_published_formulas() -> None:
+    result = RankResult(np.array([8.0, 1e-5, 1e-14]), (5, 3))
+    assert result.thresholds == {
+        "roundoff_float64": 0.5 * 3 * 8.0 * 2.0**-52,
+        "roundoff_float32": 0.5 * 3 * 8.0 * 2.0**-23,
+        "numpy_float64": 5 * 8.0 * 2.0**-52,
+        "numpy_float32": 5 * 8.0 * 2.0**-23,
+    }
+    assert result.ranks == {
+        "roundoff_float64": 3,
+        "roundoff_float32": 2,
+        "numpy_float64": 3,
+        "numpy_float32": 2,
+    }
+    assert result.dtype == "float64"
+
+
+def test_bisection_holds_for_degenerate_bidiagonal_matrices() -> None:
+    def values(diagonal: list[float], above: list[float]) -> list[float]:
+        return bidiagonal_values(np.array(diagonal), np.array(above), Steps(1)).tolist()
+
+    assert values([0.0, 0.0], [0.0]) == [0.0, 0.0]
+    assert values([-3.0], []) == pytest.approx([3.0], rel=1e-15)
+    assert values([0.0, 0.0, 0.0], [2.0, 0.0]) == pytest.approx([2.0, 0.0, 0.0], abs=1e-15)
+    assert values([1e-200, 1.0], [0.0]) == pytest.approx([1.0, 0.0], abs=1e-16)
+    assert values([3e120, 0.0], [4e120]) == pytest.approx([5e120, 0.0], rel=1e-15, abs=1e105)
+
+
+def test_progress_ends_at_the_total_and_a_poll_can_interrupt_every_stage() -> None:
+    matrix = matrix_of("random", 150, 120)
+    told: list[tuple[int, int]] = []
+    polls = 0
+
+    def count() -> None:
+        nonlocal polls
+        polls += 1
+
+    plan = plan_of(matrix, 1 << 17)
+    log_prob_rank(in_blocks(matrix), 150, 120, count, lambda *pair: told.append(pair), plan=plan)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert {total for _, total in told} == {plan.work}
+    assert 0.9 <= told[-1][0] / plan.work <= 1
+
+    def stop_at(number: int) -> None:
+        def poll() -> None:
+            nonlocal number
+            number -= 1
+            if number < 0:
+                raise Interrupted("interrupted")
+
+        log_prob_rank(in_blocks(matrix), 150, 120, poll, plan=plan)
+
+    for number in range(0, polls, max(1, polls // 10)):
+        with pytest.raises(Interrupted):
+            stop_at(number)
+
+
+def test_bad_matrices_are_refused(tmp_path: Path) -> None:
+    matrix = np.zeros((4, 3))
+    with pytest.raises(DataError, match="longer text"):
+        log_prob_rank(iter([]), 0, 3)
+    infinite = matrix.copy()
+    infinite[2, 1] = -np.inf
+    with pytest.raises(DataError, match="token 3 are not finite"):
+        log_prob_rank(in_blocks(infinite, 2), 4, 3)
+    for blocks in ([matrix.astype(np.float32)], [matrix[:, :2]], [matrix[0]], [matrix[:3]]):
+        with pytest.raises(ValueError, match=r"needed|rows came"):
+            log_prob_rank(iter(blocks), 4, 3)
+    with pytest.raises(StorageError):
+        log_prob_rank(in_blocks(matrix), 4, 3, scratch=tmp_path / "missing" / "\0")
+    assert log_prob_rank(in_blocks(matrix), 4, 3).rank == 0
+
+
+def test_a_scratch_matrix_keeps_what_is_written(tmp_path: Path) -> None:
+    expected, random = np.zeros((7, 5)), np.random.default_rng(0)
+    with ScratchMatrix(7, 5, tmp_path) as matrix:
+        for _ in range(30):
+            top, left = random.integers(7), random.integers(5)
+            rows, columns = slice(top, random.integers(top, 8)), slice(left, random.integers(left, 6))
+            values = random.standard_normal((rows.stop - rows.start, columns.stop - columns.start))
+            matrix.write(rows, columns, values)
+            expected[rows, columns] = values
+            assert np.array_equal(matrix.read(rows, columns), values)
+            assert np.array_equal(matrix.read(slice(None), slice(left, None)), expected[:, left:])
+        with pytest.raises(ValueError, match="values for"):
+            matrix.write(slice(0, 2), slice(0, 2), np.zeros((2, 3)))
+    with pytest.raises(StorageError, match="B are needed"):
+        ScratchMatrix(1 << 25, 1 << 25, tmp_path)
+
+
+def spectrum_of(rank: int) -> RankResult:
+    return RankResult(np.where(np.arange(20) < rank, np.logspace(2, -3, 20), 1e-17), (30, 20))
+
+
+def test_a_spectrum_comes_back_as_it_was(tmp_path: Path) -> None:
+    path, result = tmp_path / "spectrum.npz", spectrum_of(9)
+    result.save(path)
+    loaded = RankResult.load(path)
+    assert np.array_equal(loaded.singular_values, result.singular_values)
+    assert (loaded.shape, loaded.ranks) == (result.shape, result.ranks)
+    first = path.read_bytes()
+    result.save(path)
+    assert path.read_bytes() == first
+    with np.load(path) as arrays:
+        assert arrays["shape"].tolist() == [30, 20]
+        assert (
+            dict(zip(arrays["threshold_names"], arrays["threshold_values"], strict=True)) == result.thresholds
+        )
+
+
+def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spectrum.npz"
+    spectrum_of(9).save(path)
+    good = path.read_bytes()
+    middle = len(good) // 8
+    flipped = good[:middle] + bytes([good[middle] ^ 0x40]) + good[middle + 1 :]
+    for bad in (b"", b"no archive", good[: len(good) // 2], flipped):
+        path.write_bytes(bad)
+        with pytest.raises(StorageError, match=r"not a stored spectrum .*; measure the rank again"):
+            RankResult.load(path)
+    values = np.logspace(1, 0, 4)
+    names, limits = zip(*RankResult(values, (4, 5)).thresholds.items(), strict=True)
+    fields = {
+        "singular_values": values,
+        "shape": np.array([4, 5]),
+        "threshold_names": np.array(names),
+        "threshold_values": np.array(limits),
+        "weights_sha256": np.array("w"),
+        "ids_sha256": np.array("i"),
+    }
+    changes: list[dict[str, np.ndarray]] = [
+        {"singular_values": values[::-1]},
+        {"singular_values": values.astype(np.float32)},
+        {"singular_values": -values[::-1]},
+        {"singular_values": np.full(4, np.nan)},
+        {"shape": np.array([4, 3])},
+        {"shape": np.array([4])},
+        {"threshold_values": np.array(limits) * 2},
+        {"weights_sha256": np.array(["w", "x"])},
+        {"singular_values": np.array([{}] * 4, dtype=object)},
+    ]
+    for change in changes:
+        np.savez(path, **(fields | change), allow_pickle=True)
+        with pytest.raises(StorageError, match="not a stored spectrum"):
+            RankResult.load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("singular_values.npy", b"\x93NUMPY")
+    with pytest.raises(StorageError):
+        RankResult.load(path)
+    np.savez(path, **fields)
+    loaded = RankResult.load(path)
+    assert (loaded.rank, loaded.weights_sha256, loaded.ids_sha256) == (4, "w", "i")
+
+
+def test_the_figure_shows_every_run_and_is_reproducible(tmp_path: Path) -> None:
+    spectra = {"softmax $\\nonsense$": spectrum_of(6), "mos <&>": spectrum_of(20)}
+    paths = [tmp_path / "a.svg", tmp_path / "a.png"]
+    draw_spectra(spectra, paths)
+    first = [path.read_bytes() for path in paths]
+    draw_spectra(spectra, paths)
+    assert [path.read_bytes() for path in paths] == first
+    assert first[1].startswith(b"\x89PNG")
+    assert b"<svg" in first[0]
+    assert b"<dc:date>" not in first[0]
+    with pytest.raises(DataError, match="zero"):
+        draw_spectra({"zero": RankResult(np.zeros(3), (3, 3))}, paths)
+    with pytest.raises(ConfigError, match="end in"):
+        draw_spectra(spectra, [tmp_path / "a.pdf"])
+    assert not (tmp_path / "a.pdf").exists()
+
+
+def test_the_curve_counts_the_values_below() -> None:
+    shares, percentages = curve(RankResult(np.array([4.0, 2.0, 2.0, 1.0, 0.0]), (5, 5)))
+    assert shares.tolist() == [0.25, 0.5, 0.5, 1.0]
+    assert percentages.tolist() == [20.0, 40.0, 40.0, 80.0]
+
+
+class StandIn:
+    """As much of a trained model as ranks ask for: a head on fixed hidden states."""
+
+    def __init__(self, head: Head) -> None:
+        self.model = SimpleNamespace(head=head, named_parameters=head.named_parameters)
+        self.calls = 0
+        self.codec = SimpleNamespace(vocabulary=range(head.vocab_size))
+        self.states = torch.randn(500, head.hidden_size)
+
+    def log_probs(self, ids: np.ndarray, poll: object = None, rows: int = 256) -> Iterator[torch.Tensor]:
+        self.calls += 1
+        head = copy.deepcopy(self.model.head).double()
+        for start in range(0, len(ids), rows):
+            yield head.log_probs(self.states[start : min(start + rows, len(ids))].double()).detach()
+
+
+@pytest.mark.parametrize(("kind", "ceiling"), [("softmax", 7), ("mos", None)])
+def test_the_rank_of_a_run_is_reported_with_its_ceiling(
+    kind: str, ceiling: int | None, tmp_path: Path
+) -> None:
+    run, path = StandIn(head_of(kind, bias=False)), tmp_path / "spectrum.npz"
+    result = rank_of_run(run, np.arange(200), spectrum=path, scratch=tmp_path)
+    assert (result["tokens"], result["vocabulary"], result["dtype"]) == (200, 60, "float64")
+    assert result["ceiling"] == ceiling
+    assert (result["rank"] == 7) if ceiling else (result["rank"] > 30)
+    loaded = RankResult.load(path)
+    assert rank_report(loaded).items() <= result.items()
+    canonical_json(result)
+    assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
+
+
+def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_path: Path) -> None:
+    config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
+    run = StandIn(Head(config, 6, 60).double().eval())
+    result = rank_of_run(run, np.arange(200), scratch=tmp_path)
+    assert result["rank"] == result["ceiling"] == 7
+
+
+def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:
+    run, path = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.first-80.npz"
+    ids, others = np.arange(80), np.arange(80)[::-1]
+
+    def measure(ids: np.ndarray) -> dict[str, Any]:
+        return rank_of_run(run, ids, spectrum=path, scratch=tmp_path)
+
+    first = measure(ids)
+    assert (first["spectrum"], first["kept_from_before"], run.calls) == (str(path), False, 1)
+    before = path.read_bytes()
+    assert measure(ids) == first | {"kept_from_before": True}
+    assert measure(ids.astype(np.int32)) == first | {"kept_from_before": True}, "the same ids, stored wider"
+    assert run.calls == 1
+    beside = measure(others)
+    assert beside["spectrum"] == str(tmp_path / f"rank-test.first-80.{beside['ids_sha256'][:6]}.npz")
+    assert not beside["kept_from_before"]
+    assert measure(others)["kept_from_before"]
+    assert measure(ids)["kept_from_before"]
+    assert (path.read_bytes(), run.calls) == (before, 2)
+    with torch.no_grad():
+        next(iter(run.model.head.parameters())).mul_(1.5)
+    again = measure(ids)
+    assert (again["spectrum"], again["kept_from_before"], run.calls) == (str(path), False, 3)
+    assert again["weights_sha256"] != first["weights_sha256"]
+    path.write_bytes(before[:100])
+    assert measure(ids) == again
+    assert run.calls == 4
+    footer = rank_tables({"a": again, "b": again | {"kept_from_before": True}})[-1]
+    assert footer == "kept from before: b"

@@ -1,0 +1,137 @@
+"""Temperatures by word, by place in the sentence and over training: equal to what they stand for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.analysis.examples import Wanted, compare_runs, example_tables
+from lm.analysis.temperature import occurrences, places, profile, temperature_report
+from lm.cli import main
+from lm.disk.storage import canonical_json
+from lm.errors import ConfigError, DataError
+from lm.runs.checkpoint import CheckpointStore
+from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
+
+EOS = 0
+
+
+def sentence(*lengths: int) -> np.ndarray:
+    return np.concatenate([np.append(np.full(length, 1), EOS) for length in lengths])
+
+
+def test_places_are_the_ends_and_the_middle_of_sentences_of_fifteen_to_twenty_five_words() -> None:
+    ids = np.append(sentence(14, 15, 25, 26, 0, 20), np.full(20, 1))
+    first, longest, other = places(ids, EOS)
+    assert first.tolist() == [*range(15, 30)]
+    assert longest.tolist() == [*range(31, 36), *range(41, 46), *range(51, 56)]
+    assert other[[0, 4, 10, 14]].tolist() == [85, 89, 100, 104]
+    assert places(sentence(3), EOS).shape == (0, 15)
+
+
+def test_a_profile_is_the_mean_over_contexts_and_over_words() -> None:
+    trained = tiny_lm(temperature="sigmoid")
+    ids = ids_of(trained, 50)
+    found = profile(trained, ids)
+    hidden = torch.cat([states[:, 0] for states, _ in trained.readings(ids)])
+    with torch.no_grad():
+        tau = trained.model.head.temperatures(hidden).numpy()
+    np.testing.assert_allclose(found.by_word, tau.mean(0))
+    np.testing.assert_allclose(found.spread, tau.std(0))
+    np.testing.assert_allclose(found.of_contexts, tau.mean(1))
+    np.testing.assert_allclose(found.at_words, tau[np.arange(50), ids])
+    words = trained.codec.vocabulary.tokens
+    report = temperature_report(found, words)
+    assert report["mean"] == pytest.approx(tau.mean())
+    assert report["hottest"][0]["word"] == words[tau.mean(0).argmax()]
+    assert report["coldest"][0]["word"] == words[tau.mean(0).argmin()]
+    canonical_json(report)
+
+
+def test_the_published_temperature_is_constant_on_the_average_of_words_in_every_place() -> None:
+    trained = tiny_lm(temperature="contextual")
+    vocabulary = trained.codec.vocabulary
+    ids = np.where(sentence(15, 20, 25) == EOS, vocabulary.eos, (vocabulary.eos + 1) % len(vocabulary))
+    found = profile(trained, ids.astype(np.uint16))
+    np.testing.assert_allclose(found.of_contexts, 2 * (1 + 1 / len(vocabulary)), rtol=1e-12)
+    report = temperature_report(found, vocabulary.tokens)
+    assert report["sentences"] == 3
+    assert [row["part"] for row in report["positions"]] == ["first"] * 5 + ["middle"] * 5 + ["last"] * 5
+    assert report["positions"][7]["mean"] == pytest.approx(found.at_words[found.places[:, 7]].mean())
+    for column, row in zip(found.places.T, report["positions"], strict=True):
+        error = found.at_words[column].std(ddof=1) / 3**0.5
+        assert row["half_interval"] == pytest.approx(1.96 * error)
+        assert error > 0
+
+
+def test_what_has_no_temperatures_is_refused() -> None:
+    trained = tiny_lm(temperature="constant")
+    with pytest.raises(ConfigError, match=r"head\.temperature = 'constant' is the same for every word"):
+        profile(trained, ids_of(trained, 5))
+    trained = tiny_lm(temperature="additive")
+    with pytest.raises(DataError, match="too few to score"):
+        profile(trained, ids_of(trained, 0))
+
+
+def test_the_command_shows_every_checkpoint(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", temperature="sigmoid")
+    store = CheckpointStore(run / "checkpoints")
+    store.commit(5, {"model": store.weights("step-3")}, {}, {})
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ending(main, "analyze", "temperature", "run", "--over-training", "--json", "t.json")
+    assert (code, err) == (0, "")
+    assert "run step-3" in out
+    assert "run step-5" in out
+    assert {path.name for path in Path("analysis").iterdir()} == {"temperature.png", "temperature.svg"}
+    result = json.loads(Path("t.json").read_text())["runs"]
+    assert [row["checkpoint"] for row in result.values()] == ["step-3", "step-5"]
+    assert all(0.5 < row["coldest"][0]["mean"] < row["hottest"][0]["mean"] < 3.5 for row in result.values())
+
+
+def test_every_place_of_a_word_has_its_temperature(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = tiny_lm(temperature="sigmoid")
+    ids, words = ids_of(trained, 50), trained.codec.vocabulary.tokens
+    word = words[ids[20]]
+    found = profile(trained, ids)
+    places = occurrences(found, ids, words, word, context=3)
+    assert [place["position"] for place in places] == np.flatnonzero(ids == ids[20]).tolist()
+    assert [place["temperature"] for place in places] == found.at_words[ids == ids[20]].tolist()
+    here = next(place for place in places if place["position"] == 20)
+    assert here["context"] == [words[index] for index in ids[17:20]]
+    with pytest.raises(DataError, match=r"--word no\\nword: not in the text"):
+        occurrences(found, ids, words, "no\nword")
+    write_run(tmp_path / "run", temperature="sigmoid")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ending(main, "analyze", "temperature", "run", "--word", "rain", "--json", "t.json")
+    assert (code, err) == (0, "")
+    result = json.loads(Path("t.json").read_text())["runs"]["run"]
+    text = (tmp_path / "test.txt").read_text().split()
+    assert len(result["occurrences"]) == text.count("rain") > 0
+    assert "rain by run" in out
+
+
+def test_guesses_have_their_temperatures(tmp_path: Path) -> None:
+    hot, plain = tiny_lm(temperature="sigmoid"), tiny_lm()
+    ids = ids_of(hot, 300)
+    result = compare_runs(plain, hot, ids, Wanted(count=4, margin=0.0))
+    with torch.no_grad():
+        states = torch.cat([states[:, 0] for states, _ in hot.readings(ids)])
+        tau = hot.model.head.temperatures(states)
+    words = hot.codec.vocabulary.tokens
+    assert len(result["examples"]) == 4
+    for example in result["examples"]:
+        row = tau[example["position"]]
+        assert example["temperature"] == {"b": pytest.approx(float(row[words.index(example["target"])]))}
+        for guess in example["guesses"]["b"]:
+            assert guess["temperature"] == pytest.approx(float(row[words.index(guess["word"])]))
+        assert all("temperature" not in guess for guess in example["guesses"]["a"])
+    shown = cells(example_tables("a", "b", result)[1])
+    assert " τ " in shown[1]["guesses"]
+    assert " τ " not in shown[0]["guesses"]

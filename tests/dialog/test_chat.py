@@ -1,0 +1,906 @@
+"""Chat: what the model hears, the commands, hostile lines, parity with evaluation, a real terminal."""
+
+import fcntl
+import gc
+import io
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prompt_toolkit.history import FileHistory
+
+from dialog.batches import START, Example, list_examples
+from dialog.chat.conversation import Conversation
+from dialog.chat.repl import COMMANDS, Repl
+from dialog.chat.terminal import converse, forgiving, history_file, prompt_session
+from dialog.chat.transcript import Source, one_line, read_transcript
+from dialog.config import DecodeConfig, DialogConfig
+from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.task import build_model
+from dialog.trained import TrainedModel
+from lm.errors import DivergenceError, Interrupted, StorageError
+from lm.text.vocabulary import DIALOG, build_codec
+from tests.console.test_terminal import FORBIDDEN, anything, mixtures
+from tests.support.toy_responder import ToyResponder
+
+
+def conversation() -> Repl:
+    return Repl(Conversation(ToyResponder()))
+
+
+def heard(chat: Repl) -> list[Example]:
+    """The examples that a toy was asked to answer."""
+    assert isinstance(chat.conversation.model, ToyResponder)
+    return chat.conversation.model.heard
+
+
+def safe(lines: list[str]) -> bool:
+    return not any("\n" in line or FORBIDDEN.search(line) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TrainedModel:
+    """A real model with random weights."""
+    config = DialogConfig.model_validate(
+        {
+            "model": {"embedding_size": 8, "init_range": 1.0},
+            "encoder": {"utterance_size": 6, "context_size": 7},
+            "decoder": {"hidden_size": 9},
+            "head": {"kind": "mos", "components": 3, "embedding_size": 8},
+            "decode": {"beam": 3, "nbest": 3, "max_length": 6},
+        }
+    )
+    texts = ["well i think we saw that film", "oh yeah it was long , was n't it", "right uh-huh"]
+    codec = build_codec("wordpunct", texts, vocab_size=60, extra_counts={"<s>": 3, "</s>": 3, DIALOG: 1})
+    torch.manual_seed(5)
+    return TrainedModel(config, codec, build_model(config, codec).eval(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_replies_are_those_of_evaluation(tiny: TrainedModel, method: str) -> None:
+    """The same context as an example of a corpus, among others in a batch, gets the same response."""
+    decode = DecodeConfig.model_validate(tiny.config.decode.model_dump() | {"method": method, "seed": 7})
+    chat = Repl(Conversation(tiny, decode))
+    said = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so", "uh-huh", "oh yeah"]
+    replies = [chat.feed(line) for line in said]
+    utterances = [u for exchange in chat.conversation.exchanges for u in (exchange.said, exchange.reply)]
+    corpus = [Dialog("x", "", tuple(utterances)), Dialog("y", "", tuple(utterances[4:] + utterances[:3]))]
+    corpus[0] = Dialog("x", "", (*utterances, Utterance("A", "bye")))
+    examples = list_examples(corpus, tiny.config.data.context)
+    found = tiny.respond(examples, decode, batch_size=5)
+    for index, reply in enumerate(replies):
+        best = found[2 * index + 1][0]
+        assert chat.conversation.exchanges[index].hypotheses[0].tokens == best.tokens
+        assert chat.conversation.exchanges[index].hypotheses[0].log_prob == pytest.approx(
+            best.log_prob, abs=1e-4
+        )
+        assert reply == [tiny.codec.decode(best.tokens) or "(says nothing)"]
+    assert len({tuple(reply) for reply in replies}) > 1
+
+
+def test_shares_of_the_components_sum_to_the_probability(tiny: TrainedModel) -> None:
+    chat = Repl(Conversation(tiny))
+    chat.feed("well was it long")
+    lines = chat.feed("/probs 4")
+    best = chat.conversation.exchanges[-1].hypotheses[0]
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert len(heads) == len(best.tokens) + best.finished
+    assert len(lines) == 5 * len(heads)
+    for line in lines:
+        if line.startswith(" "):
+            prob, shares = line.split()[0], line.partition(" = ")[2].split(" + ")
+            assert len(shares) == 3
+            assert sum(map(float, shares)) == pytest.approx(float(prob), abs=3e-4)
+        else:
+            assert sum(map(float, line.partition("prior ")[2].split())) == pytest.approx(1, abs=3e-4)
+
+
+def test_the_model_hears_the_last_utterances() -> None:
+    chat = conversation()
+    chat.feed("hello there")
+    (example,) = heard(chat)
+    assert example.context == (START, Utterance("A", "hello there"))
+    assert example.responder == "B"
+    for number in range(20):
+        chat.feed(f"line {number}")
+    spoken = [u for exchange in chat.conversation.exchanges for u in (exchange.said, exchange.reply)]
+    assert heard(chat)[-1].context == tuple(spoken[-10:-1])
+    assert len(heard(chat)[-1].context) == 9
+
+
+def test_undo_and_reset_restore_what_the_model_heard() -> None:
+    chat = conversation()
+    first = chat.feed("one")
+    second = chat.feed("two")
+    assert chat.feed("/undo") == ["(took back: two)"]
+    assert chat.feed("two") == second
+    assert chat.feed("/reset") == ["(a new conversation)"]
+    assert chat.feed("one") == first
+    chat.feed("/undo")
+    assert chat.feed("/undo") == ["(nothing to take back)"]
+    assert chat.feed("/probs") == ["(no reply to look into yet)"]
+
+
+def test_settings_reach_the_model() -> None:
+    chat = conversation()
+    chat.feed("/beam 7")
+    assert (chat.conversation.decode.method, chat.conversation.decode.beam) == ("beam", 7)
+    chat.feed("/greedy")
+    assert (chat.conversation.decode.method, chat.conversation.decode.beam) == ("beam", 1)
+    (line,) = chat.feed("/sample T=0.5 top_k=4 top_p=0.9 on=components")
+    decode = chat.conversation.decode
+    assert (decode.method, decode.temperature, decode.top_k, decode.top_p) == ("sample", 0.5, 4, 0.9)
+    assert decode.temperature_on == "components"
+    assert "T=0.5" in line
+    before = chat.feed("hello")
+    chat.feed("/undo")
+    chat.feed("/seed 99")
+    assert chat.feed("hello") != before
+    assert chat.conversation.decode.seed == 99
+    assert chat.feed("/quit") == []
+    assert chat.ended
+
+
+def test_nbest_lists_scores_and_says_the_first() -> None:
+    chat = conversation()
+    chat.feed("/nbest 3")
+    lines = chat.feed("hello")
+    assert [line.split()[:2] for line in lines] == [["1.", "-1.500"], ["2.", "-2.500"], ["3.", "-3.500"]]
+    assert (chat.conversation.exchanges[0].reply.text or "(says nothing)") in lines[0]
+
+
+def test_help_lists_every_command_and_show_the_context() -> None:
+    chat = conversation()
+    listed = chat.feed("/help")
+    assert [line.split()[0] for line in listed if line.startswith("/")] == [f"/{name}" for name in COMMANDS]
+    assert max(map(len, [*listed, *chat.feed("/set")])) <= 60, "whole on a narrow terminal"
+    assert "nats" in " ".join(listed)
+    chat.feed("hello")
+    shown = chat.feed("/show")
+    assert shown[0] == "(beam search, 10 beams)"
+    assert shown[2] == "A  hello"
+    assert len(shown) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/rset", "did you mean /reset?"),
+        ("/", "/help"),
+        ("/nbets 3", "did you mean /nbest?"),
+        ("/beam", "use /beam N"),
+        ("/beam x", "/beam: decode.beam must be an integer, got 'x'"),
+        ("/beam 0", "decode.beam must be greater than or equal to 1, got 0"),
+        ("/beam 1000000", "decode.beam must be at most 1,000"),
+        ("/beam " + "9" * 5000, "no setting is longer"),
+        ("/beam 1 2", "use /beam N"),
+        ("/nbest -1", "from 1 to 1000"),
+        ("/nbest " + "9" * 5000, "from 1 to 1000"),
+        ("/seed -1", "decode.seed must be greater than or equal to 0"),
+        ("/sample T=0", "decode.temperature must be greater than 0"),
+        ("/sample T=nan", "decode.temperature"),
+        ("/sample T=inf", "decode.temperature"),
+        ("/sample top_p=2", "decode.top_p must be less than or equal to 1"),
+        ("/sample top_k=0.5", "decode.top_k must be an integer"),
+        ("/sample on=words", "temperature_on"),
+        ("/sample hotter", "as in /sample KEY=VALUE"),
+        ("/sample tmperature=1", "did you mean decode.temperature?"),
+        ("/set beam", "as in /set KEY=VALUE"),
+        ("/set =3", "/set: unknown key"),
+        ("/set bmea=3", "/set: unknown key decode.bmea; did you mean decode.beam?"),
+        ("/set method=smaple", "must be 'beam' or 'sample', got 'smaple'; did you mean sample?"),
+        ("/set beam=3 nbest=none", "decode.nbest must be an integer"),
+        ("/set beam=3.5", "decode.beam must be an integer, got 3.5"),
+        ("/set train.seed=2", "train.seed: fixed when the run was trained"),
+        ("/set extends=x", "/set extends: fixed when the run was trained; only decode.* can be set here"),
+        ("/set min_length=40", "must be at most max_length = 30"),
+        ("/set max_length=5000", "decode.max_length must be at most 1,000"),
+        ("/set beam=" + "9" * 5000, "no setting is longer"),
+        ("/set beam=" + "[" * 150, "decode.beam must be an integer"),
+        ("/set temperature=0x" + "f" * 9000, "no setting is longer"),
+        ("/retry", "nothing to answer again"),
+        ("/retry 2", "use /retry"),
+        ("/history", "nothing was said yet"),
+        ("/load", "use /load FILE"),
+        ("/load nothing.jsonl", "nothing.jsonl: no such file"),
+        ("/load .", "not a regular file"),
+        ("/load /dev/zero", "not a regular file"),
+        ("/replay", "use /replay FILE"),
+        ("/replay nothing.jsonl", "nothing.jsonl: no such file"),
+        ("/probs 0", "from 1 to 1000"),
+        ("/reset now", "use /reset"),
+        ("/save", "use /save FILE"),
+        ("/save talk.jsonl", "nothing to save yet"),
+    ],
+)
+def test_bad_commands_get_one_line_and_change_nothing(line: str, says: str, in_tmp: Path) -> None:
+    chat = conversation()
+    before = (chat.conversation.decode, chat.shown)
+    (answer,) = chat.feed(line)
+    assert says in answer
+    assert (chat.conversation.decode, chat.shown) == before
+    assert chat.conversation.exchanges == []
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_a_saved_conversation_is_json_lines(in_tmp: Path) -> None:
+    chat = conversation()
+    chat.feed("caf\u00e9 \udcff\x1b[31m \u201cquoted\u201d\u2028here")
+    chat.feed("/nbest 2")
+    chat.feed("again")
+    assert chat.feed("/save talk it over.jsonl") == ["(saved 4 utterances to talk it over.jsonl)"]
+    lines = (in_tmp / "talk it over.jsonl").read_text(encoding="utf-8").split("\n")
+    records = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == ""
+    (dialog,) = load_dialogs("talk it over.jsonl")
+    assert dialog.id == "talk it over"
+    assert [(u.speaker, u.text) for u in dialog.utterances] == [(r["speaker"], r["text"]) for r in records]
+    assert [record["speaker"] for record in records] == ["A", "B", "A", "B"]
+    assert records[0]["text"] == "caf\u00e9  \u201cquoted\u201d\u2028here"
+    assert records[3]["text"] == records[3]["hypotheses"][0]["text"]
+    assert len(records[3]["hypotheses"]) == records[3]["decode"]["nbest"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/nonexistent/folder/x", "its folder does not exist"),
+        (".", "is a folder; name a file"),
+        ("x" * 5000, "shorter path"),
+        ("fifo", "not a regular file"),
+        ("link", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+    ],
+)
+def test_where_nothing_can_be_saved(path: str, says: str, in_tmp: Path) -> None:
+    chat = conversation()
+    chat.feed("hello")
+    os.mkfifo("fifo")
+    Path("link").symlink_to("elsewhere")
+    (answer,) = chat.feed(f"/save {path}")
+    assert says in answer
+    assert sorted(os.listdir()) == ["fifo", "link"]
+
+
+def chat_lines(name: str) -> list[dict[str, Any]]:
+    """The lines of a conversation that chat has saved."""
+    chat = conversation()
+    chat.feed("hello")
+    chat.feed("how are you")
+    chat.feed(f"/save {name}")
+    return [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_line_of_any_length_is_saved_and_loaded(in_tmp: Path) -> None:
+    chat = conversation()
+    chat.feed("word " * 20_000)
+    assert chat.feed("/save long.jsonl")[0].startswith("(saved")
+    again = conversation()
+    again.feed("/load long.jsonl")
+    assert again.conversation.exchanges[0].said == chat.conversation.exchanges[0].said
+
+
+def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> None:
+    saved = chat_lines("talk.jsonl")
+    turns = [{key: record[key] for key in ("dialog", "speaker", "text")} for record in saved]
+    foreign = {
+        "notes": "remember the milk\n",
+        "empty": "",
+        "blank": "\n",
+        "nothing.json": "{}",
+        "corpus.jsonl": "".join(f"{json.dumps(turn)}\n" for turn in turns),
+        "other.jsonl": "".join(f"{json.dumps(record | {'mine': 1})}\n" for record in saved),
+        "more.jsonl": Path("talk.jsonl").read_text(encoding="utf-8") + "and my notes\n",
+        "order.jsonl": "".join(f"{json.dumps(record)}\n" for record in (saved[1], *saved)),
+        "edited.jsonl": "".join(f"{json.dumps(r | {'text': 'mine'})}\n" for r in saved),
+        "deep.json": "[" * 200_000,
+        "digits.json": '{"dialog": ' + "9" * 5000 + "}",
+    }
+    for name, content in foreign.items():
+        Path(name).write_text(content, encoding="utf-8")
+    Path("bytes").write_bytes(b"\xff\xfe\0")
+    chat = conversation()
+    chat.feed("hello")
+    for name in (*foreign, "bytes"):
+        before = Path(name).read_bytes()
+        (answer,) = chat.feed(f"/save {name}")
+        assert answer.endswith("so it is not replaced; save to another file"), name
+        assert Path(name).read_bytes() == before
+    assert chat.feed("/save talk.jsonl") == ["(saved 2 utterances to talk.jsonl)"]
+    assert len(Path("talk.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "lock", "checkpoints/last.json"])
+def test_saving_spares_a_run(name: str, in_tmp: Path) -> None:
+    saved = chat_lines("talk.jsonl")
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/config.json").write_text("{}")
+    path = Path("run") / name
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in saved))
+    before = path.read_bytes()
+    chat = conversation()
+    chat.feed("hello")
+    (answer,) = chat.feed(f"/save {path}")
+    assert "belongs to" in answer
+    assert answer.endswith("write to another file")
+    assert path.read_bytes() == before
+
+
+def test_conversations_of_before_are_recognised(in_tmp: Path) -> None:
+    """What earlier versions wrote: no model, nothing beside the words of a line without a reply."""
+    lines = chat_lines("old.jsonl")
+    for line in lines:
+        line.pop("model", None)
+    lines.insert(2, {"dialog": "old", "speaker": "A", "text": "no answer"})
+    Path("old.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    turns = read_transcript(Path("old.jsonl"))
+    assert [(turn.said, turn.reply) for turn in turns] == [
+        ("hello", lines[1]["text"]), ("no answer", ""), ("how are you", lines[4]["text"]),
+    ]  # fmt: skip
+    assert turns[1].decode is None
+    chat = conversation()
+    chat.feed("hello")
+    assert chat.feed("/save old.jsonl") == ["(saved 2 utterances to old.jsonl)"]
+
+
+def test_set_changes_any_setting_of_decoding() -> None:
+    chat = conversation()
+    assert chat.feed("/set beam=3 no_repeat_ngram = 2") == ["(beam=3 no_repeat_ngram=2)"]
+    assert chat.feed("/set decode.method=sample temperature=1") == ["(method=sample)"]
+    assert chat.feed("/set beam=3") == ["(as it was)"]
+    decode = chat.conversation.decode
+    assert (decode.beam, decode.no_repeat_ngram, decode.method) == (3, 2, "sample")
+    listed = [line.split()[0] for line in chat.feed("/set") if not line.startswith(" ")]
+    assert listed == [f"{key}={value}" for key, value in decode.model_dump().items()]
+
+
+def test_retry_takes_the_next_of_a_beam() -> None:
+    chat = conversation()
+    first = chat.feed("hello")
+    texts = chat.conversation.exchanges[0].texts
+    others = [[text or "(says nothing)"] for text in dict.fromkeys(texts) if [text] != first]
+    assert [chat.feed("/retry") for _ in others] == others
+    assert chat.conversation.exchanges[0].reply.text == texts[-1]
+    assert len(heard(chat)) == 1, "the same search serves all"
+    (answer,) = chat.feed("/retry")
+    assert "no other reply was found" in answer
+    chat.feed("/set nbest=9")
+    (answer,) = chat.feed("/retry")
+    assert answer == chat.conversation.exchanges[0].texts[5]
+    assert len(chat.conversation.exchanges) == 1
+    chat.feed("and then")
+    assert heard(chat)[-1].context[-2] == Utterance("B", answer), "the model hears what was said at last"
+
+
+def test_retry_draws_a_sample_again_with_the_next_seed(tiny: TrainedModel) -> None:
+    chat = Repl(Conversation(tiny))
+    chat.feed("/sample T=2")
+    chat.feed("/seed 7")
+    chat.feed("well i saw that film")
+    drawn = [chat.feed("/retry") for _ in range(4)]
+    assert chat.conversation.exchanges[0].decode == chat.conversation.decode.model_copy(update={"seed": 11})
+    assert len({tuple(answer) for answer in drawn}) > 1
+    again = Repl(Conversation(tiny, chat.conversation.exchanges[0].decode))
+    assert again.feed("well i saw that film") == drawn[-1], "the seed that is saved gives the reply"
+
+
+def test_a_stopped_retry_leaves_the_reply() -> None:
+    chat = conversation()
+    chat.feed("hello")
+    before = list(chat.conversation.exchanges)
+    chat.feed("/sample")
+
+    def fail() -> None:
+        raise DivergenceError("the model's probabilities are not numbers")
+
+    wait = Example(0, 1, (Utterance("A", "wait"),), "B", Utterance("B", ""))
+    chat.conversation.exchanges[0] = replace(before[0], example=wait)
+    assert chat.feed("/retry", fail) == ["the model's probabilities are not numbers"]
+    assert chat.conversation.exchanges[0].reply == before[0].reply
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_a_loaded_conversation_goes_on_as_if_never_saved(
+    tiny: TrainedModel, in_tmp: Path, method: str
+) -> None:
+    decode = DecodeConfig.model_validate(tiny.config.decode.model_dump() | {"method": method, "seed": 7})
+    source = Source(run="runs/tiny", checkpoint="best", step=5, weights="0" * 64)
+    chat = Repl(Conversation(tiny, decode, source))
+    for line in ("well i saw that film", "Oh, was it LONG?", "yeah", "/retry"):
+        chat.feed(line)
+    chat.feed("/save talk.jsonl")
+    again = Repl(Conversation(tiny, decode, source))
+    again.feed("something else")
+    assert again.feed("/load talk.jsonl") == ["(goes on after 3 lines and their replies)"]
+    for line in ("/history", "/show", "/probs", "/retry", "and then", "/probs 3", "/history"):
+        assert again.feed(line) == chat.feed(line), line
+    again.feed("/load talk.jsonl")
+    again.feed("/save copy.jsonl")
+    saved, copy = (Path(name).read_text(encoding="utf-8") for name in ("talk.jsonl", "copy.jsonl"))
+    assert copy == saved.replace('"dialog": "talk"', '"dialog": "copy"')
+    records = [json.loads(line) for line in saved.splitlines()]
+    assert records[-1]["model"] == source.model_dump()
+    assert records[-1]["decode"]["seed"] == 7 + (method == "sample")
+
+
+def test_replay_shows_old_and_new_replies(tiny: TrainedModel, in_tmp: Path) -> None:
+    chat = Repl(Conversation(tiny))
+    said = ["well i saw that film", "was it long", "yeah right"]
+    replies = [chat.feed(line)[0] for line in said]
+    chat.feed("/save talk.jsonl")
+    chat.feed("/reset")
+    both = [
+        line for pair in zip(said, replies, strict=True) for line in (f"A    {pair[0]}", f"both {pair[1]}")
+    ]
+    assert chat.feed("/replay talk.jsonl") == [*both, "(3 of 3 replies are the same)"]
+    chat.feed("/sample T=3")
+    told, *lines = chat.feed("/replay talk.jsonl")
+    assert told == "(the old replies were made with other settings: /set method=beam temperature=1.0)"
+    new = [exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges]
+    assert [exchange.said.text for exchange in chat.conversation.exchanges] == said
+    pairs = list(zip(replies, new, strict=True))
+    assert lines[-1] == f"({sum(old == now for old, now in pairs)} of 3 replies are the same)"
+    for old, now in pairs:
+        assert (f"both {old}" in lines) if old == now else {f"old  {old}", f"new  {now}"} < set(lines)
+    output = io.StringIO()
+    converse(Repl(Conversation(tiny)), io.StringIO(), output, Path("talk.jsonl"))
+    assert output.getvalue().splitlines() == [*both, "(3 of 3 replies are the same)"]
+    with pytest.raises(StorageError, match="no such file"):
+        converse(chat, io.StringIO(), output, Path("none.jsonl"))
+
+
+def test_a_replay_tells_of_other_weights(tiny: TrainedModel, in_tmp: Path) -> None:
+    def chat(checkpoint: str, weights: str) -> Repl:
+        source = Source(run="runs/a", checkpoint=checkpoint, step=1, weights=weights)
+        return Repl(Conversation(tiny, source=source))
+
+    saved = chat("last", "11")
+    saved.feed("was it long")
+    saved.feed("/save talk.jsonl")
+    assert not any("other weights" in line for line in chat("best", "11").feed("/replay talk.jsonl"))
+    told, *_ = chat("best", "22").feed("/replay talk.jsonl")
+    assert told == "(the old replies are of other weights: runs/a, last)"
+
+
+def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path) -> None:
+    chat_lines("talk.jsonl")
+    Path("talk.jsonl").write_text(Path("talk.jsonl").read_text().replace("how are you", "wait"))
+    chat = conversation()
+    chat.feed("before")
+
+    def press() -> None:
+        raise Interrupted("stopped")
+
+    assert chat.feed("/replay talk.jsonl", press)[-1] == "(stopped)"
+    assert [exchange.said.text for exchange in chat.conversation.exchanges] == ["before"]
+
+
+def test_a_loop_is_hinted_at_once_in_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(chat: Repl, text: str) -> None:
+        monkeypatch.setattr(chat.conversation.model.codec, "decode", lambda tokens: text)
+
+    chat = conversation()
+    says(chat, "i'm afraid i'm afraid i'm afraid")
+    chat.feed("hello there")
+    assert [note for note in chat.notes if "no_repeat_ngram=3" in note and "/sample" in note] == [
+        chat.notes[-1]
+    ]
+    chat.feed("hello again")
+    assert not any("loop" in note for note in chat.notes)
+    chat.feed("/reset")
+    says(chat, "yeah , yeah , so so .")
+    for line, hints in (("one", 0), ("two", 0), ("Two", 0), ("three", 1), ("four", 0)):
+        chat.feed(line)
+        assert sum("same reply to different lines" in note for note in chat.notes) == hints, line
+
+
+def test_unknown_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = conversation()
+    chat.feed("yeah Z\u00fcrich is zrh <unk> z\u00fcrich yeah ?! -")
+    assert chat.notes == ["unknown: z\u00fcrich, is, zrh"]
+    chat.feed("yeah well i think so")
+    assert chat.notes == []
+    chat.feed(" ".join(f"w{number}" for number in range(5000)))
+    assert chat.notes[0].endswith("w7 and 4,992 more")
+    converse(conversation(), io.StringIO("yeah\n\x1b[31mqqq\n"), output := io.StringIO())
+    assert len(output.getvalue().splitlines()) == 2, "standard output has replies alone"
+    assert capsys.readouterr().err == "line 2: unknown: qqq\n"
+
+
+def test_a_single_reply_is_not_numbered() -> None:
+    for command in ("/nbest 1", "/greedy", "/sample", "/set nbest=1"):
+        chat = conversation()
+        chat.feed(command)
+        (answer,) = chat.feed("hello")
+        assert answer == (chat.conversation.exchanges[0].reply.text or "(says nothing)"), command
+    chat.feed("/nbest 3")
+    chat.feed("/set nbest=1")
+    (answer,) = chat.feed("hello")
+    assert not answer.startswith("1.")
+
+
+NAMES = (
+    "talk.jsonl",
+    "notes",
+    "run/config.json",
+    "run",
+    "link",
+    "deep.json",
+    "none/x",
+    "new file",
+    "..",
+    "~",
+)
+SETTINGS = (
+    "beam=3",
+    "nbest=2",
+    "bmea=1",
+    "temperature=nan",
+    "seed=9",
+    "method=sample",
+    "max_length=-1",
+    "=",
+    "",
+)
+names = st.sampled_from(NAMES) | anything.filter(lambda text: "/" not in text)
+values = st.lists(st.sampled_from(SETTINGS) | mixtures, max_size=3).map(" ".join)
+commands = st.one_of(
+    st.tuples(st.sampled_from(("save", "load", "replay")), names),
+    st.tuples(st.sampled_from(("set", "sample")), values),
+    st.tuples(st.sampled_from([*COMMANDS, "x", ""]), st.just("") | mixtures | st.integers().map(str)),
+)
+lines_of_input = mixtures | anything | commands.map(lambda pair: f"/{pair[0]} {pair[1]}")
+
+
+def on_disk() -> dict[str, bytes | None]:
+    """Every file and folder below the current one, with what is in it."""
+    found = (path for path in Path().rglob("*") if not path.is_symlink())
+    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(lines_of_input, max_size=12))
+def test_no_line_breaks_it_and_nothing_is_touched_but_what_it_saves(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    """Every file afterwards is as it was, or a saved conversation under a name that was given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("chat"))
+        patch.setenv("HOME", os.getcwd())
+        chat_lines("talk.jsonl")
+        Path("run").mkdir()
+        Path("run/config.json").write_text("{}")
+        Path("notes").write_text("mine")
+        Path("deep.json").write_text("[" * 5000)
+        Path("link").symlink_to("notes")
+        chat = conversation()
+        chat.feed("hello")
+        for line in lines:
+            before = on_disk()
+            assert safe(chat.feed(line))
+            after = on_disk()
+            changed = {name for name in before | after if before.get(name) != after.get(name)}
+            saves = one_line(line)[:5].lower() == "/save"
+            assert changed <= ({os.path.normpath(one_line(line)[6:].strip())} if saves else set())
+            assert all(read_transcript(Path(name)) for name in changed)
+        assert safe(chat.feed("and then"))
+        for line in ("/retry", "/probs 50", "/show", "/history", "/undo"):
+            assert safe(chat.feed(line))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_saved_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Cut, doubled, edited and foreign: it loads as a conversation, or one line says what it is."""
+    path = tmp_path_factory.mktemp("chat") / "talk.jsonl"
+    saved = chat_lines(str(path))
+    values = st.none() | st.booleans() | st.integers() | st.floats() | anything | st.just([]) | st.just({})
+    for record in saved:
+        for key in data.draw(st.lists(st.sampled_from([*record, "x"]), max_size=1)):
+            record[key] = data.draw(values)
+    order = data.draw(st.lists(st.sampled_from(range(len(saved))), max_size=6))
+    text = "".join(f"{json.dumps(saved[place])}\n" for place in order).encode()
+    cut = data.draw(st.integers(0, len(text)))
+    path.write_bytes(text[:cut] + data.draw(st.binary(max_size=9)) + text[cut:])
+    chat = conversation()
+    for command in ("load", "replay"):
+        lines = chat.feed(f"/{command} {path}")
+        assert lines
+        assert safe(lines)
+        assert safe(chat.feed("/history") + chat.feed("/probs") + chat.feed("/retry"))
+
+
+def test_memory_is_that_of_the_conversation(in_tmp: Path) -> None:
+    chat = conversation()
+    for turn in range(30):
+        chat.feed(f"turn {turn}")
+    chat.feed("/save talk.jsonl")
+    commands = (
+        "/load talk.jsonl",
+        "/retry",
+        "/replay talk.jsonl",
+        "/set beam=3",
+        "/save talk.jsonl",
+        "/nope",
+    )
+
+    def round_trip() -> None:
+        for command in commands:
+            chat.feed(command)
+        heard(chat).clear()
+
+    round_trip()
+    tracemalloc.start()
+    try:
+        round_trip()
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10):
+            round_trip()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000
+
+
+def test_a_megabyte_and_many_turns(in_tmp: Path) -> None:
+    chat = conversation()
+    assert safe(chat.feed("word \x1b[1m" * 100_000))
+    chat.feed("/reset")
+    started = time.perf_counter()
+    for turn in range(2000):
+        assert len(chat.feed(f"turn {turn}")) == 1
+    assert time.perf_counter() - started < 10
+    assert len(heard(chat)[-1].context) == 9
+
+
+def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    source = io.TextIOWrapper(io.BytesIO(b"/help\n\xff/help\n"))
+    converse(conversation(), source, output := io.StringIO())
+    lines = output.getvalue().splitlines()
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :], "the line without it is answered"
+    assert capsys.readouterr().err == "line 2: not UTF-8; left out what is not\n"
+
+
+@pytest.mark.parametrize("error", ["none", "closed", "full"])
+def test_remarks_that_nobody_takes_change_nothing(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "hello qqq\n\udcff\nhello zzz\n"
+    output, expected = io.StringIO(), io.StringIO()
+    converse(conversation(), io.StringIO(said), expected)
+    with open("/dev/full", "wb", buffering=0) as full:
+        stream = io.TextIOWrapper(full, write_through=True)
+        if error == "closed":
+            stream.close()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", None if error == "none" else stream)
+            patch.setattr("sys.stdout", output)  # what print takes for a standard error that is None
+            converse(conversation(), io.StringIO(said), output)
+    assert output.getvalue() == expected.getvalue()
+
+
+def test_empty_lines_are_passed_over() -> None:
+    chat = conversation()
+    assert [chat.feed(line) for line in ("", "   ", "\n", "\x1b[31m", "\udcff")] == [[]] * 5
+    assert chat.conversation.exchanges == []
+
+
+def test_a_stopped_or_failed_reply_leaves_the_conversation() -> None:
+    chat = conversation()
+
+    def press() -> None:
+        raise Interrupted("stopped")
+
+    def fail() -> None:
+        raise DivergenceError("the model's probabilities are not numbers")
+
+    assert chat.feed("wait", press) == ["(stopped)"]
+    assert chat.feed("wait", fail) == ["the model's probabilities are not numbers"]
+    assert chat.conversation.exchanges == []
+
+
+def test_piped_lines_get_a_line_each() -> None:
+    """Invalid UTF-8, CRLF and a missing last newline included."""
+    raw = b"hello\r\n\n\xff\xfe there\nlast \xe2\x80\xa8 line\n/quit\nnever"
+    source, target = io.TextIOWrapper(io.BytesIO(raw)), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    chat = conversation()
+    converse(chat, source, target)
+    said = [exchange.said.text for exchange in chat.conversation.exchanges]
+    assert said == ["hello", "there", "last \u2028 line"]
+    assert target.buffer.getvalue().decode().split("\n") == [
+        *(exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges),
+        "",
+    ]
+
+
+def test_a_closed_output_ends_it_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    chat = conversation()
+    with open(writer, "w", encoding="utf-8") as output:
+        converse(chat, io.StringIO("hello\n" * 5), output)
+        output.write("what is flushed at the end goes nowhere")
+    assert len(chat.conversation.exchanges) == 1
+
+
+def test_ctrl_c_is_polled_and_then_forgotten() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with forgiving() as poll:
+        poll()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            poll()
+        poll.reset()
+        poll()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_history_is_kept_outside_the_run_and_never_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    session = prompt_session()
+    session.history.store_string("hello \udcff\x1b[31mthere")
+    path = tmp_path / "highrank" / "chat_history"
+    assert history_file() == path
+    assert list(FileHistory(path).load_history_strings()) == ["hello there"]
+    path.unlink()
+    path.mkdir()
+    session = prompt_session()
+    session.history.store_string("x")
+    assert list(session.history.load_history_strings()) == []
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.master, slave = pty.openpty()
+        environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm"}
+        paths = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.toy_responder"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment | {"PYTHONPATH": paths},
+            start_new_session=True,
+            cwd=folder,
+        )
+        self.resize(100)
+        os.close(slave)
+        os.set_blocking(self.master, False)
+        self.screen = self.seen = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+
+    def expect(self, text: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.screen:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.screen[-500:]!r}"
+            time.sleep(0.01)
+            try:
+                read = os.read(self.master, 65536).decode(errors="replace")  # echoed as typed
+            except BlockingIOError:
+                continue
+            if "\x1b[6n" in read:  # the prompt asks where the cursor is
+                os.write(self.master, b"\x1b[1;1R")
+            self.screen += read
+            self.seen += read
+        self.screen = self.screen.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode(errors="surrogateescape"))
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """A chat with the toy on a terminal of 100 columns, at its first prompt."""
+    terminal = Terminal(tmp_path)
+    try:
+        terminal.expect("Ctrl-D leaves")
+        terminal.expect(">")
+        yield terminal
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)
+
+
+def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("half a line\x03wait\r")  # Ctrl-C at the prompt gives a new one
+    terminal.expect("thinking")
+    started = time.monotonic()
+    terminal.type("\x03")
+    terminal.expect("(stopped)")
+    assert time.monotonic() - started < 1
+    terminal.type("/nosuch \udcff\r")
+    terminal.expect("unknown command /nosuch")
+    terminal.expect(">")
+    terminal.type("\x04")
+    terminal.expect("left")
+    assert terminal.process.wait(60) == 0
+    lines = (tmp_path / "highrank" / "chat_history").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("+")] == ["+wait", "+/nosuch "]
+
+
+AT_THE_PROMPT = (
+    "\x03",  # Ctrl-C on an empty line
+    "\x03\x03\x03",
+    "half a line\x03",
+    "half\x04 a line\x03",  # Ctrl-D deletes a character, and there is none
+    "/se\t\x03",  # completion open
+    "\x1b[A\x03",  # in the history
+    "\x12sea\x03\x03",  # in a search of it
+    "\x1b[200~pasted\nlines\x1b[201~\x03",
+    "\x1b\x03",
+)
+IN_A_REPLY = (
+    "\x03",
+    "\x03\x03",
+    "\x03\x03\x03\x03",
+    "typed ahead\x03",
+    "\x1b[A\x03",
+    "resize",
+    "\x04\x03",
+    "\r\r\x03",
+)
+
+
+def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
+    """At the prompt, in a reply, in a retry, in a replay, while the window changes: a prompt follows."""
+    for number, keys in enumerate(AT_THE_PROMPT):
+        terminal.type(f"{keys}\x03")
+        time.sleep(0.02)
+        terminal.type(f"\x15/nothing{number}\r")
+        terminal.expect(f"unknown command /nothing{number}")
+    for number, keys in enumerate(IN_A_REPLY):
+        terminal.type("wait\r")
+        terminal.expect("thinking")
+        for width in (10, 20, 300, 100) if keys == "resize" else ():
+            terminal.resize(width)
+        terminal.type("\x03" if keys == "resize" else keys)
+        terminal.expect("(stopped)")
+        terminal.type(f"\x03\x15/nobody{number}\r")
+        terminal.expect(f"unknown command /nobody{number}")
+    terminal.expect(">")
+    terminal.type("\x04")
+    terminal.expect("left")
+    assert terminal.process.wait(60) == 0
+
+
+def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("hello\r/save talk.jsonl\r")
+    terminal.expect("(saved ")
+    terminal.type("wait\r")
+    terminal.expect("thinking")
+    terminal.process.kill()
+    terminal.process.wait(60)
+    assert [turn.said for turn in read_transcript(tmp_path / "talk.jsonl")] == ["hello"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["highrank", "talk.jsonl"]
+
+
+def test_help_breaks_no_word_on_a_terminal(terminal: Terminal) -> None:
+    lines = conversation().feed("/help")
+    for width in (60, 80):
+        terminal.resize(width)
+        terminal.type("/help\r")
+        terminal.expect(lines[-1])
+        shown = terminal.seen[terminal.seen.rindex(lines[0]) :]
+        assert all(line in shown for line in lines)

@@ -1,0 +1,358 @@
+"""Reading conversations: text formats, every kind of bad input, and what must never happen with any bytes."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dialog.corpora.columns import ReadOptions
+from dialog.corpora.corpus import Dialog, Utterance, load_dialogs, train_codec
+from dialog.corpora.sources import detect_format, read_source
+from lm.errors import ConfigError, DataError, Interrupted
+from lm.text.lines import MAX_LINE, InputLog
+from tests.dialog.test_formats import page_examples
+from tests.support.polls import stop_after
+
+TURNS = (
+    ("A", "do you keep bees", "qy"),
+    ("B", "two hives", "sd"),
+    ("B", "behind the barn", "sd"),
+    ("A", "oh", "b"),
+)
+OTHER = (("A", "is it raining", "qy"), ("B", "not yet", "sd"))
+HOSTILE = "\x1b[31mred\x07"
+
+
+def zhao(turns: tuple[tuple[str, str, str], ...], **more: Any) -> str:
+    return json.dumps({**more, "topic": ' "BEES"', "utts": [[s, t, [a, [0.1, 0.2]]] for s, t, a in turns]})
+
+
+def rows(name: str, turns: tuple[tuple[str, str, str], ...]) -> list[dict[str, str]]:
+    return [{"dialog": name, "speaker": s, "text": t, "act": a} for s, t, a in turns]
+
+
+def tsv(row: dict[str, str]) -> str:
+    return "\t".join(row.values())
+
+
+ROWS = [*rows("first", TURNS), *rows("second", OTHER)]
+FILES = {
+    "zhao": ("c.jsonl", f"{zhao(TURNS)}\n\n{zhao(OTHER)}\n"),
+    "dialogs": (
+        "c.jsonl",
+        "\n".join(
+            json.dumps({"id": i, "utterances": rows(i, t)}) for i, t in (("first", TURNS), ("second", OTHER))
+        ),
+    ),
+    "turns": ("c.jsonl", "\n".join(map(json.dumps, ROWS))),
+    "tsv": ("c.tsv", "\n".join(map(tsv, ROWS))),
+    "text": (
+        "c.txt",
+        "A: do you keep bees\nB: two hives\nB: behind the barn\nA: oh\n\n\nA: is it raining\nB: not yet",
+    ),
+    "pipes": ("first.txt", "A|do you keep bees|qy\nB|two hives|sd\nB|behind the barn|sd\nA|oh|b\n"),
+}
+
+
+def write(folder: Path, name: str, content: str | bytes) -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def said(dialog: Dialog) -> list[tuple[str, str]]:
+    return [(utterance.speaker, utterance.text) for utterance in dialog.utterances]
+
+
+def refusal(source: str, **options: Any) -> str:
+    """The message of the DataError that reading a source ends with."""
+    with pytest.raises(DataError) as caught:
+        load_dialogs(source, **options)
+    message = str(caught.value)
+    assert message.isprintable(), "one line without control characters"
+    return message
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_every_text_format_is_recognised_and_read(format: str, tmp_path: Path) -> None:
+    name, content = FILES[format]
+    source = write(tmp_path, name, content)
+    assert detect_format(Path(source), InputLog()) == format
+    dialogs = load_dialogs(source)
+    assert said(dialogs[0]) == [(speaker, text) for speaker, text, _ in TURNS]
+    if format != "pipes":  # one dialog a file
+        assert said(dialogs[1]) == [(speaker, text) for speaker, text, _ in OTHER]
+        assert len(dialogs) == 2
+    if format != "text":
+        assert [utterance.act for utterance in dialogs[0].utterances] == ["qy", "sd", "sd", "b"]
+    expected = {"zhao": ["c:0", "c:1"], "text": ["c:0", "c:1"], "pipes": ["first"]}
+    assert [dialog.id for dialog in dialogs] == expected.get(format, ["first", "second"])
+    assert read_source(source, ReadOptions(format=format), InputLog()) == {"": dialogs}
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_a_signal_ends_the_reading_within_a_file(format: str, tmp_path: Path) -> None:
+    source = write(tmp_path, *FILES[format])
+    with pytest.raises(Interrupted):
+        load_dialogs(source, poll=stop_after(2))
+
+
+def test_zhaos_layout_keeps_topics_as_they_stand_and_reads_its_variants(tmp_path: Path) -> None:
+    short = json.dumps({"utts": [["A", "hello"], ["B", "hi", None], ["A", "bye", [None, 1]]]})
+    first, second = load_dialogs(write(tmp_path, "x.jsonl", f"{zhao(TURNS, id='sw7')}\n{short}\n"))
+    assert (first.id, first.topic) == ("sw7", ' "BEES"')
+    assert (second.id, second.topic) == ("x:1", "")
+    assert second.utterances == (Utterance("A", "hello"), Utterance("B", "hi"), Utterance("A", "bye"))
+
+
+def test_only_newlines_end_a_line(tmp_path: Path) -> None:
+    """U+2028, U+0085, form feeds and lone CR are part of the text; a CRLF file reads like an LF file."""
+    odd = "one\u2028two\x85three\x0cfour\rfive\x1csix"
+    plain = load_dialogs(write(tmp_path, "a.tsv", f"d\tA\t{odd}\nd\tB\tyes\n"))
+    assert said(plain[0]) == [("A", odd), ("B", "yes")]
+    assert load_dialogs(write(tmp_path, "a.tsv", f"\ufeffd\tA\t{odd}\r\nd\tB\tyes\r\n")) == plain
+    assert load_dialogs(write(tmp_path, "a.tsv", f"d\tA\t{odd}\nd\tB\tyes")) == plain
+
+
+def test_a_tsv_header_orders_the_columns(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.tsv", "Text\tact\tSpeaker\tDialog\nhello\tg\tA\t1\nhi\tg\tB\t1\n")
+    assert load_dialogs(source) == [
+        Dialog("1", "", (Utterance("A", "hello", "g"), Utterance("B", "hi", "g")))
+    ]
+
+
+def test_turns_of_a_dialog_need_not_stand_together(tmp_path: Path) -> None:
+    mixed = [ROWS[0], ROWS[4], *ROWS[1:4], ROWS[5]]
+    together = load_dialogs(write(tmp_path, "a.tsv", "\n".join(map(tsv, ROWS))))
+    assert load_dialogs(write(tmp_path, "b.tsv", "\n".join(map(tsv, mixed)))) == together
+
+
+def test_plain_text_without_speakers_alternates_and_a_skipped_line_moves_nobody(tmp_path: Path) -> None:
+    lines = [b"hello there", b"hi", b"bad \xff line", b"see you", b"bye", b"", b"new one", b"yes"]
+    source = write(tmp_path, "x.txt", b"\n".join(lines))
+    dialogs = load_dialogs(source, on_bad_line="skip")
+    assert said(dialogs[0]) == [("A", "hello there"), ("B", "hi"), ("B", "see you"), ("A", "bye")]
+    assert said(dialogs[1]) == [("A", "new one"), ("B", "yes")]
+
+
+def test_a_folder_of_pipe_files_is_a_dialog_a_file(tmp_path: Path) -> None:
+    for name in ("sw2", "sw1"):
+        write(tmp_path, f"{name}.txt", "A|well | or not|sv\nB|right|b\n")
+    dialogs = load_dialogs(str(tmp_path))
+    assert [dialog.id for dialog in dialogs] == ["sw1", "sw2"]
+    assert dialogs[0].utterances[0] == Utterance("A", "well | or not", "sv")
+
+
+def test_split_sources_are_split_and_must_be_named(tmp_path: Path) -> None:
+    for name, turns in (("train", TURNS), ("dev", OTHER), ("test", OTHER)):
+        write(tmp_path, f"{name}.jsonl", zhao(turns))
+    write(tmp_path, "notes.json", "[]")
+    splits = read_source(str(tmp_path), ReadOptions(), InputLog())
+    assert list(splits) == ["train", "valid", "test"]
+    assert said(splits["train"][0])[0] == ("A", "do you keep bees")
+    assert "train, valid, test" in refusal(str(tmp_path))
+    write(tmp_path, "valid.jsonl", zhao(OTHER))
+    assert "both are the split valid" in refusal(str(tmp_path))
+    (tmp_path / "dev.jsonl").unlink()
+    write(tmp_path, "test.jsonl", FILES["turns"][1])
+    assert "the format is turns" in refusal(str(tmp_path))
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+GOOD = f"{zhao(TURNS)}\n"
+CURATED = [  # name, content, what the message says
+    ("x.jsonl", "", "empty"),
+    ("x.jsonl", "\n \n\n", "no line of text"),
+    ("x.jsonl", "\ufeff", "no line of text"),
+    ("x.txt", "\n\n", "no line of text"),
+    ("x.jsonl", GOOD.encode() + b'{"utts": "\xff\xfe"}\n', r"x.jsonl:2:11: not UTF-8 \(byte 0xff\); .*iconv"),
+    ("x.jsonl", ("é" + GOOD).encode("latin-1"), r"x.jsonl:1:1: not UTF-8 \(byte 0xe9\)"),
+    ("x.txt", "héé hé\n".encode() + b"h\xc3", r"x.txt:2:2: not UTF-8"),
+    ("x.jsonl", GOOD.encode("utf-16"), "UTF-16.*iconv"),
+    ("x.jsonl", b"\x1f\x8b\x08\x00rest", "gunzip"),
+    ("x.jsonl", GOOD + "a\0b\n", r"x.jsonl:2:2: NUL byte"),
+    ("x.jsonl", GOOD + "{oops}\n", r"x.jsonl:2:2: not JSON"),
+    ("x.jsonl", GOOD + "[" * 200_000 + "\n", r"x.jsonl:2.*not JSON"),
+    ("x.jsonl", GOOD + '{"utts": ' + "9" * 5000 + "}\n", r"x.jsonl:2.*not JSON"),
+    ("x.jsonl", GOOD + "[1, 2]\n", r"x.jsonl:2: not a JSON object"),
+    ("x.jsonl", GOOD + '{"topic": "t"}\n', r"x.jsonl:2: no key utts.*found: topic"),
+    ("x.jsonl", GOOD + '{"utts": {"a": 1}}\n', r"x.jsonl:2: utts is not a list"),
+    ("x.jsonl", GOOD + '{"utts": [["A"], ["B", "x"]]}\n', "x.jsonl:2: an item of utts is not an utterance"),
+    ("x.jsonl", GOOD + '{"utts": [["A", 1.5], ["B", "x"]]}\n', "x.jsonl:2: text is not a string"),
+    ("x.jsonl", GOOD + '{"utts": [["A", ""], ["B", "x"]]}\n', "x.jsonl:2: empty utterance"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x"], [" ", "x"]]}\n', "x.jsonl:2: no speaker"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x\\u0000"], ["B", "x"]]}\n', "x.jsonl:2: text holds a NUL"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x\\ud800"], ["B", "x"]]}\n', "x.jsonl:2: text holds .* surrogate"),
+    ("x.jsonl", GOOD + '{"id": [], "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: dialog id is not"),
+    ("x.jsonl", GOOD + '{"topic": 1.5, "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: topic is not"),
+    ("x.jsonl", GOOD + '{"utts": []}\n', "x.jsonl:2: a dialog without utterances"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x"]]}\n', "x.jsonl:2: a dialog of one utterance"),
+    ("x.jsonl", zhao(TURNS, id="a") + "\n" + zhao(OTHER, id="a"), "x.jsonl:2: a dialog id that occurs twice"),
+    ("x.jsonl", GOOD + f'{{"{HOSTILE}": 1}}\n'.replace("\x1b", "\\u001b"), r"x.jsonl:2"),
+    ("x.jsonl", '{"sentences": ["a", "b"]}\n', "format not recognised.*zhao.*tsv"),
+    ("x.json", "[{}]", "format not recognised"),
+    ("x.md", "# Notes\nabout things\n", "format not recognised"),
+    ("x.tsv", "d\tA\thello\nd\tB\n", r"x.tsv:2: wrong number of columns \(2 found\); expected 3"),
+    ("x.tsv", "d\tA\thello\tg\nd\tB\thi\tg\tmore\n", r"x.tsv:2: wrong number of columns \(5 found\)"),
+    ("x.tsv", "dialog\tspeaker\ttext\n", "no dialog in the source"),
+    ("x.tsv", "d\tA\thello\ne\tB\thi\n", "x.tsv:1: a dialog of one utterance"),
+    ("x.tsv", f"d\tA\t \nd\tB\t{HOSTILE}\n", "x.tsv:1: empty utterance"),
+    ("x.txt", "A: hello\nB: hi\nwell\n", "x.txt:3: no speaker"),
+    ("x.txt", "A: hello\nB:\n", "x.txt:2: empty utterance"),
+    ("x.txt", "hello\n\nhi\nyes\n", "x.txt:1: a dialog of one utterance"),
+    ("x.txt", "A|hello|g\nB|hi\n", r"x.txt:2: not of the form speaker\|text\|act"),
+    ("x.utt.csv", "a,b\n1,2\n", "x.utt.csv:1: no column conversation_no"),
+    ("x.zip", b"PK\x03\x04 and then nothing", "x.zip"),
+    ("x.parquet", b"PAR1 and then nothing", "x.parquet: not a readable parquet file"),
+    ("x.pkl", b"\x80\x04 and then nothing", "x.pkl: refused"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), CURATED)
+def test_bad_input_is_named_with_its_place(
+    name: str, content: str | bytes, message: str, tmp_path: Path
+) -> None:
+    found = refusal(write(tmp_path, name, content))
+    assert re.search(message, found), found
+    assert "; " in found, "a remedy"
+
+
+@pytest.mark.parametrize(("name", "content"), [(n, c) for n, c, m in CURATED if "x.jsonl:2" in m])
+def test_skipping_leaves_out_the_bad_line_and_lists_it(
+    name: str, content: str | bytes, tmp_path: Path
+) -> None:
+    log = InputLog("skip")
+    source = write(tmp_path, name, content)
+    dialogs = read_source(source, ReadOptions(), log)[""]
+    assert said(dialogs[0]) in ([(s, t) for s, t, _ in TURNS],)
+    assert len(dialogs) == 1
+    assert {(piece.file, piece.line) for piece in log.dropped} == {(source, 2)}
+    assert all(piece.reason and len(piece.excerpt) <= 80 for piece in log.dropped)
+
+
+def test_overlong_lines_are_named_skipped_and_never_held_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    with path.open("wb") as file:
+        file.write(b"d\tA\thello\n")
+        file.seek(MAX_LINE * 6, os.SEEK_CUR)  # a hole: 100 MB of NULs without a newline
+        file.write(b"\nd\tB\thi\n")
+    assert "x.tsv:2: longer than 16 MiB" in refusal(str(path))
+    assert said(load_dialogs(str(path), on_bad_line="skip")[0]) == [("A", "hello"), ("B", "hi")]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(str(tmp_path / "pipe"))
+    assert "not a regular file" in refusal("/dev/zero")
+    assert "no such file" in refusal(str(tmp_path / "nothing"))
+    assert "no such file" in refusal(str(tmp_path / HOSTILE))
+    assert "no such file" in refusal("a\0b")
+    (tmp_path / "folder").mkdir()
+    assert "folder without known content" in refusal(str(tmp_path / "folder"))
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    assert refusal(str(tmp_path / "loop.txt"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_files_without_permission_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.jsonl", GOOD)
+    os.chmod(source, 0)
+    assert "cannot be read" in refusal(source)
+
+
+def test_bad_lines_name_the_command_that_can_skip_them(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, "x.jsonl", GOOD + "{\n"))
+    assert message.endswith(", or leave it out with `dialog prepare … --on-bad-line skip`")
+
+
+def test_bad_options_are_usage_errors(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.jsonl", GOOD)
+    with pytest.raises(ConfigError, match="--format xml"):
+        read_source(source, ReadOptions(format="xml"), InputLog())
+    with pytest.raises(ConfigError, match="--on-bad-line"):
+        load_dialogs(source, on_bad_line="ignore")
+    with pytest.raises(DataError, match="smalltalk:train"):
+        load_dialogs("smalltalk:all")
+
+
+# --- any bytes ---------------------------------------------------------------------------------------------
+
+SAMPLES = [content.encode() for _, content in FILES.values()]
+SAMPLES += [example.encode() for _, example in page_examples()]
+SUFFIXES = ["jsonl", "json", "tsv", "csv", "txt", "log", "srt", "utt.csv"]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A good file with some stretches cut, copied or overwritten."""
+    data = bytearray(draw(st.sampled_from(SAMPLES)))
+    for _ in range(draw(st.integers(1, 4))):
+        start, length = draw(st.integers(0, len(data))), draw(st.integers(0, 12))
+        data[start : start + length] = draw(
+            st.binary(max_size=8) | st.sampled_from([b"\n", b"\t", b'"', b"\n\n"])
+        )
+    return bytes(data)
+
+
+@given(data=st.binary(max_size=80) | damaged(), suffix=st.sampled_from(SUFFIXES))
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_give_sound_dialogs_or_a_data_error(data: bytes, suffix: str, tmp_path: Path) -> None:
+    if data.startswith(b"\x80"):
+        return  # a pickle; its reading process is tested below
+    source = write(tmp_path, f"x.{suffix}", data)
+    found: dict[str, list[Dialog]] = {}
+    messages: list[str] = []
+    for policy in ("error", "skip"):
+        try:
+            found[policy] = load_dialogs(source, on_bad_line=policy)
+        except DataError as error:
+            messages.append(str(error))
+    assert all(message.isprintable() for message in messages)
+    for dialogs in found.values():
+        assert dialogs
+        for dialog in dialogs:
+            assert len(dialog.utterances) >= 2
+            for utterance in dialog.utterances:
+                assert utterance.speaker.strip()
+                assert utterance.text == utterance.text.strip() != ""
+                assert "\n" not in utterance.text or suffix == "utt.csv" or b"\\n" in data
+                f"{dialog.id}{dialog.topic}{utterance}".encode()
+    if "error" in found:
+        assert found["skip"] == found["error"], "skipping changes nothing where nothing is bad"
+
+
+# --- built in, vocabulary ----------------------------------------------------------------------------------
+
+
+def test_the_built_in_corpus_is_named_like_a_file() -> None:
+    dialogs = load_dialogs("smalltalk:valid")
+    assert all(len(dialog.utterances) >= 2 for dialog in dialogs)
+
+
+def test_the_codec_counts_frames_of_utterances_and_openings(tmp_path: Path) -> None:
+    codec = train_codec(load_dialogs(write(tmp_path, *FILES["zhao"])), "wordpunct", vocab_size=100)
+    counts = dict(zip(codec.vocabulary.tokens, codec.vocabulary.counts, strict=True))
+    assert (counts["<s>"], counts["</s>"], counts["<d>"]) == (8, 8, 2)
+    assert codec.decode(codec.encode("two hives behind the barn")) == "two hives behind the barn"
+
+
+@pytest.mark.corpora
+def test_zhaos_files_give_the_published_counts(corpora: Path) -> None:
+    splits = read_source(str(corpora / "swda"), ReadOptions(), InputLog())
+    assert [len(dialogs) for dialogs in splits.values()] == [1080, 60, 62]
+    contexts = {name: sum(len(d.utterances) - 1 for d in dialogs) for name, dialogs in splits.items()}
+    assert (contexts["valid"], contexts["test"]) == (5165, 5481)
+    codec = train_codec(splits["train"], "wordpunct", vocab_size=10_000)
+    assert len(codec.vocabulary) == 10_002
+    rates = []
+    for dialogs in splits.values():
+        ids = [index for dialog in dialogs for u in dialog.utterances for index in codec.encode(u.text)]
+        rates.append(round(100 * ids.count(codec.vocabulary.unk) / len(ids), 2))
+    assert rates == [0.78, 1.30, 1.32]

@@ -1,0 +1,476 @@
+"""Evaluation: perplexities by hand, scores equal to sacreBLEU's, and a whole run from folder to files."""
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.batches import list_examples
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import Dialog, Utterance
+from dialog.evaluate import bleu_tokens, evaluate, perplexities, rescore, score_responses
+from dialog.metrics.distinct import diversity, loops, warnings
+from dialog.metrics.references import build_references, write_references
+from dialog.metrics.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
+from dialog.records import evaluation_name
+from dialog.report import evaluation_tables
+from dialog.task import build_model
+from dialog.trained import TargetScore, TrainedModel
+from lm.config.load import Resolved, save_config
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.runs.checkpoint import CheckpointStore
+from lm.text.vocabulary import build_codec
+from tests.support.words import WORDS
+
+Groups = list[list[list[str]]]
+
+
+def groups(seed: int, contexts: int, sizes: tuple[int, ...]) -> Groups:
+    rng = random.Random(seed)
+    return [
+        [rng.choices(WORDS, k=rng.randint(1, 9)) for _ in range(rng.choice(sizes))] for _ in range(contexts)
+    ]
+
+
+# Scores of given responses
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3,)])
+def test_sacrebleu_equals_its_command_line(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    hypotheses, references = groups(1, 40, (2,)), groups(2, 40, sizes)
+    files = []
+    for number in range(sizes[0]):
+        path = tmp_path / f"references-{number}"
+        path.write_text("".join(" ".join(group[number]) + "\n" for group in references), encoding="utf-8")
+        files.append(str(path))
+    answers = tmp_path / "answers"
+    answers.write_text("".join(" ".join(group[0]) + "\n" for group in hypotheses), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", *files, "-i", str(answers), "--tokenize", "none", "--force"]
+    done = subprocess.run([*command, "-w", "12"], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    ours = score_responses(hypotheses, references)["sacrebleu"]
+    assert round(ours["score"], 12) == told["score"]
+    assert ours["signature"] == told["signature"]
+
+
+def test_sacrebleu_takes_different_numbers_of_references() -> None:
+    from sacrebleu.metrics.bleu import BLEU
+
+    hypotheses, references = groups(1, 20, (2,)), groups(2, 20, (1, 2, 4))
+    streams: Any = [
+        [" ".join(group[i]) if i < len(group) else None for group in references] for i in range(4)
+    ]
+    metric = BLEU(tokenize="none", force=True)
+    expected = metric.corpus_score([" ".join(group[0]) for group in hypotheses], streams).score
+    ours = score_responses(hypotheses, references)["sacrebleu"]
+    assert ours["score"] == expected
+    assert ours["signature"].startswith("nrefs:var|")
+
+
+def test_a_blank_inside_a_token_does_not_split_it() -> None:
+    four = ["a b", "c", " ", "d\u2028e"]
+    assert score_responses([[four]], [[four]])["sacrebleu"]["score"] == pytest.approx(100)
+    assert score_responses([[["a b", "c", "d", "e"]]], [[["a", "b c", "d", "e"]]])["sacrebleu"]["score"] < 100
+
+
+def test_diversity_by_hand() -> None:
+    found = diversity([[["a", "a", "b"], ["a", "b"]], [["a", "a", "b"], ["c"]], [["yes"], ["yes"]]])
+    assert found["intra_distinct_1"] == pytest.approx(((2 / 3 + 1) / 2 + (2 / 3 + 1) / 2 + 1) / 3)
+    assert found["inter_distinct_1"] == pytest.approx((2 / 5 + 3 / 4 + 1 / 2) / 3)
+    assert found["intra_distinct_2"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert found["inter_distinct_2"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert found["mean_length"] == pytest.approx(7 / 3)
+    assert found["most_common_share"] == pytest.approx(2 / 3)
+    assert found["most_common_answer"] == ["a", "a", "b"]
+
+
+def test_loops_and_one_answer_for_most_are_warned_of() -> None:
+    rng = random.Random(3)
+    references = [[rng.sample(WORDS, k=8)] for _ in range(30)]
+    loop = ["i", "'", "m", "afraid"] * 3
+
+    def warned(hypotheses: Groups) -> list[str]:
+        result, _ = responses_report(Responses(hypotheses, references), str.split)
+        return warnings(result | {"contexts": len(hypotheses)})
+
+    assert warned(references) == []
+    (told,) = warned([*([loop] for _ in range(4)), *references[4:]])
+    assert told.startswith("13% of the responses go round in a loop (true responses: 0%;")
+    assert "no_repeat_ngram=3" in told
+    (told,) = warned([*([["yeah"]] for _ in range(16)), *references[16:]])
+    assert told.startswith("53% of the contexts have one answer, 'yeah'")
+    assert "decode.method=sample" in told
+    assert len(warned([[loop]] * 30)) == 2
+    looping = [[group[0] * 3] for group in references]
+    result, _ = responses_report(Responses(looping, looping), str.split)
+    assert result["looping_share"] == 1
+    assert warnings(result | {"contexts": 30}) == [], "people who repeat themselves are no fault of the model"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loop_is_a_trigram_at_three_places(seed: int) -> None:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(100):
+        tokens = rng.choices("ab", k=rng.randint(0, 12))
+        places = [tokens[at : at + 3] for at in range(len(tokens) - 2)]
+        found.append(any(places.count(place) >= 3 for place in places))
+        assert loops(tokens) == found[-1]
+    assert {True, False} == set(found)
+
+
+def test_the_length_ratio_by_hand() -> None:
+    result = score_responses([[["a"]], [["b", "c"]]], [[["x"] * 2, ["x"] * 4], [["x"]]])
+    assert result["length_ratio"] == 3 / 4
+    assert score_responses([[["a"]]], [[[]]])["length_ratio"] is None
+
+
+def test_every_output_names_its_versions_and_edge_cases() -> None:
+    result = score_responses([[[], ["yeah"]], [["so"], ["so", "then"]]], [[["yeah"]], [["so"], ["now"]]])
+    assert result["bleu_versions"]["bleu_legacy"] == {
+        "smoothing": "method7 of NLTK 3.4 or earlier, 0 where it is undefined",
+        "weights": "padded",
+    }
+    assert result["references"] == {"contexts": 2, "min": 1, "mean": 1.5, "max": 2}
+    assert result["edge_cases"] == {
+        "empty_hypotheses": 1,
+        "single_token_hypotheses": 2,
+        "empty_references": 0,
+        "legacy_undefined_pairs": 2,
+        "hypotheses_without_bigram": 3,
+    }
+    assert result["legacy_undefined_share"] == pytest.approx(2 / 3)  # "so then" against "so" is defined
+    assert {"1", "2", "3", "4"} == set(result["bleu"]) == set(result["bleu_legacy"])
+
+
+def test_yardsticks_are_what_scoring_them_gives() -> None:
+    references = [*groups(5, 12, (3,)), [["yeah"]]]
+    hypotheses = groups(6, 13, (5,))
+    result, _ = responses_report(Responses(hypotheses, references), str.split)
+    others = Scorer([group[1:] for group in references[:-1]])
+    human = result["yardsticks"]["true_response"]
+    assert human["bleu"] == others.score([[group[0]] for group in references[:-1]])[0]["bleu"]
+    assert human["skipped"] == result["without_true_response"]["skipped"] == 1
+    assert result["without_true_response"]["bleu"] == others.score(hypotheses[:-1])[0]["bleu"]
+    constants = result["yardsticks"]["constant_answers"]
+    assert list(constants) == [*CONSTANT_ANSWERS, "all five"]
+    assert constants["yeah"]["bleu"] == score_responses([[["yeah"]]] * 13, references)["bleu"]
+    assert constants["all five"]["hypotheses"]["max"] == 5
+
+
+def test_with_one_reference_the_true_response_is_the_ceiling() -> None:
+    references = groups(5, 12, (1,))
+    result, _ = responses_report(Responses(groups(6, 12, (5,)), references), str.split)
+    human = result["yardsticks"]["true_response"]
+    assert "itself" in human["treatment"]
+    assert "without_true_response" not in result
+    assert all(human["bleu"][n]["precision"] > result["bleu"][n]["recall"] for n in "1234")
+
+
+def test_constant_answers_can_beat_people_on_precision() -> None:
+    """The reason for the warning in every output: people say something, constant answers hit often."""
+    rng = random.Random(7)
+    references = [[rng.choices(WORDS, k=8), ["yeah"], rng.choices(WORDS, k=8)] for _ in range(30)]
+    yardsticks = responses_report(Responses(references, references), str.split)[0]["yardsticks"]
+    person, constant = yardsticks["true_response"], yardsticks["constant_answers"]["yeah"]
+    assert constant["bleu"]["1"]["precision"] > person["bleu"]["1"]["precision"]
+    assert "Constant answers can beat people" in yardsticks["note"]
+
+
+def test_mismatches_that_sacrebleu_accepts_are_refused() -> None:
+    with pytest.raises(DataError, match="3 contexts with hypotheses, 2 with references"):
+        score_responses([[["a"]]] * 3, [[["a"]]] * 2)
+    with pytest.raises(DataError, match="not a list of tokens"):
+        score_responses([["a b"]], [[["a"]]])
+
+
+# Perplexity
+
+
+def test_perplexities_by_hand() -> None:
+    rng = random.Random(1)
+    scores = [TargetScore(i // 9, i % 9, rng.uniform(1, 30), rng.randint(1, 12)) for i in range(70)]
+    result = perplexities(scores, "run", 40)
+    tokens = sum(s.tokens for s in scores)
+    assert result["perplexity"] == pytest.approx(math.exp(sum(s.nll for s in scores) / tokens))
+    assert (result["tokens"], result["contexts"]) == (tokens, 70)
+    batches = [scores[:30], scores[30:60], scores[60:]]
+    means = [math.exp(sum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
+    assert result["perplexity_batch_mean"] == pytest.approx(sum(means) / 3)
+    assert result["perplexity_batch_size"] == 30
+
+
+@pytest.mark.parametrize("nll", [math.nan, math.inf, -math.inf, 1e6])
+def test_numbers_that_are_not_finite_are_an_error(nll: float) -> None:
+    with pytest.raises(DivergenceError, match="run: the model's probabilities are not finite"):
+        perplexities([TargetScore(0, 0, 1.0, 2), TargetScore(0, 1, nll, 2)], "run", 40)
+
+
+@pytest.mark.parametrize(
+    ("source", "references", "name"),
+    [
+        ("smalltalk:test", None, "smalltalk-test"),
+        ("a/b/test.jsonl", None, "test"),
+        ("test.jsonl", Path("x/multi ref.json"), "test+multi-ref"),
+        ("../..", None, "data"),
+    ],
+)
+def test_names_of_evaluations(source: str, references: Path | None, name: str) -> None:
+    assert evaluation_name(source, references) == name
+
+
+# A whole run
+
+SMALL = DialogConfig.model_validate(
+    {
+        "model": {"embedding_size": 8},
+        "encoder": {"utterance_size": 6, "context_size": 10},
+        "decoder": {"hidden_size": 9},
+        "decode": {"beam": 3, "nbest": 2, "max_length": 5},
+    }
+)
+
+
+def conversations(seed: int, count: int = 3) -> list[Dialog]:
+    rng = random.Random(seed)
+    return [
+        Dialog(
+            str(number),
+            "pets",
+            tuple(
+                Utterance("AB"[turn % 2], " ".join(rng.choices(WORDS, k=rng.randint(1, 6))))
+                for turn in range(6)
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["wordpunct", "whitespace", "char", "unigram", "bpe"])
+def test_bleu_compares_words_whatever_the_tokens_of_the_run(kind: str) -> None:
+    texts = [u.text for d in conversations(1, 20) for u in d.utterances]
+    codec = build_codec(kind, texts, vocab_size=80)  # type: ignore[arg-type]
+    for text in texts[:20]:
+        assert bleu_tokens(codec, codec.encode(text)) == text.split()
+    unknown = codec.vocabulary.unk
+    assert bleu_tokens(codec, [*codec.encode(texts[0]), unknown]) == [*texts[0].split(), "<unk>"]
+
+
+def write_dialogs(path: Path, dialogs: list[Dialog]) -> None:
+    rows = [
+        {"topic": d.topic, "utts": [[u.speaker, u.text, ["sd", None]] for u in d.utterances]} for d in dialogs
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def run(in_tmp: Path) -> Path:
+    """A run folder with a random model, and ``test.jsonl`` beside it."""
+    write_dialogs(in_tmp / "test.jsonl", conversations(2))
+    config = SMALL.model_copy(update={"data": SMALL.data.model_copy(update={"test": "test.jsonl"})})
+    texts = [u.text for d in conversations(1, 20) for u in d.utterances]
+    codec = build_codec(
+        "wordpunct", texts, vocab_size=40, lowercase=True, extra_counts={"<s>": 9, "</s>": 9, "<d>": 3}
+    )
+    folder = in_tmp / "run"
+    folder.mkdir()
+    save_config(Resolved(config, {}), folder / "config.json")
+    codec.save(folder)
+    store = CheckpointStore(folder / "checkpoints")
+    store.commit(1, {"model": build_model(config, codec).state_dict()}, {}, {})
+    store.point("best", 1)
+    return folder
+
+
+def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
+    result = evaluate(run)
+    assert (result["contexts"], result["data"]["name"], result["head"]) == (15, "test", "softmax")
+    scores = TrainedModel.load(run).nll(conversations(2))
+    assert result["nll"] == pytest.approx(
+        sum(s.nll for s in scores) / sum(s.tokens for s in scores), rel=1e-6
+    )
+    assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
+    wanted = (
+        "perplexity nll tokens contexts perplexity_batch_mean bleu bleu_legacy sacrebleu intra_distinct_1"
+    )
+    wanted += " intra_distinct_2 inter_distinct_1 inter_distinct_2 mean_length most_common_share yardsticks"
+    wanted += " length_ratio looping_share warnings"
+    assert set(wanted.split()) <= set(result)
+    assert (result["responses_cut"], result["tokens_cut"]) == (0, 0)
+    assert result["near_guessing"] == (result["perplexity"] > result["vocabulary"] / 2)
+    assert result["near_guessing"]  # random weights
+    assert any("near guessing among" in str(line) for line in evaluation_tables(result)[1:])
+    record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))
+    assert record["result"] == json.loads(json.dumps(result))
+    contexts = record["contexts"]
+    assert sum(contexts["nll"]) / sum(contexts["tokens"]) == pytest.approx(result["nll"])
+    precision = [row[1] for row in contexts["bleu"]["precision"]]
+    assert sum(precision) / 15 == pytest.approx(result["bleu"]["2"]["precision"])
+
+
+def test_what_is_cut_from_responses_is_told(run: Path) -> None:
+    whole = evaluate(run)
+    assert not any("cut" in row for row in _measures(whole))
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["data"]["max_response"] = 4
+    (run / "config.json").write_text(json.dumps(saved))
+    result = evaluate(run)
+    lengths = [len(e.response.text.split()) for e in list_examples(conversations(2), 9)]
+    assert result["responses_cut"] == sum(length > 2 for length in lengths) > 0
+    assert result["tokens_cut"] == sum(max(0, length - 2) for length in lengths)
+    assert result["tokens"] + result["tokens_cut"] == whole["tokens"]
+    assert {"responses_cut", "tokens_cut"} <= set(_measures(result))
+
+
+def _measures(result: dict[str, Any]) -> list[str]:
+    """The names in the first table that is shown."""
+    shown: Any = evaluation_tables(result)[0]
+    return [row["measure"] for row in shown.cells()]
+
+
+def test_hypotheses_are_written_and_score_the_same_again(run: Path) -> None:
+    result = evaluate(run, output=Path("hyps.jsonl"))
+    rows = [json.loads(line) for line in Path("hyps.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(row["dialog"], row["turn"]) for row in rows] == [(d, t) for d in range(3) for t in range(5)]
+    assert rows[0]["context"] == ["<d>"]
+    assert rows[1]["context"] == ["<d>", f"A: {conversations(2)[0].utterances[0].text}"]
+    assert all(len(row["hypotheses"]) == len(row["scores"]) == 2 for row in rows)
+    assert all(row["scores"] == sorted(row["scores"], reverse=True) for row in rows)
+    again = rescore(Path("hyps.jsonl"))
+    assert all(result[key] == again[key] for key in again)
+
+
+def test_responses_are_scored_against_the_true_response_alone(tmp_path: Path) -> None:
+    hypotheses = [[["yes", "i", "do"], ["no"]], [["well", "maybe", "so"]]]
+    references = [[["yes", "we", "do"], ["no", "no"]], [["maybe", "not"], ["well", "maybe", "so"], ["oh"]]]
+    path = tmp_path / "hyps.jsonl"
+    rows = zip(hypotheses, references, strict=True)
+    path.write_text("".join(json.dumps({"hypotheses": h, "references": r}) + "\n" for h, r in rows))
+    single, several = rescore(path, true_only=True), rescore(path)
+    assert single == score_responses(hypotheses, [listed[:1] for listed in references])
+    assert single["references"]["mean"] == 1
+    assert several["references"]["mean"] == 2.5
+    assert single["bleu"] != several["bleu"]
+
+
+def test_batch_size_changes_nothing(run: Path) -> None:
+    evaluate(run, output=Path("one.jsonl"), batch_size=1)
+    evaluate(run, output=Path("all.jsonl"), batch_size=64)
+    one, every = (
+        [json.loads(line)["hypotheses"] for line in Path(name).read_text(encoding="utf-8").splitlines()]
+        for name in ("one.jsonl", "all.jsonl")
+    )
+    assert one == every
+
+
+def test_references_and_limit_and_overrides(run: Path) -> None:
+    write_references(
+        Path("refs.json"), build_references(conversations(1, 20), conversations(2), neighbours=3)
+    )
+    result = evaluate(run, references=Path("refs.json"), limit=7, overrides=["decode.nbest=1"])
+    assert result["contexts"] == 7
+    assert result["hypotheses"]["max"] == 1
+    assert result["references"] == {"contexts": 7, "min": 4, "mean": 4, "max": 4}
+    assert result["decode"]["nbest"] == 1
+    assert result["data"]["references_file"] == "refs.json"
+    assert "true response first" in result["data"]["references_layout"]
+    assert [path.name for path in (run / "evaluation").iterdir()] == ["test+refs.first-7.nbest-1.json"]
+    assert evaluate(run, references=Path("refs.json"))["data"]["sha256"] != result["data"]["sha256"]
+
+
+def test_evaluations_do_not_replace_each_other(run: Path) -> None:
+    CheckpointStore(run / "checkpoints").point("last", 1)
+    for folder, seed in (("a", 2), ("b", 3)):
+        Path(folder).mkdir()
+        write_dialogs(Path(folder) / "test.jsonl", conversations(seed))
+    assert evaluate(run)["name"] == evaluate(run, data="a/test.jsonl")["name"] == "test"
+    changed = evaluate(run, checkpoint="last", overrides=["decode.beam=2", "decode.nbest=2"], limit=4)
+    assert changed["name"] == "test.first-4.last.beam-2"
+    other = evaluate(run, data="b/test.jsonl")
+    assert other["name"] == evaluate(run, data="b/test.jsonl")["name"]
+    assert other["name"] == f"test.{other['data']['sha256'][:6]}"
+    names = {path.stem for path in (run / "evaluation").iterdir()}
+    assert names == {"test", changed["name"], other["name"]}
+    for name in names:
+        record = json.loads((run / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+        assert record["result"]["name"] == name
+    (run / "evaluation" / "test.json").write_text("damaged", encoding="utf-8")
+    assert evaluate(run)["name"] == "test"
+
+
+def refusal(run: Path, kind: type[Exception], **options: Any) -> str:
+    """The line that evaluating a run like this ends with."""
+    with pytest.raises(kind) as caught:
+        evaluate(run, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def test_bad_input_leaves_nothing_behind(run: Path) -> None:
+    write_references(Path("refs.json"), build_references([], conversations(8)))
+    write_dialogs(
+        Path("greek.jsonl"), [Dialog("x", "", (Utterance("A", "χαίρετε κόσμε"), Utterance("B", "γεια")))]
+    )
+    before = contents(run.parent)
+    references = refusal(run, DataError, references=Path("refs.json"))
+    assert "15 of 15 contexts have no item" in references
+    assert "100% of its tokens are unknown to the run" in refusal(run, DataError, data="greek.jsonl")
+    assert "nowhere.jsonl" in refusal(run, DataError, data="nowhere.jsonl")
+    assert "--limit 0" in refusal(run, ConfigError, limit=0)
+    assert "decode.baem" in refusal(run, ConfigError, overrides=["decode.baem=3"])
+    assert "only decode.*" in refusal(run, ConfigError, overrides=["model.dropout=0.5"])
+    assert "its folder does not exist" in refusal(run, StorageError, output=Path("no/where.jsonl"))
+    assert "step-7" in refusal(run, StorageError, checkpoint="step-7")
+    assert "not the folder of a run" in refusal(run.parent, StorageError)
+    assert contents(run.parent) == before
+
+
+def test_an_interrupted_evaluation_writes_nothing(run: Path) -> None:
+    calls = 0
+
+    def stop_at(limit: float) -> Callable[[], None]:
+        def poll() -> None:
+            nonlocal calls
+            calls += 1
+            if calls > limit:
+                raise Interrupted("stop")
+
+        return poll
+
+    evaluate(run, poll=stop_at(math.inf))
+    total = calls
+    assert total > 10, "polled while scoring, decoding and counting"
+    shutil.rmtree(run / "evaluation")
+    before = contents(run.parent)
+    for limit in (0, 1, total // 2, total - 1):
+        calls = 0
+        assert refusal(run, Interrupted, poll=stop_at(limit), output=Path("hyps.jsonl")) == "stop"
+        assert contents(run.parent) == before
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", '{"hypotheses": []}', "nonsense", '{"hypotheses": [], "references"']
+)
+def test_files_that_are_not_hypotheses_are_named_with_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "hyps.jsonl"
+    path.write_text('{"hypotheses": [["a"]], "references": [["a"]]}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"hyps\.jsonl:2: "):
+        rescore(path)
+
+
+def test_hypotheses_that_are_text_are_refused_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "hyps.jsonl"
+    path.write_text('{"hypotheses": ["a b"], "references": [["a"]]}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"hyps\.jsonl: context 0: .* is not a list of tokens"):
+        rescore(path)

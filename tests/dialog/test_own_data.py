@@ -1,0 +1,400 @@
+"""One's own conversations: nonsense refused, shown, trained on, missing, the same twice."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.batches import list_examples
+from dialog.cli import main
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.nonsense import nonsense
+from lm.cli import main as lm_main
+from lm.config.load import load_config
+from lm.errors import ConfigError, DataError, StorageError
+
+Outcome = tuple[int, str, str]
+WORDS = ["the", "kettle", "is", "on", "and", "tea", "will", "be", "ready", "when", "you", "come", "home"]
+
+
+@pytest.fixture
+def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
+    return partial(ending, main)
+
+
+def chat(dialogs: int = 12) -> str:
+    """Invented dialogs of two to four utterances."""
+    blocks = []
+    for number in range(dialogs):
+        turns = [
+            f"{'AB'[t % 2]}: {' '.join(WORDS[number % 5 :][: 3 + t])} {number}" for t in range(2 + number % 3)
+        ]
+        blocks.append("\n".join(turns))
+    return "\n\n".join(blocks) + "\n"
+
+
+def talk(*texts: str, speakers: str = "AB") -> list[Dialog]:
+    return [
+        Dialog("d", "", tuple(Utterance(speakers[n % len(speakers)], text) for n, text in enumerate(texts)))
+    ]
+
+
+# --- nonsense ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialogs", "reason"),
+    [
+        (talk(*(str(n) for n in range(20))), "nearly every text is a number, as `0`"),
+        (
+            talk(*(f"0{n % 9 + 1}/04/2024, 09:00 - Anna: hello" for n in range(20))),
+            "begins with a date or time",
+        ),
+        (talk(*(f"[12:3{n % 9}] hello {n}" for n in range(20))), "begins with a date or time"),
+        (
+            talk(*(f"words {n}" for n in range(20)), speakers="abcdefghijklmnopqrst"),
+            "a speaker of its own, as `a`",
+        ),
+        (talk(*(["yes", "no way"] * 10)), "all texts together have 3 different words, as `yes`"),
+        (talk("it\x92s late", "so \x93what\x94"), r"control characters in `it\x92s late`"),
+    ],
+)
+def test_what_is_likely_nonsense_is_refused_unless_forced(
+    dialogs: list[Dialog], reason: str, in_tmp: Path, dialog: Callable[..., Outcome]
+) -> None:
+    assert reason in (nonsense(dialogs) or "")
+    rows = [
+        {"dialog": f"d{copy}", "speaker": f"{u.speaker}{copy}", "text": u.text}
+        for copy in range(3)
+        for one in dialogs
+        for u in one.utterances
+    ]
+    Path("x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, _, err = dialog("prepare", "x.jsonl", "--out", "p")
+    assert code == DataError.exit_code
+    assert reason.split("`")[0] in err
+    assert "--force" in err
+    assert not Path("p").exists()
+    assert dialog("prepare", "x.jsonl", "--out", "p", "--force")[0] == 0
+    assert len(load_dialogs("p/train")) == 1
+
+
+@pytest.mark.parametrize(
+    "dialogs",
+    [
+        talk("1", "2"),
+        talk(*(["yes", "no"] * 9)),
+        talk(*(f"{n} bottles of water and a glass" for n in range(30))),
+        talk(*(f"at 12:30 the train of line {n} leaves" for n in range(30))),
+        talk("caf\u00e9", "na\u00efve", "it\u2019s"),
+        talk(*(f"你好吗{n}号" for n in range(30))),
+    ],
+)
+def test_short_and_ordinary_corpora_are_no_nonsense(dialogs: list[Dialog]) -> None:
+    assert nonsense(dialogs) is None
+
+
+def test_windows_text_gets_the_right_advice(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    text = "A: it’s “late”\nB: – is it?\n"
+    Path("x.txt").write_bytes(text.encode("cp1252"))
+    code, _, err = dialog("prepare", "x.txt", "--out", "p")
+    assert (code, "iconv -f cp1252 -t utf-8" in err) == (DataError.exit_code, True)
+    Path("x.txt").write_text(Path("x.txt").read_bytes().decode("latin-1"))
+    assert "cp1252" in dialog("prepare", "x.txt", "--out", "p")[2], "the wrong conversion is noticed, too"
+
+
+# --- shown -------------------------------------------------------------------------------------------------
+
+
+def test_prepare_ends_by_showing_two_dialogs(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("x.txt").write_text("A: \x1b]0;title\x07red\nB: blue\n\n" + chat())
+    for state in ("written", "unchanged"):
+        code, out, _ = dialog("prepare", "x.txt", "--out", "p")
+        assert code == 0
+        lines = out.splitlines()
+        assert lines[-1] == f"p: {state}"
+        start = lines.index("x:0")
+        assert lines[start + 1 : start + 3] == ["  A: red", "  B: blue"]
+        assert sum(line.startswith("x:") for line in lines) == 2
+    code, out, _ = dialog("show", "p")
+    assert sum(line.startswith("x:") for line in out.splitlines()) == 3
+    assert out.splitlines()[-1] == "3 of 11 dialogs"
+    assert dialog("show", "p", "--split", "test", "--limit", "1")[1].splitlines()[-1] == "1 of 1 dialogs"
+    code, out, _ = dialog("show", "x.txt", "--dialog", "x:0")
+    assert out.splitlines() == ["x:0", "  A: red", "  B: blue", "1 of 1 dialogs"]
+    assert dialog("show", "smalltalk:valid", "--limit", "1")[0] == 0
+    for arguments, message in (
+        (("x.txt", "--split", "test"), "x.txt: no split test; it is not split"),
+        (("p", "--split", "dev"), "p: no split dev; train, valid, test"),
+        (("p", "--dialog", "x:99"), "p: no dialog x:99; the id of the first one is x:0"),
+        (("q",), "q: no such file or folder"),
+    ):
+        code, _, err = dialog("show", *arguments)
+        assert (code, message in err) == (DataError.exit_code, True)
+
+
+def test_a_split_that_is_also_in_train_is_told(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("in").mkdir()
+    for split in ("train", "valid", "test"):
+        Path(f"in/{split}.txt").write_text(chat(3 if split == "valid" else 4))
+    code, out, _ = dialog("prepare", "in", "--out", "p")
+    assert code == 0
+    assert "warning: 3 of 3 dialogs of valid are in train, too" in out
+    assert "warning: 4 of 4 dialogs of test are in train, too" in out
+
+
+def test_the_help_lists_the_formats(dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    from dialog.corpora.formats import FORMATS
+
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in dialog("prepare", "--help")[1].splitlines()]
+    assert all(f"{name:<10} {about}" in lines for name, about in FORMATS.items())
+
+
+# --- trained on --------------------------------------------------------------------------------------------
+
+TINY = [
+    *(
+        "model.embedding_size=8",
+        "encoder.utterance_size=8",
+        "encoder.context_size=8",
+        "decoder.hidden_size=8",
+    ),
+    *("head.embedding_size=8", "train.max_steps=2", "train.validate_every=1", "optim.warmup_steps=0"),
+]
+SETTINGS = [word for setting in TINY for word in ("--set", setting)]
+
+
+def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").write_text(chat(20))
+    command = ("train", "own_small", "--data", "talk.txt", *SETTINGS)
+    code, out, err = dialog(*command)
+    assert code == 0, err
+    assert "talk:0" in out, "what was read is shown"
+    config = json.loads(Path("runs/own_small/config.json").read_text())["config"]
+    assert config["data"]["train"] == "runs/own_small/corpus/train"
+    kept = json.loads(Path("runs/own_small/corpus/report.json").read_text())["splits"]
+    assert [counts["dialogs"] for counts in kept.values()] == [16, 2, 2]
+    code, out, err = dialog(*command, "--set", "train.max_steps=3")
+    assert code == 0, err
+    assert "after 3 updates" in out
+    assert "talk:0" not in out
+    assert dialog("evaluate", "runs/own_small")[0] == 0
+    code, _, err = dialog("evaluate", "runs/own_small", "--references", "r.json")
+    assert (code, "leave out --references" in err) == (ConfigError.exit_code, True)
+
+    report = Path("runs/own_small/corpus/report.json").read_bytes()
+    Path("talk.txt").write_text(chat(21))
+    code, _, err = dialog(*command, "--set", "train.max_steps=4")
+    assert code == DataError.exit_code
+    assert "talk.txt: changed since this run began" in err
+    assert Path("runs/own_small/corpus/report.json").read_bytes() == report, "the old corpus is kept"
+    assert dialog(*command, "--run", "runs/new")[0] == 0
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``talk.txt`` and the run ``r`` that began with it."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("talk.txt").write_text(chat(20))
+        with pytest.raises(SystemExit, match="0"):
+            main(["train", "own_small", "--data", "talk.txt", "--run", "r", *SETTINGS])
+    return folder
+
+
+@pytest.fixture
+def own(begun: Path, in_tmp: Path) -> Path:
+    """A copy of it, in the working folder."""
+    shutil.copytree(begun, in_tmp, dirs_exist_ok=True)
+    return Path("r")
+
+
+def resume(*arguments: str, run: str = "r") -> tuple[str, ...]:
+    return ("train", "own_small", "--run", run, *SETTINGS, "--set", "train.max_steps=3", *arguments)
+
+
+def test_a_copy_of_the_source_leaves_the_corpus_as_it_is(own: Path, dialog: Callable[..., Outcome]) -> None:
+    """Ids come from the name of the file, and splits from the ids."""
+    before = files_below(own / "corpus")
+    Path("talk.txt").rename("copy.txt")
+    code, _, err = dialog(*resume("--data", "copy.txt"))
+    assert code == 0, err
+    assert files_below(own / "corpus") == before
+
+
+def test_a_run_goes_on_without_its_source(own: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").unlink()
+    code, out, err = dialog(*resume("--data", "talk.txt"))
+    assert code == 0, err
+    assert "after 3 updates" in out
+    assert "note: talk.txt: not here, so not compared; the run goes on with r/corpus" in err
+    code, _, err = dialog(*resume("--data", "nothing.txt"))
+    assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
+    code, out, err = dialog(*resume("--set", "train.max_steps=4"))
+    assert code == 0, err
+    assert "after 4 updates" in out
+
+
+def test_a_moved_run_has_its_corpus(own: Path, dialog: Callable[..., Outcome]) -> None:
+    """Also where another run has taken its place."""
+    own.rename("moved")
+    code, _, err = dialog("evaluate", "moved", "--json", "one.json")
+    assert code == 0, err
+    code, _, err = dialog(*resume("--data", "talk.txt", run="moved"))
+    assert code == 0, err
+    assert dialog("evaluate", "moved", "--json", "before.json")[0] == 0
+    Path("talk.txt").write_text(chat(40))
+    assert dialog(*resume("--data", "talk.txt"))[0] == 0
+    assert dialog("evaluate", "moved", "--json", "after.json")[0] == 0
+    before, after = (json.loads(Path(f"{name}.json").read_text()) for name in ("before", "after"))
+    assert before["contexts"] == after["contexts"]
+
+
+def test_a_damaged_corpus_is_found(own: Path, dialog: Callable[..., Outcome]) -> None:
+    assert dialog("check", "r")[0] == 0
+    for name in ("train", "valid", "test"):
+        (path,) = (own / "corpus" / name).glob("*.arrow")
+        data = path.read_bytes()
+        path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        for command in (("check", "r"), resume("--data", "talk.txt"), resume()):
+            code, _, err = dialog(*command)
+            assert (code, f"{path}: edited or damaged" in err) == (StorageError.exit_code, True)
+        path.unlink()
+        code, _, err = dialog("check", "r")
+        assert (code, f"{path}: " in err) == (StorageError.exit_code, True)
+        path.write_bytes(data)
+    manifest = own / "corpus/manifest.json"
+    text = manifest.read_text()
+    for damaged in ("", "{}", "[]", text.replace('"report.json"', '"../../talk.txt"')):
+        manifest.write_text(damaged)
+        code, _, err = dialog("check", "r")
+        assert (code, "manifest.json: missing or damaged" in err) == (StorageError.exit_code, True)
+    manifest.write_text(text)
+    assert dialog("check", "r")[0] == 0
+
+
+def test_a_data_set_is_compared(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    for name in ("one", "other"):
+        rows = [
+            {"question": f"is it {word} {n}", "answer": f"{name} {word}"}
+            for n in range(4)
+            for word in WORDS[:8]
+        ]
+        datasets.Dataset.from_list(rows).save_to_disk(f"stored/{name}")
+    code, _, err = dialog(*resume("--data", "hf:./stored/one"))
+    assert code == 0, err
+    before = files_below(Path("r/corpus"))
+    code, _, err = dialog(*resume("--data", "hf:./stored/other"))
+    assert (code, "hf:./stored/other: changed since this run began" in err) == (DataError.exit_code, True)
+    shutil.copytree("stored/one", "elsewhere/one")
+    for source in ("hf:./stored/one", "hf:./elsewhere/one"):
+        assert dialog(*resume("--data", source))[0] == 0
+    shutil.rmtree("stored")
+    code, _, err = dialog(*resume("--data", "hf:./stored/one"))
+    assert (code, "not here, so not compared" in err) == (0, True)
+    assert files_below(Path("r/corpus")) == before
+
+
+def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").write_text(chat(20))
+    assert dialog("prepare", "talk.txt", "--out", "p")[0] == 0
+    assert dialog("train", "own_small", "--data", "p", *SETTINGS)[0] == 0
+    code, _, err = dialog("train", "own_small", "--data", "talk.txt", *SETTINGS)
+    assert (code, "own_small: began without --data" in err) == (DataError.exit_code, True)
+    assert not Path("runs/own_small/corpus").exists()
+    code, _, err = dialog("train", "own_small", "--data", "p/train", "--run", "other")
+    assert (code, "name the folder that holds train" in err) == (DataError.exit_code, True)
+    code, _, err = dialog("train", "own_small", "--data", "nothing.txt", "--run", "other")
+    assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
+    assert not Path("other").exists()
+
+
+def test_a_killed_preparation_does_not_block_the_run(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    """Only the corpus is there, and what a killed process left beside it."""
+    Path("talk.txt").write_text(chat(20))
+    command = ("train", "own_small", "--data", "talk.txt", "--run", "r", *SETTINGS)
+    assert dialog("prepare", "talk.txt", "--out", "r/corpus")[0] == 0
+    Path("r/.corpus.tmp").mkdir()
+    Path("r/.corpus.lock").touch()
+    assert dialog(*command)[0] == 0
+
+
+def test_answers_are_learnt_where_they_are_last() -> None:
+    dialogs = [Dialog("d", "", (Utterance("user", "why"), Utterance("assistant", "so")))]
+    assert [example.response.text for example in list_examples(dialogs)] == ["why"]
+    last = list_examples(dialogs, last=True)
+    assert [example.response.text for example in last] == ["why", "so"]
+    assert [utterance.text for utterance in last[1].context] == ["<d>", "why"]
+    assert load_config("own_small", DialogConfig, family="dialog").config.data.last_response
+    assert not load_config("smalltalk_mos", DialogConfig, family="dialog").config.data.last_response
+
+
+# --- missing, and the same ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "config", "message"),
+    [
+        (
+            "lm",
+            "ptb_small_mos",
+            "data/ptb/train: no such corpus; make it with: lm prepare path/to/ptb --out data/ptb",
+        ),
+        (
+            "dialog",
+            "switchboard_small_mos",
+            "data/switchboard/train: no such corpus; make it with: "
+            "dialog prepare path/to/switchboard --out data/switchboard",
+        ),
+    ],
+)
+def test_missing_data_is_told_at_once(
+    package: str, config: str, message: str, in_tmp: Path, ending: Callable[..., Outcome]
+) -> None:
+    main_of: dict[str, Any] = {"lm": lm_main, "dialog": main}
+    code, _, err = ending(main_of[package], "train", config)
+    assert (code, err) == (DataError.exit_code, f"{message}\n")
+    code, _, err = ending(main_of[package], "train", config, "--set", "data.train=talk.txt")
+    assert (code, err) == (DataError.exit_code, "talk.txt: no such file or folder; check the path\n")
+    assert not list(in_tmp.iterdir())
+    program = (
+        f"import sys; from {package}.cli import main\ntry: main(['train', {config!r}])\n"
+        "except SystemExit: print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert found.stdout == "[]\n", "before anything heavy is loaded"
+
+
+def test_the_same_file_for_two_splits_is_a_warning(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").write_text(chat(4))
+    Path("link.txt").symlink_to("talk.txt")
+    names = [
+        word for split in ("train=talk", "valid=link", "test=none") for word in ("--set", f"data.{split}.txt")
+    ]
+    code, _, err = dialog("train", "own_small", *names, *SETTINGS)
+    assert code == 0
+    assert err.startswith("warning: data.train and data.valid are both talk.txt; ")
+    assert "data.test" not in err

@@ -1,0 +1,298 @@
+"""A run from training to use: learning, resuming, scoring, responding."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from dialog.batches import list_examples
+from dialog.config import DecodeConfig, DialogConfig
+from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.train import train
+from dialog.trained import TrainedModel
+from lm.config.load import Resolved, load_config
+from lm.engine.progress import NullReporter
+from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.runs.check import check_run
+from tests.support.damage import make_older
+from tests.support.polls import stop_after
+
+HEADS = ("softmax", "sigsoftmax", "moc", "mos", "moss")
+TALKS = {
+    "rain": ("is it raining", "yes it is", "take a coat then", "i will take one", "bye"),
+    "time": ("what time is it", "half past nine", "so late already", "we must go", "fine"),
+    "food": ("are you hungry", "very hungry indeed", "let us cook", "rice and beans again", "yes"),
+    "trip": ("where were you", "at the sea", "was it cold there", "it was like ice", "oh no"),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations in which every answer follows from what was said before."""
+    path = tmp_path_factory.mktemp("corpus") / "talk.jsonl"
+    lines = []
+    for topic, texts in TALKS.items():
+        said = [{"speaker": "AB"[i % 2], "text": text} for i, text in enumerate(texts)]
+        lines.append(json.dumps({"id": topic, "utterances": said}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def settings(corpus: Path, head: str, steps: int, *more: str) -> Resolved[DialogConfig]:
+    text = [f"data.{split}={corpus}" for split in ("train", "valid", "test")]
+    mixture = head in ("moc", "mos", "moss")
+    text += [f"head.kind={head}", f"head.components={2 if mixture else 1}", "head.embedding_size=12"]
+    text += ["model.embedding_size=12", "encoder.utterance_size=12", "encoder.context_size=24"]
+    text += ["decoder.hidden_size=24", "optim.lr=0.01", "train.batch_size=4", f"train.max_steps={steps}"]
+    text += ["optim.schedule=constant", "train.validate_every=50", "train.patience=0", "head.tied=false"]
+    text += ["optim.warmup_steps=0", "model.init_range=0.3", f"head.context_scale={4.0 if mixture else 1.0}"]
+    return load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=[*text, *more])
+
+
+def test_runs_from_before_the_cap_of_responses_keep_theirs(corpus: Path, tmp_path: Path) -> None:
+    """data.max_tokens was the cap of responses, too: old runs are read, and resumed, with it."""
+    resolved = settings(
+        corpus, "softmax", 2, "data.max_tokens=4", "data.max_response=4", "train.validate_every=2"
+    )
+    train(resolved, tmp_path / "run", NullReporter())
+    make_older(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    del saved["config"]["data"]["max_response"]
+    del saved["provenance"]["data.max_response"]
+    path.write_text(json.dumps(saved))
+    model = TrainedModel.load(tmp_path / "run")
+    assert model.config.data.max_response == 4
+    dialogs = load_dialogs(str(corpus))
+    scores = model.nll(dialogs)
+    assert max(score.tokens for score in scores) == 3
+    lengths = [len(example.response.text.split()) for example in list_examples(dialogs, 9)]
+    assert [score.cut for score in scores] == [max(0, length - 2) for length in lengths]
+    train(resolved, tmp_path / "run", NullReporter())
+    assert json.loads(path.read_text())["config"]["data"]["max_response"] == 4
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for head in HEADS:
+        folders[head] = tmp_path_factory.mktemp("runs") / head
+        train(settings(corpus, head, 250), folders[head], NullReporter())
+    return folders
+
+
+def dialogs_of(run: Path) -> list[Dialog]:
+    from dialog.corpora.corpus import load_dialogs
+
+    return load_dialogs(json.loads((run / "config.json").read_text())["config"]["data"]["test"])
+
+
+def test_a_signal_ends_the_reading_of_long_conversations(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dialog.train.interruptible", lambda remedy: nullcontext(stop_after(2)))
+    with pytest.raises(Interrupted):
+        train(settings(corpus, "softmax", 1), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("head.kind=mixtape", "head.components=4", "head.gated_words=5"),
+        ("head.kind=plif", "head.components=1", "head.context_scale=1.0", "head.temperature=sigmoid"),
+        ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]", "decoder.layers=2"),
+    ],
+    ids=["mixtape", "plif", "doc"],
+)
+def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+    model = TrainedModel.load(tmp_path / "run")
+    dialogs = dialogs_of(tmp_path / "run")
+    assert torch.isfinite(torch.as_tensor(model.nll(dialogs)[0].nll)).all()
+    responses = model.respond(list_examples(dialogs, 9)[:2], DecodeConfig(beam=3, nbest=2, max_length=4))
+    assert [len(found) for found in responses] == [2, 2]
+
+
+def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path: Path) -> None:
+    more = ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]")
+    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
+        train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists(), "what is bad leaves no folder"
+
+
+def test_a_training_that_cannot_fit_is_refused_before_it_starts(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.engine.memory.memory_limit", lambda: 10_000)
+    with pytest.raises(ConfigError, match=r"training would take about .* lower data\.vocab_size"):
+        train(settings(corpus, "mos", 3), tmp_path / "run", NullReporter())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_learns_what_only_the_context_tells(runs: dict[str, Path], head: str) -> None:
+    model = TrainedModel.load(runs[head])
+    dialogs = dialogs_of(runs[head])
+    scores = model.nll(dialogs)
+    assert [(s.dialog, s.turn) for s in scores] == [(e.dialog, e.turn) for e in list_examples(dialogs)]
+    answers = [s for s in scores if s.turn > 0]
+    assert sum(s.nll for s in answers) / sum(s.tokens for s in answers) < 0.1
+    examples = [e for e in list_examples(dialogs) if e.turn > 0]
+    found = model.respond(examples, DecodeConfig(beam=3, nbest=2))
+    assert [model.codec.decode(best[0].tokens) for best in found] == [e.response.text for e in examples]
+
+
+def test_scores_and_responses_do_not_depend_on_the_batch(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["mos"])
+    examples = list_examples(dialogs_of(runs["mos"]))
+    for decode in (
+        DecodeConfig(beam=4, nbest=4),
+        DecodeConfig(method="sample", nbest=3, temperature=1.5, seed=7),
+        DecodeConfig(method="sample", nbest=2, temperature=2.0, temperature_on="components", top_k=9),
+    ):
+        together = model.respond(examples, decode, batch_size=32)
+        alone = [found for example in examples for found in model.respond([example], decode)]
+        assert [[h.tokens for h in found] for found in together] == [[h.tokens for h in f] for f in alone]
+        for many, one in zip(together, alone, strict=True):
+            assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_responses_by_low_precision_products_are_nearly_the_same(runs: dict[str, Path], method: str) -> None:
+    model = TrainedModel.load(runs["mos"])
+    examples = [example for example in list_examples(dialogs_of(runs["mos"])) if example.turn > 0]
+    exact, low = (
+        [found[0] for found in model.respond(examples, DecodeConfig(method=method, products=products))]
+        for products in ("float32", "bfloat16")
+    )
+    assert [best.tokens for best in low] == [best.tokens for best in exact], "the model is sure of them"
+    scores, rounded = ([best.log_prob for best in found] for found in (exact, low))
+    assert rounded == pytest.approx(scores, abs=0.1)
+    assert rounded != scores
+
+
+def test_reported_scores_are_those_of_scoring(runs: dict[str, Path]) -> None:
+    """Beam search reports for the true response what scoring it gives."""
+    model = TrainedModel.load(runs["softmax"])
+    dialogs = dialogs_of(runs["softmax"])
+    examples = list_examples(dialogs)
+    scores = model.nll(dialogs)
+    answers = model.respond(examples, DecodeConfig(beam=5))
+    found = 0
+    for example, score, hypotheses in zip(examples, scores, answers, strict=True):
+        for hypothesis in hypotheses:
+            if model.codec.decode(hypothesis.tokens) == example.response.text:
+                assert hypothesis.log_prob == pytest.approx(-score.nll, abs=1e-4)
+                found += 1
+    assert found >= len(examples) // 2
+
+
+def test_token_probabilities_tell_components_apart(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["mos"])
+    example = list_examples(dialogs_of(runs["mos"]))[3]
+    tokens = model.codec.encode("i will take one")
+    steps = model.token_probabilities(example, tokens, top=4)
+    assert [step.token for step in steps] == ["i", "will", "take", "one", "</s>"]
+    for step in steps:
+        assert sum(step.prior) == pytest.approx(1)
+        assert step.top[0][0] == step.token
+        for _, probability, shares in step.top:
+            assert len(shares) == 2
+            assert sum(shares) == pytest.approx(probability)
+
+
+def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path) -> None:
+    def state(name: str) -> object:
+        return check_run(tmp_path / name)["state_sha256"]
+
+    config = settings(corpus, "moss", 40)
+    train(config, tmp_path / "whole", NullReporter())
+    train(settings(corpus, "moss", 13), tmp_path / "halves", NullReporter())
+    train(config, tmp_path / "halves", NullReporter())
+    train(settings(corpus, "moss", 40, "train.seed=2"), tmp_path / "other", NullReporter())
+    whole, halves = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "halves"))
+    assert state("whole") != state("other")
+    assert [line for line in halves.splitlines() if b'"step": 13' not in line] == whole.splitlines()
+
+
+@pytest.mark.parametrize("cell", ["mogrifier", "mogrifier_gru"])
+def test_runs_with_gated_cells_resume_exactly_and_respond_alike_in_any_batch(
+    corpus: Path, tmp_path: Path, cell: str
+) -> None:
+    more = [f"encoder.cell={cell}", f"decoder.cell={cell}", "cell.rank=4", "cell.init=truncated"]
+    more += ["train.validate_every=5"]
+    for name, steps in (("whole", 10), ("halves", 5), ("halves", 10)):
+        train(settings(corpus, "mos", steps, *more), tmp_path / name, NullReporter())
+    whole, halves = (check_run(tmp_path / name)["state_sha256"] for name in ("whole", "halves"))
+    assert whole == halves
+    model = TrainedModel.load(tmp_path / "whole")
+    examples = list_examples(dialogs_of(tmp_path / "whole"))[:6]
+    together = model.respond(examples, DecodeConfig(beam=4, nbest=2, max_length=8))
+    alone = [
+        found
+        for one in examples
+        for found in model.respond([one], DecodeConfig(beam=4, nbest=2, max_length=8))
+    ]
+    for many, one in zip(together, alone, strict=True):
+        assert [h.tokens for h in many] == [h.tokens for h in one]
+        assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
+
+
+def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "talk.jsonl"
+    mine.write_bytes(corpus.read_bytes())
+    train(settings(mine, "softmax", 2), tmp_path / "run", NullReporter())
+    with pytest.raises(ConfigError, match=r"decoder\.hidden_size"):
+        train(settings(mine, "softmax", 4, "decoder.hidden_size=30"), tmp_path / "run", NullReporter())
+    mine.write_text(corpus.read_text().replace("rice", "corn"))
+    with pytest.raises(DataError, match="changed since this run began"):
+        train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter())
+    mine.write_bytes(corpus.read_bytes())
+    assert train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter()).step == 4
+
+
+def test_a_model_is_used_on_the_device_of_its_run_with_the_threads_of_the_machine(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, threads = tmp_path / "run", torch.get_num_threads()
+    shutil.copytree(runs["softmax"], run)
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["train"] |= {"device": "cuda", "threads": threads + 1}
+    make_older(run)  # or the edit would be noticed
+    (run / "config.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert TrainedModel.load(run).device == torch.device("cpu")
+    assert torch.get_num_threads() == threads
+    assert TrainedModel.load(run, device=torch.device("meta")).device == torch.device("meta")
+
+
+def test_a_model_trained_on_the_cpu_stays_there(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["softmax"], run)
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["train"]["device"] = "cpu"
+    make_older(run)
+    (run / "config.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert TrainedModel.load(run).device == torch.device("cpu")
+
+
+def test_a_changed_vocabulary_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["softmax"], run)
+    TrainedModel.load(run)
+    words = (run / "vocabulary.json").read_text()
+    (run / "vocabulary.json").write_text(words.replace('"bye"', '"sea!"').replace('"sea"', '"bye"'))
+    with pytest.raises(StorageError, match=r"vocabulary\.json"):
+        TrainedModel.load(run)
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"not the folder of a run: it has no config\.json"):
+        TrainedModel.load(tmp_path)

@@ -1,0 +1,87 @@
+"""Locks that processes share: who has one, and what becomes of the file."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.disk.filelock import FileLock, alone
+from lm.errors import StorageError
+
+ADD = """
+import sys
+from pathlib import Path
+from lm.disk.filelock import FileLock, alone
+lock, number = Path(sys.argv[1]), Path(sys.argv[2])
+for _ in range(200):
+    if sys.argv[3] == "removed":
+        while True:
+            try:
+                with alone(lock, "another"):
+                    number.write_text(str(int(number.read_text()) + 1))
+                break
+            except Exception as error:
+                assert str(error) == "another", error
+    else:
+        with FileLock(lock):
+            number.write_text(str(int(number.read_text()) + 1))
+"""
+
+
+@pytest.mark.parametrize("how", ["kept", "removed"])
+def test_processes_that_take_turns_lose_nothing(how: str, tmp_path: Path) -> None:
+    """``removed``: where every holder removes the file, some wait for one that is gone."""
+    (number := tmp_path / "number").write_text("0")
+    command = [sys.executable, "-c", ADD, tmp_path / "lock", number, how]
+    for process in [subprocess.Popen(command) for _ in range(3)]:
+        assert process.wait() == 0
+    assert number.read_text() == "600"
+    assert (tmp_path / "lock").exists() == (how == "kept")
+
+
+def test_a_lock_that_is_held_is_refused_or_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first, second = FileLock(path), FileLock(path)
+    assert first.acquire(wait=False)
+    assert not second.acquire(wait=False)
+    with pytest.raises(StorageError, match="in use"), alone(path, "in use"):
+        pass
+    assert path.exists(), "it is the holder's"
+    first.release()
+    first.release()
+    assert second.acquire(wait=False)
+    second.release()
+
+
+def test_who_waits_for_a_file_that_its_holder_removes_takes_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    wait = (
+        f"from lm.disk.filelock import *; from pathlib import Path; FileLock(Path({str(path)!r})).acquire()"
+    )
+    with alone(path, ""):
+        waiting = subprocess.Popen([sys.executable, "-c", wait + "; print(1, flush=True); input()"],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        time.sleep(0.5)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == b"1\n"
+    assert not FileLock(path).acquire(wait=False), "of the new file, not of the one that was removed"
+    waiting.communicate(b"\n")
+
+
+def test_a_signature_is_all_that_the_file_has(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    for signature in (b"a long one", b"short"):
+        with lock:
+            lock.sign(signature)
+    assert (tmp_path / "lock").read_bytes() == b"short"
+
+
+def test_a_lock_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="absent/lock"):
+        FileLock(tmp_path / "absent/lock").acquire()
+    os.symlink(tmp_path / "elsewhere", tmp_path / "link")
+    with pytest.raises(StorageError, match="link"):
+        FileLock(tmp_path / "link").acquire()

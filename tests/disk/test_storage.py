@@ -1,0 +1,336 @@
+"""File operations: whole or absent after any failure, exact JSON, and messages that say what to do."""
+
+import errno
+import hashlib
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.disk import storage
+from lm.errors import StorageError
+from tests.support import faults
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in type and value, down to the sign of zero."""
+    return type(left) is type(right) and repr(left) == repr(right)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=values)
+def test_json_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.json"
+    storage.write_json(path, value)
+    assert same(storage.read_json(path), value)
+    canonical = storage.canonical_json(value)
+    assert storage.canonical_json(storage.parse_json(canonical, path)) == canonical
+
+
+def test_text_that_is_no_unicode_comes_back(tmp_path: Path) -> None:
+    value = {"name": os.fsdecode(b"caf\xe9"), "é": 1}
+    storage.write_json(tmp_path / "x.json", value)
+    assert storage.read_json(tmp_path / "x.json") == value
+
+
+def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="JSON"):
+            storage.write_json(tmp_path / "x.json", {"loss": number})
+        with pytest.raises(ValueError, match="JSON"):
+            storage.canonical_json([number])
+    assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff", b"[NaN]", b"[-Infinity]", b"[" * 100_000, b"9" * 5000, b"1 2"]
+)
+def test_broken_json_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(StorageError, match=r"x\.json: not valid JSON"):
+        storage.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("size", [0, 1, storage.CHUNK - 1, storage.CHUNK, 2 * storage.CHUNK + 1])
+def test_every_size_is_written_whole(tmp_path: Path, size: int) -> None:
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    storage.write_atomic(tmp_path / "data", data)
+    assert storage.read_file(tmp_path / "data", limit=size) == data
+    assert storage.sha256_file(tmp_path / "data") == hashlib.sha256(data).hexdigest()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, data[:7]))
+    storage.write_atomic(tmp_path / "data", bytes(range(100)))
+    assert (tmp_path / "data").read_bytes() == bytes(range(100))
+
+
+def fill(path: Path) -> None:
+    """What a library that wants a path would do."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, b"new content")
+    os.close(fd)
+
+
+@pytest.mark.parametrize("data", [b"new content", fill])
+@pytest.mark.parametrize("before", [{}, {"file": b"old"}])
+def test_a_kill_leaves_the_old_or_the_new_file(
+    tmp_path: Path, data: bytes | Callable[[Path], object], before: dict[str, bytes]
+) -> None:
+    number, killed, seen = 0, True, set()
+    while killed:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        killed = faults.kill_at(number, lambda folder=folder: storage.write_atomic(folder / "file", data))
+        assert contents(folder).get("file") in (b"new content", before.get("file"))
+        seen.add(contents(folder).get("file"))
+        number += 1
+    assert seen == {b"new content", before.get("file")}
+    assert contents(folder) == {"file": b"new content"}
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EFBIG]
+)
+def test_a_failure_leaves_the_old_file_and_names_it(tmp_path: Path, code: int) -> None:
+    path = tmp_path / "file"
+    total = len(faults.count_operations(lambda: storage.write_atomic(path, b"old")))
+    for number in range(total):
+        path.write_bytes(b"old")
+        with pytest.raises(StorageError) as error:
+            faults.fail_at(number, code, lambda: storage.write_atomic(path, b"new"))
+        assert os.strerror(code).lower() in str(error.value)
+        named = tmp_path if number >= total - 2 else path  # the last two operations sync the folder
+        assert str(error.value).startswith(f"{named}: ")
+        assert set(contents(tmp_path)) == {"file"}
+        assert path.read_bytes() in (b"old", b"new")
+
+
+def test_an_error_of_the_writer_is_not_ours(tmp_path: Path) -> None:
+    def writer(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        storage.write_atomic(tmp_path / "file", writer)
+    assert not contents(tmp_path)
+
+
+def test_the_order_of_operations(tmp_path: Path) -> None:
+    assert faults.count_operations(lambda: storage.write_atomic(tmp_path / "file", b"x")) == [
+        *("open", "write", "fsync"),  # the temporary file
+        "rename",
+        *("open", "fsync"),  # the folder
+    ]
+    (tmp_path / "a.tmp").mkdir()
+    for name in "xy":
+        (tmp_path / "a.tmp" / name).write_bytes(b"1")
+    names = faults.count_operations(lambda: storage.commit_folder(tmp_path / "a.tmp", tmp_path / "a"))
+    assert names == ["open", "fsync"] * 3 + ["rename"] + ["open", "fsync"]
+    assert contents(tmp_path / "a") == {"x": b"1", "y": b"1"}
+
+
+def test_folders_are_made_durably_and_once(tmp_path: Path) -> None:
+    made = faults.count_operations(lambda: storage.make_folder(tmp_path / "a" / "b"))
+    assert made == ["mkdir", "open", "fsync"] * 2
+    assert faults.count_operations(lambda: storage.make_folder(tmp_path / "a" / "b")) == []
+
+
+def test_a_tree_is_removed_but_not_what_its_links_point_to(tmp_path: Path) -> None:
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    outside.mkdir()
+    (outside / "kept").write_bytes(b"1")
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "file").write_bytes(b"1")
+    (tree / "link").symlink_to(outside)
+    storage.remove_tree(tree)
+    storage.remove_tree(tree)
+    assert contents(outside) == {"kept": b"1"}
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_bytes(b"1")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(StorageError, match="is a folder" if kind == "folder" else "not a regular file"):
+        storage.write_atomic(path, b"2")
+    if kind != "link":
+        with pytest.raises(StorageError):
+            storage.read_file(path, limit=10)
+    else:
+        assert storage.read_file(path, limit=10) == b"1"
+        with pytest.raises(StorageError, match="symbolic"):
+            storage.read_file(path, limit=10, follow=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent/file", "no such file"),
+        ("file/below", "a part of the path is a file"),
+        ("a" * 300, "shorter path"),
+        ("nul\0", "NUL"),
+    ],
+)
+def test_impossible_paths_are_named(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for action in (
+        lambda: storage.write_atomic(tmp_path / name, b""),
+        lambda: storage.read_json(tmp_path / name),
+    ):
+        with pytest.raises(StorageError) as error:
+            action()
+        assert words in str(error.value)
+        assert str(error.value).isprintable()
+
+
+def test_control_characters_of_a_path_are_quoted(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as error:
+        storage.read_json(tmp_path / "\x1b[2J\u202e\n")
+    assert str(error.value).isprintable()
+    assert r"\x1b[2J\u202e\n" in str(error.value)
+
+
+def test_a_file_larger_than_its_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(11))
+    with pytest.raises(StorageError, match="longer than 10 bytes"):
+        storage.read_file(tmp_path / "big", limit=10)
+    assert len(storage.read_file(tmp_path / "big", limit=11)) == 11
+
+
+def test_free_space_is_checked_where_the_folder_will_be(tmp_path: Path) -> None:
+    storage.require_space(tmp_path / "not" / "yet", 1)
+    with pytest.raises(StorageError) as error:
+        storage.require_space(tmp_path / "not" / "yet", 10**18)
+    assert "1 EB are needed" in str(error.value)
+    assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "up", "down"),
+    [
+        (0, "0 bytes", "0 bytes"),
+        (999, "999 bytes", "999 bytes"),
+        (1000, "1 kB", "1 kB"),
+        (1001, "1.01 kB", "1 kB"),
+        (1 << 20, "1.05 MB", "1.04 MB"),
+        (999_999, "1 MB", "999 kB"),
+        (123_456_789_012, "124 GB", "123 GB"),
+        (5 * 10**21, "5,000 EB", "5,000 EB"),
+    ],
+)
+def test_sizes_are_readable(size: int, up: str, down: str) -> None:
+    assert (storage.readable(size), storage.readable(size, up=False)) == (up, down)
+
+
+def test_what_is_lacking_is_told_in_numbers_that_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = storage.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(StorageError, match=r"1\.05 MB are needed and 1 MB are free; free 48\.6 kB more"):
+        storage.require_space(tmp_path, 1 << 20)
+
+
+def test_what_the_dead_left_goes_and_what_the_living_write_stays(tmp_path: Path) -> None:
+    dead = [tmp_path / name for name in (".a.json.1.tmp", ".a.json.999999999999.tmp")]
+    others = [tmp_path / name for name in (".b.json.1.tmp", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1")]
+    for path in (*dead, *others):
+        path.write_bytes(b"half")
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"whole")
+        storage.remove_leftovers(tmp_path)  # another process tidies up
+        assert path.exists()
+
+    storage.write_atomic(tmp_path / "a.json", write)
+    assert set(contents(tmp_path)) == {"a.json", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1"}
+    assert (tmp_path / "a.json").read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("name", ["a.json", "[a]*.json", "ü\n.json"])
+def test_a_file_of_a_killed_process_goes_when_it_is_written_again(tmp_path: Path, name: str) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from lm.disk.storage import write_atomic\n"
+        "write_atomic(Path(sys.argv[1]), lambda path: os.kill(os.getpid(), 9))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / name)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    storage.write_atomic(tmp_path / name, b"whole")
+    assert contents(tmp_path) == {name: b"whole"}
+
+
+def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(storage.fcntl, "flock", refuse)
+    (tmp_path / ".a.json.1.tmp").write_bytes(b"perhaps of the living")
+    storage.write_atomic(tmp_path / "a.json", b"whole")
+    assert set(contents(tmp_path)) == {"a.json", ".a.json.1.tmp"}
+
+
+def test_folders_that_cannot_be_synced_are_tolerated_but_files_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setattr(os, "fsync", refuse)
+    storage.sync(tmp_path)
+    with pytest.raises(StorageError):
+        storage.sync(tmp_path / "file")
+
+
+def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("old")
+    (tmp_path / "link").symlink_to("old.json")
+    for good in ("new.json", "old.json"):
+        storage.require_writable(tmp_path / good)
+    assert (tmp_path / "old.json").read_text() == "old"
+    assert not (tmp_path / "new.json").exists()
+    refused = {
+        "no/x": "folder does not exist",
+        "old.json/x": "folder does not exist",
+        ".": "is a folder; name a file",
+    }
+    for bad, message in (refused | {"link": "not a regular file"}).items():
+        with pytest.raises(StorageError, match=message):
+            storage.require_writable(tmp_path / bad)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_without_permission_is_refused_beforehand(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="may not be written to"):
+        storage.require_writable(tmp_path / "x")

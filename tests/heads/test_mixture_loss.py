@@ -1,0 +1,404 @@
+"""The one-pass loss, its gradients and its link functions, against formulas that keep every tensor."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm.heads.head import HEADS, Head
+from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
+from lm.heads.loss_options import LossOptions, Output
+from lm.heads.mixture_loss import PACKED, mixture_loss, mixture_nll
+from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_probabilities
+
+
+def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
+    """``head``; afterwards the logits of a relu head at ``hidden`` lie well away from 0, on both sides."""
+    if head.config.kind == "relu":
+        with torch.no_grad():
+            head.weight.mul_(0.5)
+            head.bias.copy_(torch.tensor([4.0, -4.0]).repeat(V)[:V])
+            contexts, _ = head.contexts(hidden)
+            logits = contexts @ head.weight.t() + head.bias
+        assert logits.abs().min() > 0.3
+        assert logits.min() < 0 < logits.max()
+    return head
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_loss_nll_and_log_probs_agree_for_every_chunk_size(kind: str, rows: int) -> None:
+    head = make_head(kind)
+    head.options = LossOptions(head.parts.link, rows=rows)
+    hidden, targets, weights = example()
+    loss = head.loss(hidden, targets, weights)
+    nll = head.nll(hidden, targets)
+    gathered = -head.log_probs(hidden).gather(1, targets[:, None])[:, 0]
+    naive = -(naive_probabilities(head, hidden).gather(1, targets[:, None])[:, 0].log())
+    torch.testing.assert_close(nll, gathered)
+    torch.testing.assert_close(nll, naive)
+    torch.testing.assert_close(loss, (weights * naive).sum())
+    wanted = torch.autograd.grad((weights * naive).sum(), [hidden, *head.parameters()])
+    got = torch.autograd.grad(3 * loss, [hidden, *head.parameters()])
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, 3 * theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_through_chunks(kind: str) -> None:
+    head = make_head(kind, components=2, size=3)
+    head.options = LossOptions(head.parts.link, rows=4)
+    hidden = torch.randn(5, H, dtype=torch.float64, requires_grad=True)
+    clear_of_kinks(head, hidden)
+    targets = torch.randint(0, V, (5,))
+    weights = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*head.named_parameters(), strict=True)
+
+    def loss(hidden: Tensor, weights: Tensor, *parameters: Tensor) -> Tensor:
+        class Bound(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = head
+
+            def forward(self) -> Tensor:
+                return self.head.loss(hidden, targets, weights)
+
+        bound = {f"head.{name}": value for name, value in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(Bound(), bound, ())
+
+    assert torch.autograd.gradcheck(loss, (hidden, weights, *values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("magnitude", [300.0, -300.0])
+def test_extreme_logits_are_finite_and_right(kind: str, magnitude: float) -> None:
+    """float32 at |z| = 300, where exp(z) and the papers' log(p + 1e-8) fail, against float64."""
+    exact = make_head(kind)
+    with torch.no_grad():
+        exact.weight.mul_(60 / exact.weight.abs().amax())
+        exact.bias.copy_(torch.linspace(0, magnitude, V))
+    head = make_head(kind).float()
+    head.load_state_dict(exact.state_dict())
+    hidden, targets, _ = example()
+    single = hidden.detach().float().requires_grad_()
+    wanted, loss = exact.loss(hidden, targets), head.loss(single, targets)
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-4, atol=1e-4)
+    wanted.backward()
+    loss.backward()
+    assert wanted > N * math.log(V)  # worse than a uniform guess
+    torch.testing.assert_close(single.grad.double(), hidden.grad, rtol=1e-3, atol=1e-3)
+    log_probs = head.log_probs(single)
+    assert log_probs.isfinite().all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_products_and_hidden_states(kind: str) -> None:
+    hidden, targets, _ = example()
+    exact = clear_of_kinks(make_head(kind), hidden)
+    low = make_head(kind, products="bfloat16").float()
+    low.load_state_dict(exact.state_dict())
+    single = hidden.detach().float().requires_grad_()
+    exact.loss(hidden, targets).backward()
+    loss = low.loss(single, targets)
+    loss.backward()
+    torch.testing.assert_close(loss.double(), exact.loss(hidden, targets), rtol=2e-2, atol=0)
+    error = (single.grad.double() - hidden.grad).norm() / hidden.grad.norm()
+    assert error < 2e-2
+    torch.testing.assert_close(
+        low.nll(single, targets).double(), exact.nll(hidden, targets), rtol=1e-4, atol=1e-4
+    )
+    half = exact.bfloat16()
+    log_probs = half.log_probs(hidden.bfloat16())
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N))
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX], ids=["exp", "sigsoftmax"])
+@pytest.mark.parametrize("components", [1, 5])
+@pytest.mark.parametrize("learnt", [0, 20])
+def test_gradients_with_bfloat16_products_are_within_a_two_thousandth(
+    link: Link, components: int, learnt: int
+) -> None:
+    """At the start of a training, and where some targets are all but certain, others still unlikely.
+
+    With targets' logits rounded as all others are, mixtures' would not be at the start; with p − 1 rounded
+    where p is near 1, no head's would be later.
+    """
+    weight = torch.empty(3000, 100).uniform_(-0.1, 0.1)
+    targets = torch.randint(3000, (60,))
+    contexts = torch.tanh(torch.randn(60, components, 100))
+    contexts += learnt * torch.rand(60, 1, 1) * weight[targets][:, None]
+    log_prior, bias = torch.randn(60, components).log_softmax(1), torch.randn(3000).mul_(0.1)
+    shift = torch.tensor(-0.5) if link is SIGSOFTMAX else None
+    given = (contexts, log_prior, weight, bias, shift)
+    leaves = [leaf.requires_grad_() for leaf in given if leaf is not None]
+
+    def gradients(bf16_products: bool) -> tuple[Tensor, ...]:
+        options, output = LossOptions(link, bf16_products), Output(weight, bias, shift)
+        loss = mixture_loss(contexts, log_prior, output, targets, None, options)
+        return loss, *torch.autograd.grad(loss, leaves)
+
+    for exact, rounded in zip(gradients(False), gradients(True), strict=True):
+        assert (exact - rounded).norm() <= 5e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_of_a_flat_batch_are_the_columns_of_a_rectangular_one(kind: str) -> None:
+    head = make_head(kind, latent_dropout=0.5)
+    hidden, targets = torch.randn(4, 3, H, dtype=torch.float64), torch.randint(0, V, (4, 3))
+    columns = torch.arange(3).repeat(4)
+    totals = []
+    for call in (
+        lambda: head.loss(hidden, targets),
+        lambda: head.loss(hidden.view(12, H), targets.view(12), streams=columns),
+        lambda: head.nll(hidden, targets).sum(),
+        lambda: head.nll(hidden.view(12, H), targets.view(12), columns).sum(),
+    ):
+        torch.manual_seed(1)
+        totals.append(call())
+    for total in totals[1:]:
+        torch.testing.assert_close(total, totals[0])
+    torch.manual_seed(1)
+    assert abs(head.loss(hidden.view(12, H), targets.view(12)) - totals[0]) > 1e-6
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX, SIGMOID, RELU], ids=lambda link: type(link).__name__)
+@pytest.mark.parametrize("shift", [None, 1.5])
+def test_links_in_place_and_out_of_place_are_one_function_and_its_derivative(
+    link: Link, shift: float | None
+) -> None:
+    """From −300 to 300, and where a slope of relu begins, in float32; and 1 and 30 below."""
+    special = torch.tensor([0.0, 1e-30, -1e-30, 1e-9, -1e-9, 1e-7])
+    logits = torch.cat([torch.linspace(-300, 300, 501), torch.randn(100), special])
+    logits = logits[:, None] - torch.tensor([0.0, 1.0, 30.0])
+    moved = None if shift is None else torch.tensor(shift)
+    leaf = logits.clone().requires_grad_()
+    wanted = link.log(leaf, moved)
+    (slope,) = torch.autograd.grad(wanted.sum(), leaf)
+    torch.testing.assert_close(link.slope(logits, moved), slope)
+    buffers = torch.full((link.buffers, *logits.shape), math.nan)
+    buffers[0] = logits
+    top = link.shares_(buffers[0], logits.amax(1, keepdim=True), moved, buffers[1:])
+    torch.testing.assert_close(buffers[0], (wanted.detach() - top).exp(), rtol=5e-5, atol=1e-30)
+    got = link.times_slope_(buffers[0], buffers[1:])
+    torch.testing.assert_close(got, (wanted.detach() - top).exp() * slope, rtol=1e-4, atol=1e-30)
+    assert got.isfinite().all()
+    assert wanted.isfinite().all()
+
+
+def test_slope_of_relu_is_as_published() -> None:
+    slopes = RELU.slope(torch.tensor([-2.0, 0.0, 1e-20, 1e-8, 4.0]))
+    torch.testing.assert_close(slopes, torch.tensor([0.0, 0.0, 1e8, 5e7, 0.25]))
+
+
+def test_relu_without_a_positive_logit_is_uniform_and_learns_nothing() -> None:
+    head = make_head("relu").float()
+    torch.nn.init.constant_(head.bias, -100)
+    hidden = torch.randn(N, H, requires_grad=True)
+    targets = torch.randint(0, V, (N,))
+    loss = head.loss(hidden, targets)
+    loss.backward()
+    assert loss.item() == pytest.approx(N * math.log(V), rel=1e-6)
+    assert all((parameter.grad == 0).all() for parameter in (hidden, *head.parameters()))
+
+
+def test_relu_just_above_zero_has_a_huge_gradient_that_is_finite() -> None:
+    head = make_head("relu", size=H).float()
+    torch.nn.init.zeros_(head.weight)
+    head.bias.data.fill_(1.0)[0] = 1e-20
+    loss = head.loss(torch.randn(1, H), torch.tensor([0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(V - 1) - math.log(1e-8), rel=1e-5)
+    assert head.bias.grad[0].item() == pytest.approx(-1e8, rel=1e-5)
+    torch.testing.assert_close(head.bias.grad[1:], torch.full((V - 1,), 1 / (V - 1)))
+
+
+def test_a_head_whose_logits_are_not_numbers_says_so() -> None:
+    for kind in KINDS:
+        head = make_head(kind)
+        hidden, targets, _ = example()
+        head.bias.data[targets[0]] = math.nan
+        loss = head.loss(hidden, targets)
+        loss.backward()
+        assert loss.isnan()
+        assert hidden.grad.isnan().any()
+
+
+def test_learned_scale_and_shift_receive_gradients() -> None:
+    head = make_head("moss", learn_context_scale=True, context_scale=4.0)
+    hidden, targets, _ = example()
+    head.loss(hidden, targets).backward()
+    assert head.scale.grad.abs() > 0
+    assert head.shift.grad.abs() > 0
+
+
+PEAKS = """
+import sys
+import torch
+sys.path.insert(0, "scripts")
+from benchmarks.timing import peak_megabytes
+from lm.heads.links import EXP
+from lm.heads.mixture_loss import PACKED, LossOptions, Output, mixture_loss, mixture_nll
+
+def work(tokens, rows=0):
+    sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
+    contexts, scores, weight, bias = (torch.randn(size, requires_grad=True) for size in sizes)
+    targets = torch.randint(20_000, (tokens,))
+
+    def run():
+        output, options = Output(weight, bias, None), LossOptions(EXP, rows=rows)
+        mixture_loss(contexts, scores.log_softmax(1), output, targets, None, options).backward()
+
+    return run
+
+work(128)()
+print(*(peak_megabytes(work(*case)) for case in ((128,), (1024,), (1024, 4096))))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
+def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
+    """Eight times the tokens have 290 MB more of logits, which show where all are in one chunk."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PEAKS],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    few, many, whole = map(float, ended.stdout.split())
+    assert many - few < 8, f"MB at the peak: {few}, {many}"
+    assert whole - few > 200, "a peak that grows would not be seen"
+
+
+def test_a_chunk_of_logits_is_bounded() -> None:
+    options = LossOptions(HEADS["mos"].link)
+    assert options.tokens_per_chunk(15, 10_000) * 15 * 10_000 * 4 <= 12 * 2**20
+    assert options.tokens_per_chunk(15, 33_278) * 15 * 33_278 * 4 <= 2 * 12 * 2**20  # MIN_ROWS
+    assert options.tokens_per_chunk(5000, 10) == 1
+    half = replace(options, bf16_products=True)
+    assert options.tokens_per_chunk(1, 10_000) == 314
+    assert half.tokens_per_chunk(1, 10_000) == 608  # a multiple of 32
+    assert half.tokens_per_chunk(5, 10_000) == 96
+    assert half.tokens_per_chunk(15, 10_000) == 32
+
+
+def test_no_tokens_are_no_loss() -> None:
+    head = make_head("mos")
+    hidden = torch.empty(0, H, dtype=torch.float64)
+    targets = torch.empty(0, dtype=torch.long)
+    assert head.loss(hidden, targets).item() == 0
+    assert head.nll(hidden, targets).shape == (0,)
+    assert head.log_probs(hidden).shape == (0, V)
+    assert math.isclose(head.log_probs(torch.zeros(1, H).double()).exp().sum().item(), 1, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, bf16: bool) -> None:
+    torch.manual_seed(2)
+    bound, count = 0.15, (40, 4, 6)
+    contexts = torch.randn(count, requires_grad=True)
+    prior = torch.randn(count[:2]).mul(2).requires_grad_()
+    weight, bias = torch.randn(V, 6, requires_grad=True), torch.randn(V, requires_grad=True)
+    targets, weights = torch.randint(0, V, (40,)), torch.rand(40) + 0.5
+    weights[7] = 0  # padding: exactly nothing is left of it
+    weights[8] = -0.5
+
+    def gradients(skip_below: float) -> tuple[Tensor, ...]:
+        options = LossOptions(link, bf16_products=bf16, rows=44, skip_below=skip_below)
+        output = Output(weight, bias, None)
+        loss = mixture_loss(contexts, prior.log_softmax(1), output, targets, weights, options)
+        return loss, *torch.autograd.grad(loss, (contexts, prior, weight, bias))
+
+    exact, some, hardly = gradients(0), gradients(bound), gradients(1e-30)
+    for wanted, got in zip(exact, hardly, strict=True):
+        torch.testing.assert_close(got, wanted)
+    for index in (0, 2, 4):  # loss, prior, bias
+        assert torch.equal(some[index], exact[index])
+    scores = link.log_normalised(contexts.detach() @ weight.detach().t() + bias.detach(), None)
+    joint = scores.gather(2, targets[:, None, None].expand(-1, 4, 1))[..., 0] + prior.detach().log_softmax(1)
+    posterior = joint.softmax(1)
+    small, large = posterior < bound, posterior >= bound
+    assert (posterior - bound).abs().min() > 0.002, "rounding would decide"
+    assert 0.3 < small.float().mean() < 0.9
+    assert not some[1][small].any()
+    torch.testing.assert_close(some[1][large], exact[1][large])
+    lost = (some[3] - exact[3]).abs().sum(0).max()
+    slope = 2 if link is SIGSOFTMAX else 1
+    terms = (posterior * ~large * weights.abs()[:, None])[..., None] * contexts.detach().abs()
+    assert 0 < lost <= 2 * slope * terms.sum((0, 1)).max()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+def test_what_is_left_of_the_gradient_of_a_token_that_is_all_but_certain_is_right(
+    link: Link, bf16: bool
+) -> None:
+    """1 − p = 3e-7 or so, where the difference of 1 and p in float32 has no digit left."""
+    contexts, weight, bias = torch.ones(1, 1, 1), torch.zeros(50, 1), torch.zeros(50)
+    bias[7] = 19.0 if link is EXP else 18.0
+    leaves = [leaf.requires_grad_() for leaf in (contexts, weight, bias)]
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        wide = [leaf.to(dtype) for leaf in leaves]
+        output, options = Output(wide[1], wide[2], None), LossOptions(link, bf16 and dtype != torch.float64)
+        loss = mixture_loss(wide[0], wide[0].new_zeros(1, 1), output, torch.tensor([7]), None, options)
+        return torch.autograd.grad(loss, leaves[2])[0][7]
+
+    exact = gradient(torch.float64)
+    assert -1e-6 < exact < -1e-7
+    torch.testing.assert_close(gradient(torch.float32), exact.float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_huge_logits_and_a_single_word_give_finite_losses_and_gradients(link: Link, bf16: bool) -> None:
+    for words, magnitude in ((40, 3e4), (40, -3e4), (1, 1.0)):
+        contexts, weight = torch.randn(6, 2, 8) * magnitude, torch.randn(words, 8)
+        targets = (contexts[:, 0] @ weight.t()).argmax(1)
+        leaves = [leaf.requires_grad_() for leaf in (contexts, weight)]
+        prior = torch.zeros(6, 2).log_softmax(1)
+        output, options = Output(weight, None, None), LossOptions(link, bf16)
+        loss = mixture_loss(contexts, prior, output, targets, None, options)
+        assert all(found.isfinite().all() for found in (loss, *torch.autograd.grad(loss, leaves)))
+        if words == 1:
+            assert loss.item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("words", [PACKED - 1, PACKED, 2 * PACKED + 1])
+def test_vocabularies_of_several_blocks_of_words_have_the_formulas_loss(words: int) -> None:
+    contexts, weight, bias = torch.randn(7, 2, 5), torch.randn(words, 5), torch.randn(words)
+    log_prior, targets = torch.randn(7, 2).log_softmax(1), torch.randint(words, (7,))
+    nll = mixture_nll(contexts, log_prior, Output(weight, bias, None), targets, LossOptions(EXP))
+    log_p = torch.log_softmax(contexts.double() @ weight.double().t() + bias, 2)
+    joint = log_prior + log_p[torch.arange(7), :, targets]
+    torch.testing.assert_close(nll.double(), -joint.logsumexp(1), rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_can_be_asked_for_twice() -> None:
+    """They are handed out without a copy, so what was done to the first is not in the second."""
+    head = make_head("mos")
+    hidden, targets, _ = example()
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    loss = head.loss(hidden, targets)
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    for gradient in first:
+        gradient.zero_()
+    second = torch.autograd.grad(2 * loss, parameters)
+    for gradient, wanted in zip(second, kept, strict=True):
+        assert torch.equal(gradient, 2 * wanted)
+
+
+def test_without_gradients_the_loss_is_the_sum_of_exact_losses() -> None:
+    head = make_head("mos", products="bfloat16")
+    hidden, targets, weights = example()
+    with torch.no_grad():
+        assert torch.equal(head.loss(hidden, targets, weights), (weights * head.nll(hidden, targets)).sum())

@@ -1,0 +1,403 @@
+"""Dynamic evaluation: the published algorithm in both scalings, and a run that is left as it was."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.cells.lstm import WeightDropLSTM
+from lm.disk.filelock import FileLock
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.language.adaptation import (
+    GRID_DECAY,
+    GRID_LR,
+    SETTINGS,
+    Setting,
+    Statistics,
+    adaptable,
+    dynamic_nll,
+    factors,
+    gather,
+)
+from lm.language.corpus import load_split
+from lm.language.dynamic import dynamic, run_statistics
+from lm.language.evaluate import evaluate
+from lm.language.report import dynamic_tables
+from lm.language.scoring import token_nll
+from lm.language.setting_search import Grid, require_free
+from lm.language.trained import TrainedLm
+from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
+
+HEADS: list[dict[str, Any]] = [
+    {},
+    {"kind": "mos", "components": 3, "embedding_size": 6},
+    {"kind": "moss", "components": 2, "embedding_size": 6, "learn_shift": True, "learn_context_scale": True},
+]
+ORIGINAL = Setting(0.05, 0.3, 0.02, "original")
+
+
+def statistics_of(trained: TrainedLm, tokens: int = 403, streams: int = 8, **options: Any) -> Statistics:
+    statistics = Statistics.empty(trained.model, streams)
+    gather(trained, [ids_of(trained, tokens, seed=9)], statistics, **options)
+    return statistics
+
+
+def weights(trained: TrainedLm) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trained.model.parameters()]
+
+
+def as_published(
+    trained: TrainedLm, train: np.ndarray, ids: np.ndarray, setting: Setting, streams: int
+) -> tuple[list[float], list[torch.Tensor], int]:
+    """The authors' algorithm, plainly: sums over all windows of training, then windows of 5, one stream.
+
+    Returns the loss of every token, the last weights, and n.
+    """
+    model, eos = trained.model, trained.codec.vocabulary.eos
+    parameters = list(model.parameters())
+    squares, count = [torch.zeros_like(p) for p in parameters], 0
+    rows = len(train) // streams
+    grid = torch.tensor(train[: rows * streams].astype(np.int64)).view(streams, rows).t()
+    first = torch.tensor([[eos, *grid[-1, :-1].tolist()]])
+    before = torch.cat((first, grid[:-1]))
+    state = model.initial_state(streams)
+    for start in range(0, rows, 5):
+        outputs = model(before[start : start + 5], state)
+        state = [(h.detach(), c.detach()) for h, c in outputs.state]
+        targets = grid[start : start + 5, :, None]
+        loss = -model.head.log_probs(outputs.hidden).gather(-1, targets).mean()
+        for square, g in zip(squares, torch.autograd.grad(loss, parameters), strict=True):
+            square += g**2
+        count += 1
+    if setting.scaling == "original":
+        rms = [square.sqrt() for square in squares]
+        mean = sum(r.mean() for r in rms)
+    else:
+        rms = [(square / count).sqrt() for square in squares]
+        mean = sum(r.mean() for r in rms) / len(rms)
+        if setting.scaling == "elements":
+            mean = torch.cat([r.flatten() for r in rms]).mean()
+    decay = [(r / mean).clamp(max=1 / setting.decay) for r in rms]
+    theta0 = weights(trained)
+    losses: list[float] = []
+    state = model.initial_state(1)
+    said = torch.tensor([eos, *ids.tolist()])
+    for start in range(0, len(ids), 5):
+        targets = said[start + 1 : start + 6, None]
+        outputs = model(said[start : start + len(targets), None], state)
+        state = [(h.detach(), c.detach()) for h, c in outputs.state]
+        nll = -model.head.log_probs(outputs.hidden).gather(-1, targets[..., None])[:, 0, 0]
+        losses += nll.tolist()
+        gradients = torch.autograd.grad(nll.mean(), parameters)
+        with torch.no_grad():
+            for p, g, r, d, p0 in zip(parameters, gradients, rms, decay, theta0, strict=True):
+                p += -setting.lr * g / (r + setting.eps) + setting.decay * d * (p0 - p)
+    last = weights(trained)
+    with torch.no_grad():
+        for p, p0 in zip(parameters, theta0, strict=True):
+            p.copy_(p0)
+    return losses, last, count
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "setting", [ORIGINAL, Setting(3e-3, 0.1, 1e-3), Setting(3e-3, 0.4, 1e-3, "elements")]
+)
+def test_the_trajectory_is_the_published_one(head: dict[str, Any], setting: Setting) -> None:
+    """In the scaling that a setting is for, and after conversion, to the last digits of float64."""
+    trained = tiny_lm(**head)
+    train, ids = ids_of(trained, 403, seed=9), ids_of(trained, 63)
+    with adaptable(trained.model):
+        expected, _, count = as_published(trained, train, ids, setting, streams=8)
+    statistics = statistics_of(trained)
+    assert statistics.windows == count == 10
+    np.testing.assert_allclose(dynamic_nll(trained, ids, statistics, setting), expected, atol=1e-9)
+    converted = setting.normalised(count, len(list(trained.model.parameters())))
+    assert converted.scaling == ("elements" if setting.scaling == "elements" else "normalised")
+    np.testing.assert_allclose(dynamic_nll(trained, ids, statistics, converted), expected, atol=1e-9)
+    assert np.abs(np.array(expected) - token_nll(trained, ids)).max() > 0.05, "nothing was learnt"
+
+
+def test_the_papers_settings_convert_to_the_published_numbers() -> None:
+    for name, windows, tensors, expected in [
+        ("paper-mos-ptb", 1859, 17, (4.64e-5, 2.32e-5, 4.41e-3)),
+        ("paper-mos-wt2", 4177, 17, (3.09e-5, 3.09e-5, 1.18e-3)),
+        ("paper-awd", 1859, 14, (4.64e-5, 2.32e-5, 1.43e-3)),
+        ("paper-awd", 4177, 14, (3.09e-5, 1.55e-5, 1.43e-3)),
+    ]:
+        setting = SETTINGS[name].normalised(windows, tensors)
+        assert (setting.lr, setting.eps, setting.decay) == pytest.approx(expected, rel=3e-3)
+        assert setting.normalised(7, 3) is setting
+    assert len(set(SETTINGS.values())) == len(SETTINGS), "a result is kept under the name of one setting"
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_learning_nothing_is_static_evaluation(cell: dict[str, Any], paper: bool) -> None:
+    trained = tiny_lm(cell=cell, **HEADS[1])
+    ids = ids_of(trained, 58)
+    statistics = statistics_of(trained, paper=paper)
+    nll = dynamic_nll(trained, ids, statistics, Setting(0, 0), paper=paper)
+    np.testing.assert_allclose(nll, token_nll(trained, ids, paper=paper), atol=1e-12)
+    pulled = dynamic_nll(trained, ids, statistics, Setting(0, 0.5), paper=paper)
+    assert pulled.tolist() == nll.tolist(), "weights that never moved have nowhere to go back to"
+
+
+def test_a_window_is_scored_before_it_is_learnt_from() -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 40)
+    nll = dynamic_nll(trained, ids, statistics_of(trained), Setting(1e-2, 1e-3))
+    static = token_nll(trained, ids)
+    np.testing.assert_allclose(nll[:5], static[:5], atol=1e-12)
+    assert np.abs(nll[5:10] - static[5:10]).max() > 1e-4
+    again = dynamic_nll(trained, ids[:23], statistics_of(trained), Setting(1e-2, 1e-3))
+    np.testing.assert_allclose(again, nll[:23], atol=1e-12, err_msg="the future is not seen")
+
+
+def test_learning_from_a_text_that_repeats_itself_helps() -> None:
+    trained = tiny_lm(**HEADS[1])
+    ids = np.tile(ids_of(trained, 20), 20)
+    nll = dynamic_nll(trained, ids, statistics_of(trained), Setting(5e-3, 1e-3, 1e-3))
+    assert nll[-20:].mean() < nll[:20].mean() - 0.3
+
+
+def test_weights_and_modes_are_restored_also_when_interrupted() -> None:
+    trained = tiny_lm(**HEADS[1])
+    before, ids = weights(trained), ids_of(trained, 50)
+    statistics = statistics_of(trained)
+
+    def interrupt(tokens: int) -> None:
+        moved = max(float((p - q).abs().max()) for p, q in zip(weights(trained), before, strict=True))
+        assert moved > 1e-4
+        raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3), advance=interrupt)
+    with pytest.raises(DivergenceError, match="--lr"):
+        dynamic_nll(trained, ids, statistics, Setting(1e308, 0))
+    dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3))
+    assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
+    assert not any(module.training for module in trained.model.modules())
+    layers = [layer for layer in trained.model.layers if isinstance(layer, WeightDropLSTM)]
+    assert [layer.weight_dropout for layer in layers] == [0.3, 0.3]
+
+
+def test_no_dropout_is_on_but_recurrent_layers_are_in_training_mode() -> None:
+    """As cuDNN wants it: weight drop in dynamic evaluation was the fault of a published port."""
+    trained = tiny_lm(**HEADS[1])
+    ids = ids_of(trained, 30)
+    expected = token_nll(trained, ids)
+    with adaptable(trained.model):
+        assert all(layer.training for layer in trained.model.layers)
+        np.testing.assert_allclose(token_nll(trained, ids), expected, atol=1e-12)
+
+
+def test_the_way_back_never_overshoots_and_settings_share_nothing() -> None:
+    trained = tiny_lm()
+    statistics = statistics_of(trained)
+    _, tight = factors(statistics, Setting(1e-3, 50.0))
+    assert max(float(p.max()) for p in tight) == 1.0
+    _, loose = factors(statistics, Setting(1e-3, 1e-4))
+    _, fresh = factors(statistics_of(trained), Setting(1e-3, 1e-4))
+    assert all(torch.equal(p, q) for p, q in zip(loose, fresh, strict=True)), "the cap is not cumulative"
+
+
+def test_statistics_resume_to_the_same_bits() -> None:
+    trained = tiny_lm(**HEADS[1])
+    shards = [ids_of(trained, 403, seed=1), ids_of(trained, 161, seed=2)]
+    whole, pieces = Statistics.empty(trained.model, 8), Statistics.empty(trained.model, 8)
+    gather(trained, shards, whole)
+
+    def stop(done: int, total: int) -> None:
+        assert total == whole.windows == 14
+        if done % 3 == 0:
+            raise Interrupted("stop")
+
+    for _ in range(9):
+        try:
+            gather(trained, shards, pieces, progress=stop)
+            break
+        except Interrupted:
+            continue
+    assert pieces.windows == whole.windows
+    assert all(torch.equal(pieces.squares[name], whole.squares[name]) for name in whole.squares)
+    with pytest.raises(DataError, match="streams"):
+        gather(trained, [ids_of(trained, 7)], Statistics.empty(trained.model, 8))
+
+
+def test_every_shard_begins_with_a_state_of_its_own() -> None:
+    trained = tiny_lm()
+    shards = [ids_of(trained, 90), ids_of(trained, 110, seed=2)]
+    whole = Statistics.empty(trained.model, 4)
+    gather(trained, shards, whole)
+    apart = [Statistics.empty(trained.model, 4) for _ in shards]
+    for shard, statistics in zip(shards, apart, strict=True):
+        gather(trained, [shard], statistics)
+    assert whole.windows == sum(statistics.windows for statistics in apart)
+    for name, squares in whole.squares.items():
+        torch.testing.assert_close(squares, apart[0].squares[name] + apart[1].squares[name])
+
+
+@pytest.mark.parametrize(("tokens", "paper", "windows"), [(52, True, 10), (53, True, 11), (51, False, 11)])
+def test_a_last_window_of_one_token_counts_unless_as_the_papers(
+    tokens: int, paper: bool, windows: int
+) -> None:
+    assert statistics_of(tiny_lm(), 8 * tokens, paper=paper).windows == windows
+
+
+def test_impossible_settings_are_refused() -> None:
+    for values in ({"lr": -1.0}, {"decay": math.nan}, {"eps": 0.0}, {"window": 0}, {"scaling": "x"}):
+        with pytest.raises(ConfigError, match="--"):
+            Setting(**({"lr": 1e-3, "decay": 1e-3} | values))
+
+
+def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
+    assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
+    grid, base = Grid(), Setting(1, 1, 7e-5, "normalised", 10)
+    settings = [grid.propose(base, [{}] * place) for place in range(grid.count)]
+    assert len({(s.lr, s.decay) for s in settings}) == 24 == grid.count
+    assert settings[0] == Setting(6e-5, 2e-3, 7e-5, "normalised", 10)
+    squares = Statistics.empty(tiny_lm().model, 1).squares
+    setting = SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
+    assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
+
+
+def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    strong = Setting(1e-3, 1e-3, 1e-3)
+    result = dynamic(run, setting=strong)
+    assert result["static"]["nll"] == pytest.approx(evaluate(run)["nll"], abs=1e-6)
+    assert result["nll"] != result["static"]["nll"]
+    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    assert sum(kept["contexts"]["nll"]) / result["tokens"] == pytest.approx(result["nll"])
+    commits = sorted((run / "dynamic" / "statistics").rglob("*.safetensors"))
+    times = [path.stat().st_mtime_ns for path in commits]
+    again = dynamic(run, setting=strong)
+    assert again["nll"] == result["nll"]
+    assert [path.stat().st_mtime_ns for path in commits] == times, "they are not made again"
+    (tmp_path / "train.txt").write_text((tmp_path / "train.txt").read_text() + "rain\n" * 200)
+    assert dynamic(run, setting=strong)["nll"] != result["nll"], "of other data they are"
+    rows = cells(dynamic_tables(result)[0])
+    assert rows[-1]["measure"] == "perplexity, static"
+    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
+
+
+def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their program weights the windows by their lengths; only that of static evaluation divides by all."""
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-3,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    valid = str(tmp_path / "valid.txt")
+    result = dynamic(run, data=valid, setting=Setting(1e-3, 1e-3), compat="paper", search=Grid())
+    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    scored = len(load_split(valid, TrainedLm.load(run).codec)) - 1
+    assert result["tokens"] == result["scored"] == scored == sum(kept["contexts"]["tokens"])
+    assert result["nll"] == pytest.approx(sum(kept["contexts"]["nll"]) / scored)
+    assert result["searched"][0]["nll"] == pytest.approx(result["nll"], rel=1e-12)
+    assert result["static"]["tokens"] == scored + 1
+
+
+def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(400, 10, 10))
+    (tmp_path / "other").mkdir()
+    whole, _ = run_statistics(TrainedLm.load(run), tmp_path / "other")
+    trained, done = TrainedLm.load(run), [0]
+
+    def poll() -> None:
+        if done[-1] == 2:
+            raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        run_statistics(trained, run, poll=poll, progress=lambda at, total: done.append(at))
+    resumed, _ = run_statistics(trained, run, progress=lambda at, total: done.append(at))
+    assert done == [0, 1, 2, *range(4, whole.windows + 1)], "the third window was kept too"
+    assert all(torch.equal(resumed.squares[name], whole.squares[name]) for name in whole.squares)
+
+
+def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    folder = run / "dynamic"
+    folder.mkdir()
+    lock = FileLock(folder / "lock")
+    with lock, pytest.raises(StorageError, match=r"run/dynamic: another `lm dynamic`") as error:
+        dynamic(run)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+    def held() -> bool:
+        free = lock.acquire(wait=False)
+        lock.release()
+        return not free
+
+    seen: list[bool] = []
+    dynamic(run, progress=lambda done, total: seen.append(held()))
+    assert seen[0] is True
+    assert seen[-1] is False, "evaluating alone keeps nobody waiting"
+
+
+def test_a_killed_grid_goes_on_and_reports_the_best_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5, 2e-3, 1e30))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
+    run = write_run(tmp_path / "run")
+
+    def poll() -> None:
+        if (run / "dynamic" / "grid.json").exists():
+            raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        dynamic(run, search=Grid(), poll=poll)
+    finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
+    assert len(finished) == 1
+    told: list[tuple[int, int]] = []
+    result = dynamic(run, search=Grid(), progress=lambda done, total: told.append((done, total)))
+    reached = {total for done, total in told if done == total}
+    assert reached == {total for _, total in told}, "the search too, though one of its settings diverges"
+    assert result["searched"][: len(finished)] == finished
+    assert len(result["searched"]) == 6
+    values = [row["nll"] for row in result["searched"]]
+    assert values[4] is values[5] is None, "what diverges has no result"
+    best = min((row for row in result["searched"] if row["nll"]), key=lambda row: row["nll"])
+    assert (result["setting"]["lr"], result["setting"]["decay"]) == (best["lr"], best["decay"])
+    assert result["data"]["name"] == "test"
+    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=Setting(best["lr"], best["decay"]))
+    assert alone["nll"] == pytest.approx(best["nll"], abs=1e-9)
+    rows = cells(dynamic_tables(result)[0])
+    assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
+    assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
+
+
+def test_grids_are_kept_apart_and_override_nothing_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    for setting, label in [
+        (SETTINGS["default"], "grid"),
+        (replace(SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
+        (SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
+        (replace(SETTINGS["default"], window=10), "grid-window-10"),
+    ]:
+        result = dynamic(run, setting=setting, search=Grid())
+        assert result["name"] == f"test.dynamic.{label}"
+        windows, tensors = result["statistics"]["windows"], result["statistics"]["tensors"]
+        eps = setting.normalised(windows, tensors).eps
+        assert {row["eps"] for row in result["searched"]} == {eps} == {result["setting"]["eps"]}
+        assert result["setting"]["scaling"] == "normalised"
+    kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
+    assert len(kept) == 4
+    for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
+        with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
+            require_free(Grid(), changed)
+        assert "\n" not in str(error.value)
+    assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
+    require_free(Grid(), ["eps", "scaling", "window"])
+    named = dynamic(run, setting=SETTINGS["paper-awd"])
+    assert named["name"] == "test.dynamic.paper-awd"

@@ -1,0 +1,167 @@
+"""Dynamic evaluation as Melis et al. (2020) have it: settings that are drawn, temperature, dropout."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.errors import ConfigError, DivergenceError, Interrupted
+from lm.language.adaptation import RANGES, SETTINGS, Setting, Statistics, dynamic_nll, gather
+from lm.language.dynamic import dynamic
+from lm.language.evaluate import evaluate
+from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
+from lm.language.report import dynamic_tables
+from lm.language.scoring import token_nll
+from lm.language.setting_search import Draws, require_free
+from lm.language.trained import TrainedLm
+from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
+
+MILD = Setting(1e-2, 1e-3, 1e-3)
+
+
+def statistics_of(trained: TrainedLm) -> Statistics:
+    statistics = Statistics.empty(trained.model, 8)
+    gather(trained, [ids_of(trained, 200)], statistics)
+    return statistics
+
+
+@pytest.mark.parametrize("head", [{}, {"kind": "mos", "components": 3, "temperature": "sigmoid"}])
+def test_a_temperature_is_in_the_loss_that_is_learnt_from(head: dict[str, object]) -> None:
+    trained = tiny_lm(**head)
+    statistics, ids, temperature = statistics_of(trained), ids_of(trained, 23), 1.25
+    plain = dynamic_nll(trained, ids, statistics, Setting(0, 0), temperature=temperature)
+    np.testing.assert_allclose(plain, token_nll(trained, ids, temperature=temperature), atol=1e-9)
+    nll = dynamic_nll(trained, ids, statistics, MILD, temperature=temperature)
+    np.testing.assert_allclose(nll[:5], plain[:5], atol=1e-9)
+    hidden, targets = next(iter(trained.readings(ids, window=5)))
+    bias = trained.model.head.bias
+    assert bias is not None
+    log_probs = trained.model.head.log_probs(hidden[:, 0], component_temperature=temperature)
+    (wanted,) = torch.autograd.grad(-log_probs.gather(1, targets[:, None]).sum(), bias)
+    loss = trained.model.head.loss(hidden, targets, component_temperature=temperature)
+    (found,) = torch.autograd.grad(loss, bias)
+    torch.testing.assert_close(found, wanted)
+    assert not np.allclose(nll[5:], dynamic_nll(trained, ids, statistics, MILD)[5:], atol=1e-6)
+
+
+def test_passes_with_dropout_adapt_each_on_its_own() -> None:
+    trained = tiny_lm()
+    statistics, ids = statistics_of(trained), ids_of(trained, 40)
+    before = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
+    none, some = (with_dropout(trained.model, rate) for rate in (0.0, 0.9))
+    kept = {name: tensor.clone() for name, tensor in some.state_dict().items()}
+    still = dynamic_nll(trained, ids, statistics, MILD, sampler=none)
+    np.testing.assert_allclose(still, dynamic_nll(trained, ids, statistics, MILD), atol=1e-9)
+    torch.manual_seed(3)
+    first = dynamic_nll(trained, ids, statistics, MILD, sampler=some)
+    second = dynamic_nll(trained, ids, statistics, MILD, sampler=some)
+    torch.manual_seed(3)
+    assert np.array_equal(first, dynamic_nll(trained, ids, statistics, MILD, sampler=some))
+    assert not np.allclose(first, second), "masks are drawn anew"
+    assert some.training, "the sampler goes on dropping"
+    for model, weights in ((trained.model, before), (some, kept)):
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_run_is_evaluated_with_temperature_and_dropout(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    wanted, told = Refinements(True, 2, 0.8), list[tuple[int, int]]()
+    result = dynamic(run, setting=MILD, wanted=wanted, progress=lambda *at: told.append(at))
+    assert told[-1][0] == told[-1][1] == 7 * result["tokens"], "static, and three dynamic ones twice"
+    static = evaluate(run, wanted=wanted)
+    for name in ("temperature_search", "mc_temperature"):
+        assert result[name]["multiplier"] == static[name]["multiplier"] in MULTIPLIERS
+        assert result[name]["nll"] != static[name]["nll"]
+    assert result["name"].endswith(".temperature.mc-2-rate-0.8")
+    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    for name in ("temperature_search", "mc_dropout", "mc_temperature"):
+        assert sum(kept["contexts"][name]) / result["tokens"] == pytest.approx(result[name]["nll"])
+    rows = cells(dynamic_tables(result)[0])
+    assert [row["measure"] for row in rows[-4:]] == [
+        "perplexity, best temperature", "perplexity, MC dropout",
+        "perplexity, MC dropout, best temperature", "perplexity, static",
+    ]  # fmt: skip
+
+
+def test_settings_are_drawn_from_the_published_ranges() -> None:
+    assert RANGES == {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}
+    base = Setting(1, 1, 1, "elements", 20)
+    rows: list[dict[str, float | None]] = []
+    for place in range(12):
+        setting = Draws(12).propose(base, rows)
+        assert setting == Draws(99).propose(base, rows), "what is drawn follows from what is finished"
+        assert (setting.scaling, setting.window) == ("elements", 20)
+        for name, (low, high) in RANGES.items():
+            scale = 1 / 20 if name == "eps" else 1.0
+            assert low * scale <= getattr(setting, name) <= high * scale
+        numbers = {name: getattr(setting, name) for name in RANGES}
+        rows.append({**numbers, "nll": None if place % 3 else float(place)})
+    spread = math.log10(max(row["lr"] or 0 for row in rows) / min(row["lr"] or 1 for row in rows))
+    assert spread > 1, "by orders of magnitude"
+    assert len({row["lr"] for row in rows}) == 12
+
+
+def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    path = run / "dynamic" / "trials.json"
+    base = replace(SETTINGS["default"], scaling="elements")
+
+    def poll() -> None:
+        if path.exists():
+            raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        dynamic(run, setting=base, search=Draws(3), poll=poll)
+    first = json.loads(path.read_text())["results"]
+    assert len(first) == 1
+    result = dynamic(run, setting=base, search=Draws(3))
+    assert result["searched"][:1] == first
+    assert (result["searched_by"], result["name"]) == ("--trials", "test.dynamic.trials-3-elements")
+    best = min(result["searched"], key=lambda row: row["nll"])
+    assert [result["setting"][name] for name in RANGES] == [best[name] for name in RANGES]
+    more = dynamic(run, setting=base, search=Draws(4))
+    assert more["searched"][:3] == result["searched"]
+    fewer = dynamic(run, setting=base, search=Draws(2))
+    assert fewer["searched"] == result["searched"][:2]
+    assert len(json.loads(path.read_text())["results"]) == 4, "none is lost"
+
+
+def test_what_a_search_chooses_is_not_in_its_name() -> None:
+    assert Draws(3).label(Setting(1, 1, 1, "original")) == Draws(3).label(SETTINGS["default"]) == "trials-3"
+    assert Draws(3).label(Setting(1, 1, 1, "elements")) == "trials-3-elements"
+
+
+def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> None:
+    head = {"kind": "mos", "components": 3}
+    exact, hasty = (
+        write_run(tmp_path / name / "run", lines=(120, 10, 10), **head, **saving)
+        for name, saving in (("exact", {}), ("hasty", {"skip_below": 0.4, "products": "bfloat16"}))
+        if (tmp_path / name).mkdir() is None
+    )
+    assert dynamic(exact, setting=MILD)["nll"] == dynamic(hasty, setting=MILD)["nll"]
+
+
+def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--lr --eps: --trials chooses lr and decay and eps itself"):
+        require_free(Draws(2), ["lr", "window", "eps"])
+    with pytest.raises(ConfigError, match="--trials 0: must be at least 1"):
+        Draws(0)
+    steep = {"lr": (1e30, 1e31), "decay": (1e-3, 1e-2), "eps": (1e-8, 1e-7)}
+    monkeypatch.setattr("lm.language.setting_search.RANGES", steep)
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    with pytest.raises(DivergenceError, match="every setting of --trials"):
+        dynamic(run, search=Draws(2))
+
+
+def test_what_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    with pytest.raises(ConfigError, match=r"--streams 100000000: .*train.txt has .* tokens, .* or fewer"):
+        dynamic(run, setting=replace(SETTINGS["default"], streams=100_000_000))
+    with pytest.raises(DivergenceError, match=r"diverges; lower --lr"):
+        dynamic(run, setting=Setting(1e30, 0))
+    with pytest.raises(ConfigError, match=r"--mc-rate 0\.5: does nothing without --mc-samples"):
+        dynamic(run, wanted=Refinements(mc_rate=0.5))

@@ -1,0 +1,380 @@
+"""Evaluation and scoring of language models: every token once, whatever the window; refinements by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.language.corpus import load_split
+from lm.language.evaluate import (
+    BLOCK,
+    Text,
+    blocks,
+    evaluate,
+    frequency_buckets,
+    likelihood,
+)
+from lm.language.refinements import (
+    MULTIPLIERS,
+    Refinements,
+    mc_nll,
+    search_mc_temperature,
+    search_temperature,
+    with_dropout,
+)
+from lm.language.report import evaluation_tables, scoring_tables
+from lm.language.scoring import score_file, score_lines, token_nll
+from lm.language.task import score_streams
+from lm.language.trained import TrainedLm
+from lm.runs.checkpoint import CheckpointStore
+from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_codec, tiny_lm, write_run
+
+MIXTURE: dict[str, Any] = {"kind": "mos", "components": 3, "embedding_size": 6}
+
+
+def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """−log P of every token, one after the other."""
+    state, last, nll = trained.model.initial_state(1), trained.codec.vocabulary.eos, []
+    for token in ids.tolist():
+        with torch.no_grad():
+            outputs = trained.model(torch.tensor([[last]]), state)
+            log_probs = trained.model.head.log_probs(outputs.hidden[0, 0], temperature)
+        state, last = outputs.state, token
+        nll.append(-float(log_probs[token]))
+    return np.array(nll)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_every_cell_is_scored_alike_in_windows_and_drops_in_mc_passes(cell: dict[str, Any]) -> None:
+    trained = tiny_lm(cell=cell, dropout=0.0)
+    ids = ids_of(trained, 50)
+    expected = by_hand(trained, ids, 1.0)
+    for window in (1, 7, 64):
+        np.testing.assert_allclose(token_nll(trained, ids, window=window), expected, rtol=0, atol=1e-12)
+    trained.model.config = trained.model.config.model_copy(update={"weight_dropout": 0.5})
+    sampler = with_dropout(trained.model, 1.0)
+    assert not np.allclose(token_nll(trained, ids, model=sampler), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("head", [{}, MIXTURE])
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+def test_every_token_is_scored_once_whatever_the_window(head: dict[str, Any], temperature: float) -> None:
+    trained = tiny_lm(**head)
+    ids = ids_of(trained, 50)
+    expected = by_hand(trained, ids, temperature)
+    for window in (1, 7, 50, 64):
+        nll = token_nll(trained, ids, window=window, temperature=temperature)
+        np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)
+
+
+def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 41)
+    nll = token_nll(trained, ids, paper=True, window=7)
+    with torch.no_grad():
+        total, tokens = score_streams(trained.model, [ids], 1, 0, lambda: None, paper=True)
+    assert (len(nll), tokens) == (40, 41)
+    assert nll.sum() == pytest.approx(total, abs=1e-10)
+    result = likelihood(nll, trained, Text("t", "t", ids, "x", None))
+    assert result["nll"] == pytest.approx(total / 41, abs=1e-12)
+    assert (result["tokens"], result["scored"]) == (41, 40)
+    with pytest.raises(DataError, match="too few"):
+        token_nll(trained, ids[:1], paper=True)
+
+
+def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
+    nll = np.full(30, 1.5)
+    words = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", 120))
+    characters = likelihood(nll, tiny_lm(codec=tiny_codec("char")), Text("t", "t", np.zeros(30, int), "x", 7))
+    assert words["bits_per_character"] == pytest.approx(30 * 1.5 / math.log(2) / 120)
+    assert characters["bits_per_character"] == pytest.approx(1.5 / math.log(2))
+    assert "bits_per_character" not in likelihood(
+        nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None)
+    )
+    for bad in (math.nan, math.inf, 1e6):
+        with pytest.raises(DivergenceError):
+            likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
+
+
+def test_buckets_split_the_loss_by_training_count() -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 400)
+    nll = np.random.default_rng(1).uniform(0, 9, 400)
+    rows = frequency_buckets(nll, trained, Text("t", "t", ids, "x", None))
+    edges = [(0, 0), (1, 10), (11, 100), (101, 1000), (1001, 10_000), (10_001, None)]
+    assert [(row["least"], row["most"]) for row in rows] == edges
+    counts = [trained.codec.vocabulary.counts[token] for token in ids]
+    for row in rows:
+        most = math.inf if row["most"] is None else row["most"]
+        inside = [n for n, count in zip(nll, counts, strict=True) if row["least"] <= count <= most]
+        assert row["tokens"] == len(inside) > 0
+        assert row["nll"] == pytest.approx(np.mean(inside))
+    assert sum(row["nll"] * row["share"] for row in rows) == pytest.approx(nll.mean())
+    late = frequency_buckets(nll[1:], trained, Text("t", "t", ids, "x", None))
+    assert sum(row["tokens"] for row in late) == 399
+    without = frequency_buckets(nll[1:], trained, Text("t", "t", ids[1:], "x", None))
+    assert late == without, "what is not scored is at the beginning"
+
+
+def test_blocks_add_up() -> None:
+    nll = np.random.default_rng(0).uniform(0, 9, 2 * BLOCK + 3)
+    sums = blocks(nll)
+    assert sums["tokens"] == [BLOCK, BLOCK, 3]
+    assert sums["nll"] == pytest.approx([nll[:BLOCK].sum(), nll[BLOCK : 2 * BLOCK].sum(), nll[-3:].sum()])
+
+
+def test_mc_dropout_is_the_mean_of_probabilities() -> None:
+    trained = tiny_lm(**MIXTURE)
+    ids = ids_of(trained, 30)
+    sampler = with_dropout(trained.model, 0.5)
+    passes = []
+    for sample in range(3):
+        torch.manual_seed(int(np.random.default_rng((5, sample)).integers(2**63)))
+        passes.append(token_nll(trained, ids, model=sampler, window=7))
+    before = torch.get_rng_state()
+    mixed = mc_nll(trained, sampler, ids, 3)
+    np.testing.assert_allclose(mixed, -np.log(np.exp(-np.array(passes)).mean(0)), atol=1e-12)
+    assert torch.equal(torch.get_rng_state(), before), "others' random numbers stay as they are"
+    assert not np.allclose(passes[0], passes[1], atol=1e-3)
+    none = with_dropout(trained.model, 0.0)
+    np.testing.assert_allclose(mc_nll(trained, none, ids, 2), token_nll(trained, ids), atol=1e-12)
+    assert trained.model.config.weight_dropout == 0.3, "the model itself is as it was"
+    assert not trained.model.training
+    assert sampler.head.weight is sampler.embedding.weight
+    for factor in (-0.1, 3.4, math.nan):
+        with pytest.raises(ConfigError, match="--mc-rate"):
+            with_dropout(trained.model, factor)
+
+
+@pytest.mark.parametrize("rate", ["embedding", "input", "hidden", "output", "weight", "latent"])
+def test_every_dropout_is_on_in_mc_passes(rate: str) -> None:
+    trained = tiny_lm(dropout=0.0, **MIXTURE)
+    if rate == "latent":
+        config = trained.model.head.config
+        trained.model.head.config = config.model_copy(update={"latent_dropout": 0.5})
+    else:
+        trained.model.config = trained.model.config.model_copy(update={f"{rate}_dropout": 0.5})
+    ids = ids_of(trained, 30)
+    sampler = with_dropout(trained.model, 1.0)
+    assert not np.allclose(token_nll(trained, ids, model=sampler), token_nll(trained, ids), atol=1e-3)
+
+
+def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", **MIXTURE)
+    told: list[tuple[int, int]] = []
+    result = evaluate(run, wanted=Refinements(True, 2, 0.8), progress=lambda *at: told.append(at))
+    trained = TrainedLm.load(run)
+    lines = (tmp_path / "test.txt").read_text().split("\n")[:-1]
+    ids = np.array([token for line in lines for token in trained.codec.encode(line)])
+    expected = by_hand(trained, ids)
+    assert result["nll"] == pytest.approx(expected.mean(), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(expected.mean()), rel=1e-4)
+    assert result["tokens"] == len(ids) == told[-1][0] / 6 == told[-1][1] / 6
+    characters = sum(len(line) + 1 for line in lines)
+    bits = expected.sum() / math.log(2) / characters
+    assert result["bits_per_character"] == pytest.approx(bits, rel=1e-5)
+    search = result["temperature_search"]
+    values = [row["nll"] for row in search["searched"]]
+    assert [row["multiplier"] for row in search["searched"]] == list(MULTIPLIERS[: len(values)])
+    place = MULTIPLIERS.index(search["multiplier"])
+    assert values[place] == min(values)
+    assert len(values) in (len(MULTIPLIERS), place + 3)
+    assert search["nll"] == pytest.approx(by_hand(trained, ids, 1 / search["multiplier"]).mean(), rel=1e-5)
+    assert result["mc_dropout"]["nll"] != result["nll"]
+    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    assert kept["result"]["perplexity"] == result["perplexity"]
+    assert sum(kept["contexts"]["nll"]) == pytest.approx(expected.sum(), rel=1e-5)
+    assert {"temperature_search", "mc_dropout", "mc_temperature"} <= set(kept["contexts"])
+    tempered, sampler = result["mc_temperature"], with_dropout(trained.model, 0.8)
+    again = mc_nll(trained, sampler, ids, 2, tempered["temperature"])
+    assert tempered["nll"] == pytest.approx(again.mean(), rel=1e-6)
+    assert json.dumps(result, allow_nan=False)
+    likelihoods, by_frequency, *lines = evaluation_tables(result)
+    rows = cells(likelihoods)
+    assert [row["measure"] for row in rows] == [
+        *("perplexity", "nll", "bits_per_character", "tokens"),
+        *(
+            "perplexity, best temperature",
+            "perplexity, MC dropout",
+            "perplexity, MC dropout, best temperature",
+        ),
+    ]
+    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
+    assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
+    assert lines[-1] == f"kept as {result['name']}"
+
+
+def test_an_evaluation_is_filed_under_the_weights_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training finds better weights while the best ones are being read."""
+    run = write_run(tmp_path / "run", lines=(40, 10, 10))
+    store, load = CheckpointStore(run / "checkpoints"), TrainedLm.load
+    better = {name: 1.5 * tensor for name, tensor in store.weights("best").items()}
+    store.commit(5, {"model": better}, {}, {})
+
+    def slow(run: Path, checkpoint: str = "best") -> TrainedLm:
+        trained = load(run, checkpoint)
+        store.point("best", 5)
+        return trained
+
+    monkeypatch.setattr(TrainedLm, "load", slow)
+    result = evaluate(run)
+    assert result["weights"] == store.fingerprint("best") == store.fingerprint("step-5")
+    monkeypatch.undo()
+    assert (
+        result["nll"]
+        == evaluate(run, checkpoint="step-5")["nll"]
+        != evaluate(run, checkpoint="step-3")["nll"]
+    )
+
+
+def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", **MIXTURE)
+    trained = TrainedLm.load(run)
+    ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
+    for paper in (False, True):
+        search = search_temperature(trained, paper=paper)
+        assert search["searched_tokens"] == len(ids) - paper
+        for row in search["searched"]:
+            nll = token_nll(trained, ids, paper=paper, temperature=1 / row["multiplier"])
+            assert row["nll"] == pytest.approx(nll.mean(), abs=1e-12)
+
+
+def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", **MIXTURE)
+    trained = TrainedLm.load(run)
+    sampler = with_dropout(trained.model, 0.8)
+    ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
+    search = search_mc_temperature(trained, sampler, 2)
+    values = {row["multiplier"]: row["nll"] for row in search["searched"]}
+    for multiplier, value in list(values.items())[:2]:
+        expected = mc_nll(trained, sampler, ids, 2, 1 / multiplier).mean()
+        assert value == pytest.approx(expected, abs=1e-12)
+    assert values[search["multiplier"]] == min(values.values())
+    assert search["temperature"] == 1 / search["multiplier"]
+
+
+def test_names_tell_what_is_unusual(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert evaluate(run)["name"] == "test"
+    assert (
+        evaluate(run, limit=20, compat="paper", checkpoint="step-3")["name"] == "test.first-20.step-3.paper"
+    )
+    assert evaluate(run, data=str(tmp_path / "valid.txt"))["name"] == "valid"
+    assert evaluate(run, limit=20)["tokens"] == 20
+    other = tmp_path / "other" / "test.txt"
+    other.parent.mkdir()
+    other.write_text("you like the rain\n")
+    assert evaluate(run, data=str(other))["name"].startswith("test.")
+
+
+def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "foreign.txt").write_text("ceci est du texte\n" * 9)
+    (tmp_path / "empty.txt").write_text("")
+
+    def interrupt() -> None:
+        raise Interrupted("stop")
+
+    bad: list[tuple[type[Exception], dict[str, Any]]] = [
+        (ConfigError, {"limit": 0}),
+        (ConfigError, {"wanted": Refinements(mc_samples=-1)}),
+        (ConfigError, {"wanted": Refinements(mc_samples=2, mc_rate=9.0)}),
+        (DataError, {"data": str(tmp_path / "foreign.txt")}),
+        (DataError, {"data": str(tmp_path / "empty.txt")}),
+        (DataError, {"data": str(tmp_path / "none.txt")}),
+        (StorageError, {"checkpoint": "step-4"}),
+        (Interrupted, {"poll": interrupt}),
+    ]
+    for kind, options in bad:
+        with pytest.raises(kind) as error:
+            evaluate(run, **options)
+        assert "\n" not in str(error.value)
+    assert not (run / "evaluation").exists()
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_lines_are_scored_after_the_lines_before_them(tmp_path: Path, independent: bool) -> None:
+    run = write_run(tmp_path / "run")
+    trained = TrainedLm.load(run)
+    path = tmp_path / "some.txt"
+    path.write_text("you like rain\n\nso the dog now\n" * 3)
+    rows = list(score_lines(trained, path, independent=independent))
+    lines = path.read_text().split("\n")[:-1]
+    ids = [np.array(trained.codec.encode(line)) for line in lines]
+    assert [row["line"] for row in rows] == list(range(1, 10))
+    assert [row["tokens"] for row in rows] == [[*line.split(), "<eos>"] for line in lines]
+    found = np.concatenate([row["log_probs"] for row in rows])
+    whole = (
+        np.concatenate([by_hand(trained, i) for i in ids])
+        if independent
+        else by_hand(trained, np.concatenate(ids))
+    )
+    np.testing.assert_allclose(found, -whole, atol=1e-5)
+    for row in rows:
+        assert row["nll"] == pytest.approx(-np.mean(row["log_probs"]))
+        assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("char", b"a b _ c\nd e _ h a\n"),  # as the characters of the Penn Treebank are spelled
+        ("char", b"ab c\nde ha\n"),
+        ("byte", b"\xef\xbb\xbfabc\r\n\xff\nhead"),
+    ],
+)
+def test_score_reads_a_text_as_evaluate_does(kind: str, text: bytes, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", codec=tiny_codec(kind))
+    path = tmp_path / "some.txt"
+    path.write_bytes(text)
+    ids = load_split(str(path), TrainedLm.load(run).codec).ids()
+    result = score_file(run, path, tmp_path / "scores.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert result["tokens"] == len(ids)
+    expected = token_nll(TrainedLm.load(run), ids)
+    np.testing.assert_allclose([-value for row in rows for value in row["log_probs"]], expected, atol=1e-5)
+
+
+def test_a_long_line_of_bytes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = TrainedLm.load(write_run(tmp_path / "run", codec=tiny_codec("byte")))
+    path = tmp_path / "some.txt"
+    path.write_bytes(b"abcdefgh\nhead")
+    whole = list(score_lines(trained, path, independent=True))
+    monkeypatch.setattr("lm.language.parts._BLOCK", 3)
+    pieces = list(score_lines(trained, path, independent=True))
+    assert [row["line"] for row in pieces] == [1, 1, 1, 2, 2]
+    for number, row in enumerate(whole, 1):
+        values = [value for piece in pieces if piece["line"] == number for value in piece["log_probs"]]
+        np.testing.assert_allclose(values, row["log_probs"], atol=1e-5)
+
+
+def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run")
+    trained = TrainedLm.load(run)
+    whole = [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")]
+    monkeypatch.setattr("lm.language.scoring.LINES", 3)
+    assert [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")] == pytest.approx(
+        whole, abs=1e-5
+    )
+
+
+def test_a_scored_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "run"), tmp_path / "scores.jsonl"
+    (tmp_path / "bad.txt").write_bytes(b"you\n" * 9 + b"\xff\n")
+    with pytest.raises(DataError, match=r"bad\.txt:10.* what its encoding is$"):
+        score_file(run, tmp_path / "bad.txt", out)
+    assert not list(tmp_path.glob("*scores*"))
+    result = score_file(run, tmp_path / "test.txt", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (result["lines"], result["tokens"]) == (len(rows), sum(len(row["tokens"]) for row in rows))
+    assert result["nll"] == pytest.approx(evaluate(run)["nll"], abs=1e-5)
+    shown = {row["measure"]: row["value"] for row in cells(scoring_tables(result)[0])}
+    assert list(shown) == ["lines", "tokens", "nll", "perplexity"]
+    assert shown["tokens"] == f"{result['tokens']:,}"

@@ -1,0 +1,280 @@
+"""Language models trained for real on a tiny text: loss, carried state, resuming, finetuning, refusals."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lm.engine.loop import seed_everything
+from lm.engine.progress import NullReporter
+from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.language.corpus import load_codec, load_split
+from lm.language.prepare import PrepareOptions, prepare
+from lm.language.scoring import token_nll
+from lm.language.task import score_streams
+from lm.language.train import finetuned, train
+from lm.language.trained import TrainedLm
+from lm.regularize import activation_penalty, slowness_penalty
+from lm.runs.checkpoint import CheckpointStore
+from tests.support.polls import stop_after
+from tests.support.tiny_training import WORDS, resolved, task, write_corpus
+
+CONFIG = """
+[data]
+train = "train.txt"
+valid = "valid.txt"
+test = "valid.txt"
+valid_streams = 3
+[window]
+length = 7
+shortest = 2
+[model]
+embedding_size = 6
+hidden_sizes = [9, 8]
+[head]
+kind = "mos"
+components = 2
+embedding_size = 6
+tied = true
+latent_dropout = 0.2
+[optim]
+name = "sgd"
+lr = 1.0
+clip_norm = 0.25
+weight_decay = 1e-4
+average = "uniform"
+average_trigger = 1
+[train]
+batch_size = 4
+max_steps = 40
+validate_every = 6
+checkpoint_every = 5
+log_every = 3
+"""
+
+
+@pytest.fixture
+def corpus(in_tmp: Path) -> Path:
+    return write_corpus(in_tmp, CONFIG, train=60, valid=12, longest=12)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_signal_ends_the_reading_of_a_long_text(
+    prepared: bool, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved()
+    if prepared:
+        prepare("train.txt", corpus / "out", PrepareOptions(shard_tokens=50))
+        config = resolved('data.train="out/train"', 'data.valid="out/valid"')
+    monkeypatch.setattr("lm.language.train.interruptible", lambda remedy: nullcontext(stop_after(2)))
+    with pytest.raises(Interrupted):
+        train(config, corpus / "run", NullReporter())
+    assert not (corpus / "run").exists()
+
+
+def outcome(run: Path) -> tuple[str, bytes]:
+    store = CheckpointStore(run / "checkpoints")
+    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("head", [(), ("kind=doc", "components=3", "lower_components=[1]")])
+def test_the_loss_is_nll_and_penalties(corpus: Path, head: tuple[str, ...]) -> None:
+    """Penalties are of the last layer, whatever layers the head reads."""
+    calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
+    penalties = ("head.latent_dropout=0.0", "model.activation_penalty=2.0", "model.slowness_penalty=3.0")
+    tiny = task(*calm, *penalties, *(f"head.{setting}" for setting in head))
+    window = next(tiny.epoch(0, 0))
+    loss = tiny.loss(window)
+    outputs = tiny.model(window.tokens, tiny.model.initial_state(4))
+    nll = F.nll_loss(tiny.model.head.log_probs(outputs.hidden).flatten(0, 1), window.targets.flatten())
+    penalty = 2 * activation_penalty(outputs.raw) + 3 * slowness_penalty(outputs.raw)
+    tokens = window.targets.numel()
+    assert loss.tokens == tokens
+    torch.testing.assert_close(loss.nll, nll.detach() * tokens)
+    torch.testing.assert_close(loss.objective, (nll + penalty) * tokens)
+
+
+def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
+    tiny = task()
+    zero = tiny.state()
+    windows = tiny.epoch(0, 0)
+    tiny.loss(next(windows))
+    carried = tiny.state()
+    assert all(not torch.equal(carried[name], zero[name]) for name in zero)
+    tiny.model.eval()
+    second = next(windows)
+    first_again = float(tiny.loss(second).nll)
+    tiny.load_state(carried)
+    assert float(tiny.loss(second).nll) == first_again
+    tiny.load_state(zero)
+    assert float(tiny.loss(second).nll) != first_again, "the state makes no difference"
+    tiny.load_state(carried)
+    fresh = float(tiny.loss(next(tiny.epoch(1, 0))).nll)
+    tiny.load_state(zero)
+    assert float(tiny.loss(next(tiny.epoch(1, 0))).nll) == fresh, "a pass begins with another's state"
+
+
+def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -> None:
+    train(resolved("train.max_steps=6"), Path("run"), NullReporter())
+    trained = TrainedLm.load(Path("run"))
+    split = load_split("valid.txt", trained.codec)
+    with torch.no_grad():
+        eos = trained.codec.vocabulary.eos
+        total, tokens = score_streams(trained.model, split.shards, 1, eos, lambda: None)
+    nll = token_nll(trained, split.ids())
+    assert tokens == len(nll) == len(split)
+    assert total == pytest.approx(float(nll.sum()), rel=1e-6)
+
+
+def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path) -> None:
+    tiny = task()
+    ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
+    arguments = (tiny.model.eval(), [ids], 1, tiny._eos, lambda: None)
+    with torch.no_grad():
+        total, tokens = score_streams(*arguments, paper=True)
+        inputs, targets = (
+            torch.from_numpy(ids[:-1].astype(np.int64)),
+            torch.from_numpy(ids[1:].astype(np.int64)),
+        )
+        outputs = tiny.model(inputs[:, None], tiny.model.initial_state(1))
+        expected = float(tiny.model.head.nll(outputs.hidden[:, 0], targets).double().sum())
+    assert tokens == len(ids)
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        'train.compat="none"',
+        'train.compat="paper"',
+        "cell.kind=mogrifier",
+        "cell.kind=mlstm",
+        "cell.kind=mogrifier_gru",
+    ],
+)
+def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str) -> None:
+    train(resolved(same), Path("once"), NullReporter())
+    for steps in (6, 18, 30, 40):  # each the place of a validation
+        train(resolved(same, f"train.max_steps={steps}"), Path("twice"), NullReporter())
+    assert b'"averaging"' in outcome(Path("once"))[1], "the trigger is not part of this test"
+    assert outcome(Path("once")) == outcome(Path("twice"))
+
+
+def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corpus: Path) -> None:
+    train(resolved(), Path("runs/base"), NullReporter())
+    config = finetuned(Path("runs/base"), ["train.max_steps=12", "optim.lr=1e-9"])
+    assert config.config.optim.average == "uniform"
+    assert config.config.train.start_from == "runs/base"
+    train(config, Path("runs/base-finetuned"), NullReporter())
+    records = [
+        json.loads(line) for line in Path("runs/base-finetuned/metrics.jsonl").read_text().splitlines()
+    ]
+    valid = [record for record in records if record["split"] == "valid"]
+    base = CheckpointStore(Path("runs/base/checkpoints"))
+    before: Any = base.open("best").state
+    assert valid[0]["step"] == 0
+    assert valid[0]["nll"] == pytest.approx(before["progress"]["best"][0][0])
+    best = TrainedLm.load(Path("runs/base-finetuned")).model.state_dict()
+    for name, tensor in base.weights("best").items():
+        torch.testing.assert_close(best[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> None:
+    adam = ("optim.name=adamw", "optim.lr=1e-3", "optim.warmup_steps=9", "optim.weight_decay=0.1")
+    train(resolved(*adam, "train.max_steps=3", "train.patience=2"), Path("run"), NullReporter())
+    with pytest.raises(ConfigError, match=r"run: trained by adamw.*--set optim\.lr=20"):
+        finetuned(Path("run"), [])
+    config = finetuned(Path("run"), ["optim.lr=15.0", "train.max_steps=4"]).config
+    assert (config.optim.name, config.optim.lr, config.optim.warmup_steps) == ("sgd", 15.0, 0)
+    assert (config.optim.weight_decay, config.train.patience) == (1.2e-6, 0)
+    assert config.train.stop_trigger == 1  # the trigger of the run
+    assert config.train.max_steps == 4
+
+
+def test_finetuning_ends_by_the_trigger_of_its_run(corpus: Path) -> None:
+    """The authors of DOC finetune with --nonmono 60, as they train."""
+    train(resolved("optim.average_trigger=60", "train.max_steps=3"), Path("run"), NullReporter())
+    first = finetuned(Path("run"), [])
+    assert (first.config.train.stop_trigger, first.config.optim.average_trigger) == (60, 0)
+    train(finetuned(Path("run"), ["train.max_steps=2"]), Path("run-finetuned"), NullReporter())
+    assert finetuned(Path("run-finetuned"), []).config.train.stop_trigger == 60
+    assert finetuned(Path("run"), ["train.stop_trigger=7"]).config.train.stop_trigger == 7
+
+
+def test_a_resumed_run_keeps_its_vocabulary_whatever_the_test_text_is(corpus: Path) -> None:
+    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    vocabulary = Path("run/vocabulary.json").read_bytes()
+    Path("other.txt").write_text("words that nobody has said\n")
+    result = train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), NullReporter())
+    assert result.step == 4
+    assert Path("run/vocabulary.json").read_bytes() == vocabulary
+
+
+def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:
+    run = Path("talk")
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"family": "dialog", "config": {}, "provenance": {}}))
+    with pytest.raises(StorageError, match="talk: a run of `dialog`, not of `lm`; use `dialog`"):
+        TrainedLm.load(run)
+    with pytest.raises(StorageError, match="a run of `dialog`"):
+        train(resolved(), run, NullReporter())
+
+
+def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"training would take about .* [GT]B .* head\.components"
+    ) as refusal:
+        train(resolved("head.components=9000000"), Path("huge"), NullReporter())
+    assert "\n" not in str(refusal.value)
+    assert not Path("huge").exists()
+
+
+def test_changed_text_is_noticed_when_a_run_is_resumed(corpus: Path) -> None:
+    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    text = Path("valid.txt").read_text()
+    Path("valid.txt").write_text(text + "the cat\n")
+    with pytest.raises(DataError, match=r"valid\.txt: the text changed"):
+        train(resolved(), Path("run"), NullReporter())
+    Path("valid.txt").write_text(text)
+    train(resolved(), Path("run"), NullReporter())
+
+
+def test_too_many_streams_are_refused(corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.txt: .* tokens for train\.batch_size = 5000 streams"):
+        train(resolved("train.batch_size=5000"), Path("run"), NullReporter())
+    assert not Path("run/config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ("kind=doc", "components=3", "lower_components=[1]", "prior_penalty=0.1"),
+        ("kind=mixtape", "gated_words=4"),
+        ("temperature=contextual", "temperature_loss_scaling=true"),
+    ],
+    ids=["doc", "mixtape", "contextual"],
+)
+def test_every_later_head_trains_reports_its_nll_and_is_scored(corpus: Path, head: tuple[str, ...]) -> None:
+    settings = ("head.latent_dropout=0.0", "train.max_steps=12", *(f"head.{key}" for key in head))
+    tiny = task(*settings)
+    window = next(tiny.epoch(0, 0))
+    seed_everything(1)
+    step = tiny.loss(window)
+    seed_everything(1)
+    hidden = tiny.model(window.tokens, tiny.model.initial_state(4)).hidden
+    wanted = tiny.model.head.nll(hidden, window.targets).sum()
+    torch.testing.assert_close(step.nll, wanted)
+    assert step.objective > step.nll
+    train(resolved(*settings), Path("run"), NullReporter())
+    trained = TrainedLm.load(Path("run"))
+    ids = load_split("valid.txt", trained.codec).ids()[:40]
+    nll = token_nll(trained, ids)
+    log_probs = torch.cat(list(trained.log_probs(ids)))
+    gathered = -log_probs[torch.arange(40), torch.from_numpy(ids.astype(np.int64))]
+    np.testing.assert_allclose(nll, gathered.numpy(), rtol=1e-4)
+    assert np.exp(nll.mean()) < len(WORDS) + 2

@@ -1,0 +1,447 @@
+"""A run whose files are not what was written: `check` finds it, and nothing computes with it."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.cli import main as dialog_main
+from dialog.config import DialogConfig
+from dialog.evaluate import evaluate
+from dialog.train import train
+from lm.cli import main as lm_main
+from lm.config.load import Resolved, load_config, override
+from lm.disk.storage import remove_tree
+from lm.engine.progress import NullReporter
+from lm.errors import ConfigError, StorageError
+from lm.runs.check import check_run
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import RESUMABLE, opened_run
+from tests.support.damage import (
+    Damage,
+    edits,
+    flips,
+    make_older,
+    rewrite_manifest,
+    rewrite_state,
+    run_files,
+    wounds,
+)
+from tests.support.tiny_training import write_corpus
+
+Outcome = tuple[int, str, str]
+TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
+
+
+def settings(folder: Path, *more: str) -> Resolved[DialogConfig]:
+    text = [f"data.{split}={folder / 'talk.txt'}" for split in ("train", "valid", "test")]
+    text += [
+        "head.embedding_size=4",
+        "model.embedding_size=4",
+        "encoder.utterance_size=4",
+        "encoder.context_size=4",
+    ]
+    text += ["decoder.hidden_size=4", "train.checkpoint_every=1", "train.keep_last=2", "train.log_every=1"]
+    text += [
+        "train.validate_every=1",
+        "train.max_steps=4",
+        "decode.beam=3",
+        "train.batch_size=2",
+        "optim.lr=0.1",
+    ]
+    return load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=[*text, *more])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "talk.txt").write_text(TALK)
+    train(settings(folder), folder / "run", NullReporter())
+    evaluate(folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def used(run: Path) -> tuple[Any, ...]:
+    """All that evaluating a run depends on; StorageError where it is refused."""
+    config, codec = opened_run(run, DialogConfig)
+    store = CheckpointStore(run / "checkpoints")
+    best = store.open("best")
+    return config, codec.fingerprint, codec.vocabulary.counts, best.step, best.state_sha256
+
+
+def attempted(run: Path) -> tuple[Any, ...] | None:
+    """The same, or None where it is refused in a line."""
+    try:
+        return used(run)
+    except StorageError as error:
+        refusal = str(error)
+    assert refusal.isprintable()
+    return None
+
+
+def found(run: Path) -> list[str]:
+    """What `check` says, and of an intact run does not: problems, and pointers as a kill leaves them."""
+    try:
+        result = check_run(run)
+    except StorageError as error:
+        return [str(error)]
+    return [*result["problems"], *result["notes"]]
+
+
+def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:
+    """Each damage is found by `check`, in a line, and refused or without effect; how many there were."""
+    expected, count = used(run), 0
+    for path, name, do in damages:
+        do()
+        lines = found(run)
+        assert lines, f"{path.name}, {name}: check finds nothing"
+        assert all(line.isprintable() for line in lines), lines
+        assert attempted(run) in (expected, None), f"{path.name}, {name}: used, and other than it was"
+        remove_tree(path)
+        shutil.copy2(whole / path.relative_to(run), path)
+        count += 1
+    assert not found(run)
+    return count
+
+
+def test_an_intact_run_has_no_problems(run: Path) -> None:
+    result = check_run(run)
+    assert (result["problems"], result["notes"]) == ([], [])
+    assert result["step"] == 4
+    record = CheckpointStore(run / "checkpoints").open("last").facts["run"]
+    assert set(record["files"]) == {"config.json", "data.json", "vocabulary.json", "tokenizer.json"}
+    assert record["log"]["size"] == (run / "metrics.jsonl").stat().st_size
+
+
+def test_flipped_bits(run: Path, trained: Path) -> None:
+    """Row E1: any bit of any file, those that belong to no checkpoint among them."""
+    choose = random.Random(1)
+    damages = (damage for path in run_files(run) for damage in flips(path, 12, choose))
+    assert survey(run, trained, damages) >= 200
+
+
+def test_wounds(run: Path, trained: Path) -> None:
+    """Row E2: cut, zeroed, missing, and what is no file, for every file."""
+    choose = random.Random(2)
+    damages = (damage for path in run_files(run) for damage in wounds(path, choose))
+    unnoticed = ("missing", "cut by a byte")  # a result that is gone, or whose last newline is
+    damages = (
+        damage for damage in damages if damage.path.name != "talk.json" or damage.name not in unnoticed
+    )
+    assert survey(run, trained, damages) >= 100
+
+
+def test_edits_that_look_right(run: Path, trained: Path) -> None:
+    """Another beam, another best step, other words: what a reader without a record would believe."""
+    assert survey(run, trained, edits(run)) >= 60
+
+
+def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., Outcome]) -> None:
+    path = run / "evaluation/talk.json"
+    text = path.read_text()
+    assert ending(dialog_main, "compare", str(run), str(run))[0] == 0
+    for name in ('"nll":[', '"tokens":['):
+        at = text.index(name) + len(name)
+        path.write_text(f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}")
+        assert "talk.json: edited or damaged" in found(run)[0]
+        code, _, err = ending(dialog_main, "compare", str(run), str(run))
+        assert code == 4
+        assert "talk.json: edited or damaged; run `dialog evaluate` again" in err
+    record = json.loads(text)
+    del record["sha256"]
+    path.write_text(json.dumps(record))
+    assert not found(run), "an evaluation of an older version"
+
+
+def test_files_of_another_run(run: Path, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "talk.txt").write_text(TALK)
+    train(settings(tmp_path, "data.context=2", "train.seed=2"), tmp_path / "other", NullReporter())
+
+    def swaps() -> Iterator[Damage]:
+        for path in run_files(run):
+            other = tmp_path / "other" / path.relative_to(run)
+            if other.is_file() and other.read_bytes() != path.read_bytes():
+                yield Damage(path, "of another run", partial(shutil.copy, other, path))
+
+    assert survey(run, trained, swaps()) >= 8
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("config.json", '"beam": 3', '"beam": 2', "decode.beam = 2 (was 3)"),
+        ("config.json", '"seed": 1', '"seed": 7', "train.seed = 7 (was 1)"),
+        ("vocabulary.json", '"hello"', '"hullo"', "vocabulary.json: edited or damaged"),
+        ("data.json", '"codec_sha256": "', '"codec_sha256": "0', "data.json: edited or damaged"),
+        ("checkpoints/best.json", "[", "[99", "best.json"),
+    ],
+)
+def test_every_command_that_opens_a_run_refuses_an_edited_one(
+    ending: Callable[..., Outcome], run: Path, file: str, old: str, new: str, told: str
+) -> None:
+    path = run / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    commands = [["evaluate", str(run)], ["chat", str(run)], ["check", str(run)]]
+    for command in commands:
+        code, _, err = ending(dialog_main, *command)
+        assert (code, err.count("\n")) == (4, 1), (command, err)
+        assert told in err
+
+
+LM = """
+data = {train = "train.txt", valid = "valid.txt", test = "valid.txt"}
+window = {length = 7}
+model = {embedding_size = 4, hidden_sizes = [4]}
+head = {kind = "softmax", embedding_size = 4, tied = true}
+optim = {name = "sgd", lr = 1.0}
+train = {batch_size = 2, max_steps = 3, validate_every = 1, device = "cpu"}
+"""
+
+
+def test_every_command_that_opens_a_language_model_refuses_an_edited_one(
+    ending: Callable[..., Outcome], in_tmp: Path
+) -> None:
+    write_corpus(in_tmp, LM, train=9, valid=5, longest=7)
+    assert ending(lm_main, "train", "tiny.toml", "--run", "run")[0] == 0
+    commands = [
+        ("evaluate", "run"), ("generate", "run"), ("score", "run", "valid.txt", "--output", "s.jsonl"),
+        ("dynamic", "run"), ("finetune", "run", "--run", "tuned"), ("analyze", "rank", "run"),
+        ("check", "run"), ("train", "tiny.toml", "--run", "other", "--set", "train.start_from=run"),
+    ]  # fmt: skip
+    for file, old, new in (
+        ("config.json", '"tied": true', '"tied": false'),
+        ("config.json", '"length": 7', '"lenght": 7'),
+        ("vocabulary.json", '"mat"', '"hat"'),
+    ):
+        path = Path("run") / file
+        whole = path.read_text()
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+        for command in commands:
+            code, _, err = ending(lm_main, *command)
+            assert code == 4, (command, err)
+            assert f"{file}: edited or damaged since the training" in err
+        path.write_text(whole)
+    assert ending(lm_main, "check", "run")[0] == 0
+
+
+def test_resuming_with_another_limit_is_no_damage(run: Path, trained: Path) -> None:
+    train(settings(trained.parent, "train.max_steps=4", "decode.beam=5", "about=more"), run, NullReporter())
+    result = check_run(run)
+    assert result["problems"] == []
+    assert "config.json: changed since step 4, by resuming the run" in result["notes"][0]
+    assert used(run)[0].decode.beam == 5
+    train(settings(trained.parent, "train.max_steps=6", "decode.beam=5", "about=more"), run, NullReporter())
+    result = check_run(run)
+    assert (result["problems"], result["notes"], result["step"]) == ([], [], 6)
+
+
+@pytest.mark.parametrize("damage", ["edited", "missing", "garbage", "of another run"])
+def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) -> None:
+    path = run / "config.json"
+    whole = path.read_text()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "of another run":
+        train(settings(trained.parent, "data.context=2"), run.parent / "other", NullReporter())
+        shutil.copy(run.parent / "other/config.json", path)
+    else:
+        path.write_text(
+            "{" if damage == "garbage" else whole.replace('"context_size": 4', '"context_size": 5')
+        )
+    with pytest.raises(StorageError, match=r"config\.json: .*run the same training again, which mends it"):
+        used(run)
+    with pytest.raises(ConfigError, match=r"another config: train\.seed = 9 \(was 1\)"):
+        train(settings(trained.parent, "train.seed=9"), run, NullReporter())
+    train(settings(trained.parent), run, NullReporter())
+    assert json.loads(path.read_text())["config"] == json.loads(whole)["config"]
+    assert used(run)
+    assert check_run(run)["problems"] == []
+
+
+def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
+    """A pointer that is moved to another step is refused, but for the one that a kill would have left."""
+    store = CheckpointStore(run / "checkpoints")
+    steps = sorted(int(path.name[5:]) for path in store.folder.glob("step-*"))
+    best = {step: [[0.1 * step, steps[0]], [0.2 * step, step]][:: 1 if step < 4 else -1] for step in steps}
+    for step in steps:
+        commit = store.folder / f"step-{step:08d}"
+        rewrite_state(commit, lambda state, step=step: state["progress"].update(best=best[step]))
+    pointer = store.folder / "best.json"
+    newest, before = ([entry[1] for entry in best[step]] for step in (steps[-1], steps[-2]))
+    for named in (newest, before):
+        store.point("best", named)
+        assert store.best() == newest != before
+        assert bool(check_run(run)["notes"]) == (named == before)
+    for wrong in ([steps[0]], [steps[-2]], newest[:1], [], [steps[1], steps[0]]):
+        if wrong not in (newest, before):
+            store.point("best", wrong)
+            with pytest.raises(StorageError, match=r"best\.json: names .*, and the newest checkpoint step 4"):
+                store.open("best")
+            assert "best.json" in check_run(run)["problems"][0]
+    pointer.unlink()
+    with pytest.raises(StorageError, match=r"best\.json: names no step"):
+        store.weights("average")
+
+
+def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:
+    for name in ("best", "last"):
+        (run / f"checkpoints/{name}.json").write_text('{"steps":[99]}')
+    assert len(check_run(run)["problems"]) == 2
+    train(settings(trained.parent), run, NullReporter())
+    assert not found(run)
+
+
+@pytest.mark.parametrize("name", ["data.json", "vocabulary.json", "tokenizer.json"])
+def test_training_does_not_go_on_with_other_words(run: Path, trained: Path, name: str) -> None:
+    """Without data.json nothing told whose words they are: it was written anew for the wrong ones."""
+    before = sorted((run / "checkpoints").rglob("*"))
+    (run / name).unlink()
+    with pytest.raises(StorageError, match=rf"{name}: missing; restore it"):
+        train(settings(trained.parent, "train.max_steps=9"), run, NullReporter())
+    assert not (run / name).exists()
+    assert sorted((run / "checkpoints").rglob("*")) == before
+
+
+# --- the log ---
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    last = CheckpointStore(run / "checkpoints").open("last")
+    return {group: (last.path / f"{group}.safetensors").read_bytes() for group in last.groups}
+
+
+def test_a_log_that_is_not_what_was_logged_is_refused(run: Path, trained: Path) -> None:
+    log = run / "metrics.jsonl"
+    whole = log.read_bytes()
+    for damaged in (whole.replace(b'"step": 1', b'"step": 7', 1), whole[:-30], whole[1:]):
+        log.write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: .*restore it from a copy, or remove it"):
+            train(settings(trained.parent), run, NullReporter())
+    log.write_bytes(whole + b'{"step": 5}\n{"torn')
+    assert not found(run), "what comes after the newest checkpoint is cut off by the next training"
+    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    assert not found(run)
+
+
+@pytest.mark.parametrize("gone", ["missing", "empty"])
+def test_a_training_whose_log_is_gone_goes_on_to_the_same_weights(
+    run: Path, trained: Path, gone: str, tmp_path: Path
+) -> None:
+    more = settings(trained.parent, "train.max_steps=7")
+    shutil.copytree(run, tmp_path / "whole")
+    train(more, tmp_path / "whole", NullReporter())
+    (run / "metrics.jsonl").unlink() if gone == "missing" else os.truncate(run / "metrics.jsonl", 0)
+    assert "metrics.jsonl" in found(run)[0]
+    notes: list[str] = []
+
+    class Reporter(NullReporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    train(settings(trained.parent), run, Reporter())  # nothing to train, and yet all is well then
+    assert any("metrics.jsonl was gone" in note for note in notes)
+    assert not found(run)
+    train(more, run, NullReporter())
+    assert weights(run) == weights(tmp_path / "whole")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0] == {"step": 4, "epoch": lines[0]["epoch"], "split": "event", "event": "log lost"}
+    kept = (tmp_path / "whole/metrics.jsonl").read_text().splitlines()
+    assert [json.dumps(line) for line in lines[1:]] == kept[-len(lines) + 1 :]
+    assert not found(run)
+
+
+# --- runs of before ---
+
+
+def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: Path) -> None:
+    expected = used(run)
+    make_older(run)
+    assert used(run) == expected
+    result = check_run(run)
+    assert result["problems"] == []
+    assert "made by an older version" in result["notes"][0]
+    (run / "checkpoints/best.json").write_text('{"steps":[99]}')
+    assert "best.json" in check_run(run)["problems"][0], "pointers can be compared all the same"
+    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    assert not found(run)
+    for name in ("config.json", "vocabulary.json"):
+        older = run.with_name(name)
+        shutil.copytree(trained, older)
+        make_older(older)
+        (older / name).unlink()
+        assert name in check_run(older)["problems"][0]
+
+
+def test_a_log_of_an_older_version_may_be_gone_too(run: Path, trained: Path) -> None:
+    make_older(run)
+    (run / "metrics.jsonl").unlink()
+    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    assert not found(run)
+
+
+# --- hostile records ---
+
+HOSTILE: list[Any] = [
+    3, [], {}, {"files": 3}, {"files": {"../../etc/passwd": "0" * 64}}, {"files": {"config.json": 3}},
+    {"files": {}, "config": [], "free": [], "log": {}}, {"files": {}, "config": {}, "free": 3, "log": {}},
+    {"files": {}, "config": {}, "free": [], "log": {"size": -1, "sha256": "0" * 64}},
+    {"files": {}, "config": {}, "free": [], "log": {"size": 10**30, "sha256": "0" * 64}},
+    {"files": {"lock": "0" * 64}, "config": {}, "free": [], "log": {"size": 1, "sha256": "0" * 64}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_record_is_refused_in_a_line(run: Path, trained: Path, number: int) -> None:
+    for commit in run.glob("checkpoints/step-*"):
+        rewrite_manifest(commit, lambda manifest: manifest["facts"].update(run=HOSTILE[number]))
+    for action in (
+        lambda: used(run),
+        lambda: check_run(run),
+        lambda: train(settings(trained.parent), run, NullReporter()),
+    ):
+        with pytest.raises(StorageError, match="foreign") as error:
+            action()
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("best", [3, [3], [[1]], [["a", "b"]], [[0.1, [2]]], [[0.1, -1]], {"a": 1}, None])
+def test_hostile_lists_of_best_steps_are_no_bug(run: Path, best: Any) -> None:
+    for commit in run.glob("checkpoints/step-*"):
+        rewrite_state(commit, lambda state: state["progress"].update(best=best))
+    attempted(run)
+    check_run(run)
+
+
+def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run is resumed with another value of it: config.json changes, and there is no new commit."""
+    changed = settings(run.parent, "train.log_every=3")
+    changed = override(changed, _splits(run), DialogConfig, sections=("data",))
+    with pytest.raises(ConfigError, match=r"train\.log_every = 3 \(was 1\)"):
+        train(changed, run, NullReporter())
+    keys = RESUMABLE | {"train.log_every"}
+    monkeypatch.setattr("lm.runs.inputs.RESUMABLE", keys)
+    monkeypatch.setattr("dialog.train.RESUMABLE", keys)
+    train(changed, run, NullReporter())
+    assert opened_run(run, DialogConfig)[0].train.log_every == 3
+    assert check_run(run)["problems"] == []
+
+
+def _splits(run: Path) -> list[str]:
+    """The corpus that a run names, as overrides."""
+    data = opened_run(run, DialogConfig)[0].data
+    return [f"data.{split}={getattr(data, split)}" for split in ("train", "valid", "test")]

@@ -1,0 +1,391 @@
+"""Run folders: one writer, an unchanged config, logs that can be cut back, signals that are obeyed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from lm.config.load import Resolved
+from lm.errors import ConfigError, Interrupted, StorageError
+from lm.runs.metrics_log import MetricsLog
+from lm.runs.run import Run, StopFlag
+from tests.support import faults
+
+RESUMABLE = frozenset({"train.max_steps"})
+
+
+class Train(BaseModel):
+    max_steps: int = 10
+    lr: float = 0.1
+
+
+class Config(BaseModel):
+    name: str = "mos"
+    sizes: tuple[int, ...] = (1, 2)
+    train: Train = Train()
+
+
+def resolved(name: str = "mos", max_steps: int = 10, lr: float = 0.1) -> Resolved[Config]:
+    config = Config(name=name, train=Train(max_steps=max_steps, lr=lr))
+    return Resolved(config, {"name": "default", "train.lr": "--set"})
+
+
+def open_run(folder: Path, config: Resolved[Config] | None = None) -> Run:
+    return Run.open(folder, config or resolved(), resumable_keys=RESUMABLE)
+
+
+def saved(folder: Path) -> Config:
+    return Config.model_validate(json.loads((folder / "config.json").read_text())["config"])
+
+
+# --- the folder ---
+
+
+def test_a_run_is_made_and_opened_again(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    for _ in range(2):
+        with open_run(folder) as run:
+            assert run.checkpoints.folder == folder / "checkpoints"
+            run.metrics.append({"step": 1})
+    assert saved(folder) == Config()
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n' * 2
+
+
+def test_another_config_is_refused_with_both_values(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, resolved(name="softmax\x1b", lr=0.2, max_steps=99))
+    message = str(error.value)
+    assert message.isprintable()
+    assert 'name = "softmax' in message
+    assert '(was "mos")' in message
+    assert "train.lr = 0.2 (was 0.1)" in message
+    assert "max_steps" not in message
+    assert "--run" in message
+    assert (tmp_path / "config.json").read_bytes() == before
+    open_run(tmp_path).close()
+
+
+def test_resumable_keys_may_change_and_are_saved(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    open_run(tmp_path, resolved(max_steps=99)).close()
+    assert saved(tmp_path).train.max_steps == 99
+
+
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    edit(document["config"])
+    del document["sha256"]  # as versions before had none
+    (folder / "config.json").write_text(json.dumps(document))
+
+
+def test_a_key_that_came_counts_as_having_had_its_default(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    edit_config(tmp_path, lambda config: (config.pop("name"), config["train"].pop("lr")))
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, resolved(name="softmax"))
+    assert 'name = "softmax" (was "mos")' in str(error.value)
+    assert "train.lr" not in str(error.value)
+    open_run(tmp_path).close()
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == Config().model_dump(mode="json")
+
+
+def test_a_key_that_went_is_named(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    edit_config(tmp_path, lambda config: config["train"].update(gone=3))
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path)
+    assert "train.gone = absent (was 3)" in str(error.value)
+
+
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(StorageError) as error:
+        open_run(tmp_path)
+    assert "thesis.tex" in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "not json", '{"config": 3, "provenance": {}}', ""])
+def test_a_foreign_config_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(StorageError, match=r"config\.json"):
+        open_run(tmp_path)
+
+
+def test_a_file_or_a_dangling_link_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    for name in ("file", "file/below", "link", "nul\0", "a" * 300):
+        with pytest.raises(StorageError):
+            open_run(tmp_path / name)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "good").symlink_to(tmp_path / "real")
+    open_run(tmp_path / "good").close()
+    assert (tmp_path / "real" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "lock", "metrics.jsonl", "timing.jsonl", "checkpoints"])
+def test_links_inside_a_run_lead_nowhere(tmp_path: Path, name: str) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    open_run(run).close()
+    if name == "checkpoints":
+        (outside / "step-00000001.tmp").mkdir(parents=True)
+    else:
+        outside.write_bytes((run / name).read_bytes() or b"torn")
+        (run / name).unlink()
+    (run / name).symlink_to(outside)
+    with pytest.raises(StorageError) as error:
+        open_run(run)
+    assert "symbolic link" in str(error.value)
+    assert (outside / "step-00000001.tmp").exists() or outside.stat().st_size
+
+
+def test_a_kill_while_a_run_is_made_does_no_harm(tmp_path: Path) -> None:
+    number, killed = 0, True
+    while killed:
+        folder = tmp_path / str(number)
+        killed = faults.kill_at(number, lambda folder=folder: open_run(folder).close())
+        open_run(folder).close()
+        assert saved(folder) == Config()
+        assert {path.name for path in folder.iterdir()} == {
+            "config.json",
+            "lock",
+            "metrics.jsonl",
+            "timing.jsonl",
+        }
+        number += 1
+    assert number > 10
+
+
+def test_opening_finishes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    (tmp_path / ".vocabulary.json.123.tmp").write_text("half")
+    (tmp_path / "checkpoints" / "step-00000009.tmp").mkdir(parents=True)
+    open_run(tmp_path).close()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_preflight_names_both_sizes(tmp_path: Path) -> None:
+    with open_run(tmp_path) as run:
+        run.preflight(1)
+        with pytest.raises(StorageError, match=r"1 EB are needed and [\d.]+ [GT]B are free"):
+            run.preflight(10**18)
+
+
+# --- the lock ---
+
+
+def test_a_second_writer_is_told_who_holds_the_run(tmp_path: Path) -> None:
+    with open_run(tmp_path) as run:
+        run.metrics.append({"step": 1})
+        with pytest.raises(StorageError, match=f"process {os.getpid()} on "):
+            open_run(tmp_path)
+        run.metrics.append({"step": 2})
+    run.close()
+    open_run(tmp_path).close()
+
+
+def test_the_lock_ends_when_opening_fails(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    with pytest.raises(ConfigError):
+        open_run(tmp_path, resolved(name="other"))
+    open_run(tmp_path).close()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lm.runs.run import _take_lock
+lock = _take_lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)
+"""
+
+
+def test_the_lock_ends_with_a_killed_process(tmp_path: Path) -> None:
+    open_run(tmp_path).close()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StorageError, match=f"process {holder.pid} on "):
+            open_run(tmp_path)
+        holder.kill()
+    open_run(tmp_path).close()
+
+
+# --- logs ---
+
+
+def test_floats_come_back_exactly_and_nothing_infinite_is_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl")
+    floats = [0.1, 1e-320, 1 / 3, -0.0, 1e300, 123456789.123456789]
+    log.append({"floats": floats, "nan": math.nan, "deep": [{"inf": math.inf}], "text": "é\udc80\n"})
+    lines = (tmp_path / "m.jsonl").read_bytes().splitlines()
+    record = json.loads(lines[0])
+    assert len(lines) == 1
+    assert [repr(value) for value in record["floats"]] == [repr(value) for value in floats]
+    assert record["nan"] is None
+    assert record["deep"] == [{"inf": None}]
+    assert record["text"] == "é\udc80\n"
+    log.close()
+    log.close()
+
+
+def test_a_log_is_cut_back_to_an_offset(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl")
+    offsets = []
+    for step in range(5):
+        offsets.append(log.offset)
+        log.append({"step": step})
+    whole = (tmp_path / "m.jsonl").read_bytes()
+    log.truncate(offsets[3])
+    assert (tmp_path / "m.jsonl").read_bytes() == whole[: offsets[3]]
+    for step in (3, 4):
+        log.append({"step": step})
+    assert (tmp_path / "m.jsonl").read_bytes() == whole
+    with pytest.raises(StorageError, match=r"m\.jsonl"):
+        log.truncate(len(whole) + 1)
+    assert (tmp_path / "m.jsonl").read_bytes() == whole
+    log.close()
+
+
+@pytest.mark.parametrize("length", [10, 70_000, 200_000])
+def test_a_torn_last_line_is_dropped_on_opening(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "m.jsonl"
+    for whole in (b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 70_000 + b'"}\n{}\n'):
+        path.write_bytes(whole + b'{"b": "' + b"y" * length)
+        MetricsLog(path).close()
+        assert path.read_bytes() == whole
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl")
+    log.append({"step": 1})
+    for room in range(11):
+        with pytest.raises(StorageError, match="no space left"):
+            faults.fill_disk_after(room, lambda: log.append({"step": 2}))
+    log.append({"step": 2})
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    log.close()
+
+
+def test_lines_are_written_at_once_and_synced_on_demand(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl")
+    assert faults.count_operations(lambda: log.append({"step": 1})) == ["write"]
+    assert faults.count_operations(log.sync) == ["fsync"]
+    assert faults.count_operations(lambda: log.truncate(0)) == ["ftruncate", "fsync"]
+    log.close()
+
+
+# --- signals ---
+
+OBEY = """
+import sys, time
+from lm.errors import Interrupted
+from lm.stop import StopFlag
+stop = StopFlag(); stop.install(); print("ready", flush=True)
+while not stop: time.sleep(0.01)
+print("stopping", flush=True)
+if sys.argv[1] == "linger": time.sleep(60)
+try: stop.check()
+except Interrupted as error: print(error); sys.exit(error.exit_code)
+"""
+
+
+def obey(signals: list[signal.Signals], mode: str) -> tuple[int, str, float]:
+    """Exit code, output after the first line, and seconds from the last signal to the end."""
+    command = [sys.executable, "-c", OBEY, mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for number in signals:
+            sent = time.monotonic()
+            process.send_signal(number)
+            if number is not signals[-1]:
+                assert process.stdout.readline() == "stopping\n"
+                time.sleep(0.3)
+        output = process.stdout.read()
+        return process.wait(), output, time.monotonic() - sent
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
+    code, output, _ = obey([number], "stop")
+    assert code == 75
+    assert f"interrupted by {number.name}; the same command resumes it" in output
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    code, output, seconds = obey([signal.SIGINT, signal.SIGTERM], "linger")
+    assert code == 75
+    assert "interrupted" not in output
+    assert seconds < 30
+
+
+ECHO = """
+import os, signal
+from lm.stop import StopFlag
+stop = StopFlag(); stop.install()
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not stop: pass
+print("alive")
+"""
+
+
+def test_one_request_delivered_several_times_is_one_request() -> None:
+    ended = subprocess.run([sys.executable, "-c", ECHO], capture_output=True, text=True, check=True)
+    assert ended.stdout == "alive\n"
+
+
+def test_handlers_are_given_back(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    with open_run(tmp_path) as run:
+        assert not run.stop
+        run.stop.check()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not run.stop:
+            time.sleep(0.001)
+        with pytest.raises(Interrupted, match="SIGUSR1"):
+            run.stop.check()
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = StopFlag()
+        stop.install()
+        os.kill(os.getpid(), signal.SIGHUP)
+        stop.check()
+        stop.uninstall()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_installing_does_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    flags: list[StopFlag] = []
+
+    def work() -> None:
+        flags.append(StopFlag())
+        flags[0].install()
+        flags[0].uninstall()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(flags) == 1
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,1 @@
+"""Small models, tasks, stores and crashes that the tests share."""

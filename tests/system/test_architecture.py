@@ -1,0 +1,275 @@
+"""The rules that hold for every file: who may import whom, sizes, and what the packages never do."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("lm", "dialog")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in MODULES.items()}
+
+# What belongs to language models alone; everything else in lm is the core that dialog may use.
+LM_ONLY = {
+    name
+    for name in MODULES
+    if name.startswith(("lm.analysis", "lm.language", "lm.studies")) or name in ("lm.__main__", "lm.cli")
+}
+UNPICKLER = "dialog.corpora.unpickle"  # a process of its own, whose standard output is what it found
+SPEAKS_TO_THE_USER = {
+    "lm.cli",
+    "lm.console.app",
+    "lm.ending",
+    "dialog.cli",
+    "dialog.chat.terminal",
+    UNPICKLER,
+}
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 10
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Full dotted names that a module imports, at whatever depth; ``from a import b`` gives a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def local_imports(name: str) -> set[str]:
+    return {target for target in imports(TREES[name]) if target in MODULES} - {name}
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def dotted(node: ast.expr) -> str:
+    """``torch.load`` for the expression of that spelling, "" for anything that is no plain dotted name."""
+    if isinstance(node, ast.Attribute):
+        prefix = dotted(node.value)
+        return f"{prefix}.{node.attr}" if prefix else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_the_packages_were_found() -> None:
+    assert {name.split(".")[0] for name in MODULES} == set(PACKAGES)
+    assert {"lm.config.section", "lm.engine.loop", "lm.heads.head", "dialog.config", "dialog.task"} <= set(
+        MODULES
+    )
+    assert "lm.config.section" in local_imports("dialog.config"), "imports are not seen at all"
+
+
+def test_lm_never_imports_dialog() -> None:
+    found = {(name, target) for name in MODULES if name.startswith("lm") for target in imports(TREES[name])}
+    assert found
+    assert not {(name, target) for name, target in found if target.split(".")[0] == "dialog"}
+
+
+def test_dialog_imports_only_the_shared_core_of_lm() -> None:
+    found = {
+        (name, target) for name in MODULES if name.startswith("dialog") for target in local_imports(name)
+    }
+    assert any(target.startswith("lm.") for _, target in found)
+    assert not {(name, target) for name, target in found if target in LM_ONLY}
+
+
+def test_the_shared_core_imports_nothing_of_the_language_models() -> None:
+    core = {name for name in MODULES if name.startswith("lm.") and name not in LM_ONLY}
+    assert core
+    assert not {(name, target) for name in core for target in local_imports(name) & LM_ONLY}
+
+
+def folder_of(name: str) -> str:
+    """``lm.heads`` for ``lm.heads.links``; a module directly in a package, as ``lm.errors``, for itself."""
+    package, *inner = name.split(".")
+    return ".".join((package, inner[0])) if inner else package
+
+
+@pytest.mark.parametrize("room", [str, folder_of], ids=["modules", "folders"])
+def test_there_are_no_import_cycles(room: Callable[[str], str]) -> None:
+    """Among all imports, those inside functions and for type checkers included."""
+    graph: dict[str, set[str]] = {room(name): set() for name in MODULES}
+    for name in MODULES:
+        graph[room(name)] |= {room(target) for target in local_imports(name) if not is_package(target)}
+    for name, targets in graph.items():
+        targets.discard(name)
+    assert sum(map(len, graph.values())) > len(graph)
+    TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def is_package(name: str) -> bool:
+    """Whether a name of MODULES is that of an ``__init__.py``."""
+    return MODULES[name].name == "__init__.py"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_files_and_functions_stay_small(name: str) -> None:
+    lines = MODULES[name].read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_LINES, f"{name} has {lines} lines: split it along a concept"
+    for function in functions(TREES[name]):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        assert length <= MAX_FUNCTION_LINES, f"{name}.{function.name} has {length} lines"
+        arguments = function.args
+        count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+        is_command = name.endswith("cli")  # typer reads the options of a command from its signature
+        is_kernel = any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+        free = is_command or is_kernel  # a kernel takes pointers and strides one by one
+        assert free or count <= MAX_PARAMETERS, f"{name}.{function.name} has {count} parameters"
+        assert arguments.kwarg is None, (
+            f"{name}.{function.name} takes **{arguments.kwarg and arguments.kwarg.arg}"
+        )
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "numpy.load",
+    "np.load",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_can_execute_what_a_file_says(name: str) -> None:
+    allowed = {"pickle"} if name == UNPICKLER else set()
+    roots = {target.split(".")[0] for target in imports(TREES[name])}
+    assert not roots & FORBIDDEN_MODULES - allowed
+    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    assert not calls & FORBIDDEN_CALLS
+    assert not calls & {"pickle.load", "pickle.loads"}
+
+
+def test_the_one_unpickler_refuses_every_global() -> None:
+    classes = {
+        dotted(base): node
+        for node in ast.walk(TREES[UNPICKLER])
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    }
+    assert "find_class" in {function.name for function in functions(classes["pickle.Unpickler"])}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_command_line_prints(name: str) -> None:
+    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    if name not in SPEAKS_TO_THE_USER:
+        assert not calls & {"print", "sys.stdout.write", "sys.stderr.write", "typer.echo", "click.echo"}
+
+
+def test_no_file_leaves_work_for_later_or_names_a_home() -> None:
+    files = [
+        path
+        for folder in (*PACKAGES, "configs", "scripts", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".toml", ".md"} and path != Path(__file__)
+    ]
+    assert len(files) > len(MODULES)
+    pattern = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/home/|/root/|/work/")
+    hits = {
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    }
+    assert not hits
+
+
+def test_the_package_files_hold_a_docstring_and_nothing_else() -> None:
+    for package in PACKAGES:
+        body = TREES[f"{package}.__init__"].body
+        names = {dotted(target) for node in body if isinstance(node, ast.Assign) for target in node.targets}
+        assert names <= {"__version__"}, f"{package}/__init__.py holds {names}"
+        assert all(isinstance(node, (ast.Expr, ast.Assign)) for node in body), (
+            f"{package}/__init__.py re-exports"
+        )
+
+
+def test_the_map_for_contributors_is_complete() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^([\w/]+)/  +\S", text, flags=re.MULTILINE))
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
+    assert folders <= listed, "folders without a line in the map"
+
+
+def test_every_path_that_contributors_and_packagers_are_told_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    map_of_folders = re.findall(r"^([\w.]+(?:/\w+)*)/  +\S", text, flags=re.MULTILINE)
+    assert {"lm", "dialog", "configs/dialog", "configs/lm", "scripts", "tests"} <= set(map_of_folders)
+    said = re.findall(r"(?<![\w/.])((?:\.ci|configs|dialog|lm|scripts|tests)/[\w./]+\w)(?![\w<])", text)
+    assert "tests/system/test_architecture.py" in said
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, wheel = metadata["project"], metadata["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packed = [project["readme"], *project["license-files"], *wheel["packages"], *wheel["force-include"]]
+    assert not [path for path in (*map_of_folders, *said, *packed) if not (ROOT / path).exists()]
+
+
+def test_a_wheel_carries_the_presets() -> None:
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = metadata["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    families = {path.parent.name for path in (ROOT / "configs").glob("*/*.toml")}
+    assert "dialog" in families
+    assert included == {f"configs/{family}": f"{family}/configs" for family in families}
+
+
+HEAVY = (
+    "torch",
+    "datasets",
+    "nltk",
+    "sacrebleu",
+    "sentencepiece",
+    "matplotlib",
+    "pyarrow",
+    "pandas",
+    "optuna",
+)
+HELP = """
+import sys
+sys.argv = [{package!r}, *{arguments!r}]
+from {package}.cli import main
+try:
+    code = main()
+except SystemExit as ending:
+    code = ending.code
+print("LOADED", sorted(set({heavy!r}) & set(sys.modules)), code or 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("lm", ["--help"]), ("lm", ["train", "--help"]), ("lm", ["analyze", "rank", "--help"]),
+        ("lm", ["bottleneck", "--help"]), ("lm", ["tune", "--help"]),
+        ("dialog", ["--help"]), ("dialog", ["train", "--help"]),
+    ],
+)  # fmt: skip
+def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:
+    program = HELP.format(package=package, arguments=arguments, heavy=HEAVY)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=True,
+    )
+    assert "Usage" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "LOADED [] 0"

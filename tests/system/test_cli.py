@@ -1,0 +1,372 @@
+"""The command lines: help without torch, one-line errors with the documented exit codes, results."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dialog.cli import app, main
+from dialog.config import DialogConfig
+from lm import __version__
+from lm.cli import app as lm_app
+from lm.console.app import new_app, run_app, show, write_result
+from lm.console.options import config_completion
+from lm.console.tables import Table
+from lm.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    HighrankError,
+    Interrupted,
+    OutOfMemory,
+    StorageError,
+    visible,
+)
+from lm.stop import RESUME, interruptible
+
+COMMANDS = (
+    "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
+    "runs", "score", "show", "train", "tune",
+)  # fmt: skip
+LM_COMMANDS = (
+    "analyze components", "analyze divergence", "analyze examples", "analyze gates", "analyze rank",
+    "analyze recovery", "analyze temperature",
+    "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
+    "presets", "reverse-copy", "runs", "score", "train", "tune",
+)  # fmt: skip
+Outcome = tuple[int, str, str]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises: no Exception, and of no class that can be imported."""
+
+
+@pytest.fixture
+def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
+    return partial(ending, main)
+
+
+def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | (env or {}),
+    )
+
+
+def cpu_seconds_since(before: os.times_result) -> float:
+    """Of the processes that ended since: unlike wall time, it does not depend on what else is running."""
+    now = os.times()
+    return now.children_user + now.children_system - before.children_user - before.children_system
+
+
+# Help, version, completion
+
+
+def test_help_of_every_command_loads_nothing_heavy() -> None:
+    program = f"""
+import sys
+from dialog.cli import main
+from lm.cli import main as lm_main
+commands = [(main, command) for command in ("", *{COMMANDS})]
+commands += [(lm_main, command) for command in ("", "analyze", *{LM_COMMANDS})]
+for run, command in commands:
+    try:
+        run([*command.split(), "--help"])
+    except SystemExit as ending:
+        assert not ending.code, command
+heavy = {{"torch", "numpy", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    ended = python("-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 1
+    assert ended.stdout.count("Usage: lm") == len(LM_COMMANDS) + 2
+
+
+@pytest.mark.parametrize("module", ["dialog", "lm"])
+def test_help_takes_hardly_more_than_a_second(module: str) -> None:
+    """The best of three times: on a busy machine the same work takes half as long again."""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        ended = python("-m", module, "--help")
+        seconds.append(cpu_seconds_since(before))
+        assert f"Usage: {module} " in ended.stdout
+    assert min(seconds) < 1.5
+    assert "--install-completion" in ended.stdout
+
+
+def leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of a group by the words that call them, those of the groups inside it included."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            assert command.help
+            yield from leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+@pytest.mark.parametrize(("app", "names"), [(app, COMMANDS), (lm_app, LM_COMMANDS)])
+def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names: tuple[str, ...]) -> None:
+    commands = dict(leaves(typer.main.get_command(app)))
+    assert tuple(sorted(commands)) == names
+    for name, command in commands.items():
+        assert command.help
+        for parameter in command.params:
+            assert getattr(parameter, "help", "") or parameter.name == "help", (name, parameter.name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_poll_is_not_lost(number: signal.Signals, capsys: Any) -> None:
+    probe = new_app("Probe.")
+
+    @probe.command()
+    def load() -> None:
+        with interruptible(RESUME) as poll:
+            poll()
+            os.kill(os.getpid(), number)
+        print("went on")
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(probe, "probe", ["load"])
+    assert ending.value.code == 75
+    printed = capsys.readouterr()
+    assert "went on" not in printed.out
+    assert printed.err.startswith("interrupted")
+    assert printed.err.count("\n") == 1
+
+
+def test_version(dialog: Callable[..., Outcome]) -> None:
+    assert dialog("--version") == (0, f"highrank {__version__}\n", "")
+
+
+def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
+    (in_tmp / "small.toml").touch()
+    (in_tmp / "sub").mkdir()
+    (in_tmp / "sub" / "x.toml").touch()
+    complete_config = config_completion("dialog")
+    assert complete_config("smalltalk_mo") == ["smalltalk_moc", "smalltalk_mos", "smalltalk_moss"]
+    assert {"smalltalk_mos", "small.toml"} <= set(complete_config("small"))
+    assert complete_config("su") == ["sub/"]
+    assert complete_config("sub/") == ["sub/x.toml"]
+    words = {
+        "_DIALOG_COMPLETE": "complete_bash",
+        "COMP_WORDS": "dialog train smalltalk_sig",
+        "COMP_CWORD": "2",
+    }
+    assert python(
+        "-m", "dialog", env=words | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    ).stdout.split() == ["smalltalk_sigsoftmax"]
+
+
+# Exit codes and messages
+
+FULL = "standard output: No space left on device; free some, or write elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (HighrankError("a"), 1, "a\n"),
+        (ConfigError("x.toml:1: b"), 2, "x.toml:1: b\n"),
+        (DataError("c\nd\x1b[2J"), 3, "c\\nd\\x1b[2J\n"),
+        (StorageError("e"), 4, "e\n"),
+        (DivergenceError("f"), 5, "f\n"),
+        (Interrupted("g"), 75, "g\n"),
+        (KeyboardInterrupt(), 75, "interrupted; run the same command again to start over or to resume\n"),
+        (BrokenPipeError(), 0, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "f.txt"), 4, "f.txt: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 4, FULL),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 4, "Resource temporarily unavailable\n"),
+        (MemoryError(), 6, f"{OutOfMemory()}\n"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 6, f"{OutOfMemory()}\n"),
+        (RuntimeError("std::bad_alloc"), 6, f"{OutOfMemory()}\n"),
+        (ImportError("x.so: failed to map segment from shared object"), 6, f"{OutOfMemory()}\n"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "x"), 6, f"{OutOfMemory()}\n"),
+        (PanicException("PyObject pointer is null"), 6, f"{OutOfMemory()}\n"),
+    ],
+)
+def test_every_failure_has_its_code_and_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = new_app("Fails.")
+
+    @failing.command()
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(failing, "failing", ["fail"])
+    assert int(ending.value.code or 0) == code
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("arguments", [["fail"], ["--debug", "fail"], ["fail", "--debug"]])
+def test_our_own_bugs_show_a_traceback_only_in_debug(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = new_app("Fails.")
+
+    @failing.command()
+    def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(SystemExit) as ending:
+        run_app(failing, "failing", arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert ending.value.code == 1
+    assert lines[-1].startswith("internal error: KeyError at test_cli.py:")
+    assert ("Traceback (most recent call last):" in lines) == ("--debug" in arguments)
+    assert len(lines) == 1 or "--debug" in arguments
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters()))
+def test_a_message_is_one_printable_line(text: str) -> None:
+    shown = visible(text)
+    assert shown.isprintable()
+    assert not text.isprintable() or shown == text
+
+
+@pytest.mark.parametrize(
+    ("remedy", "message"),
+    [
+        ([], "interrupted by SIGTERM; nothing was written; the same command starts over"),
+        ([RESUME], "interrupted by SIGTERM; the same command resumes it"),
+    ],
+)
+def test_an_interrupted_loop_says_how_to_go_on(remedy: list[str], message: str) -> None:
+    with interruptible(*remedy) as poll:
+        poll()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted) as caught:
+            poll()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trian"], 2, "No such command 'trian'"),
+        (["train"], 2, "Missing argument"),
+        (["train", "x", "--sett", "y"], 2, "No such option"),
+        (["train", "smaltalk_mos"], 2, "smaltalk_mos: no such preset or file; did you mean smalltalk_mos?\n"),
+        (["train", "smalltalk_mos", "--set", "train.sed=1"], 2, "train.sed; did you mean train.seed?\n"),
+        (["describe", "smalltalk_mos", "--set", "head.kind=moos"], 2, "did you mean mos?\n"),
+        (["train", "smalltalk_mos", "--set", "data.train=none.txt"], 3, "none.txt"),
+        (["evaluate", "none"], 4, "none: no such run; check the path\n"),
+        (["chat", "none"], 4, "none: no such run; check the path\n"),
+        (["check", "none"], 4, "none"),
+        (["compare", "none"], 4, "none: no such run"),
+        (["score", "none.jsonl"], 3, "none.jsonl"),
+        (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
+        (["evaluate", "none", "--json", "x/e.json"], 4, "x/e.json: its folder does not exist; make it"),
+        (["describe", "smalltalk_mos", "--json", "."], 4, ".: is a folder; name a file"),
+        (["compare", "none", "--json", "x/c.json"], 4, "x/c.json: its folder does not exist; make it"),
+        (["references", "--train", "y", "--test", "y", "--out", "x/y"], 4, "x/y: its folder does not exist"),
+        (["prepare", "none.txt", "--out", "x"], 3, "none.txt"),
+        (["prepare", "none.txt", "--out", "x", "--on-bad-line", "maybe"], 2, "maybe"),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    dialog: Callable[..., Outcome], in_tmp: Path, arguments: list[str], code: int, message: str
+) -> None:
+    found, out, err = dialog(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1 or "Usage" in err
+    assert not (in_tmp / "x").exists()
+
+
+def test_a_mistake_in_a_config_is_told_before_torch_is_loaded() -> None:
+    program = """
+import sys
+from dialog.cli import main
+for arguments in (["train", "smalltalk_mos", "--set", "x=1"], ["describe", "nope"], ["evaluate", "nope"]):
+    try:
+        main(arguments)
+    except SystemExit as ending:
+        assert ending.code in (2, 4)
+assert "torch" not in sys.modules
+"""
+    before = os.times()
+    ended = python("-c", program)
+    assert cpu_seconds_since(before) < 1.5
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == 3
+
+
+def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
+    ended = subprocess.run(
+        f"{sys.executable} -m lm presets | true; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    if Path("/dev/full").exists():
+        with open("/dev/full", "w") as full:
+            for command in ("presets", "--version"):  # one that is written at the end, and one at once
+                ended = subprocess.run(
+                    [sys.executable, "-m", "lm", command],
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                )
+                assert (ended.returncode, ended.stderr) == (4, FULL)
+
+
+# Output
+
+
+def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Table("[b]T[/b]", [{"a": "[red]x[/nope]\x1b[2J", "n": 1234567}, {"a": "y" * 90, "n": None}]), "[/x]")
+    out = capsys.readouterr().out
+    assert "[b]T[/b]" in out
+    assert "[red]x[/nope]\\x1b[2J" in out
+    assert "1,234,567" in out
+    assert "y" * 90 in out
+    assert out.endswith("[/x]\n")
+    assert "\x1b" not in out
+
+
+def test_results_have_the_common_fields_and_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_result(None, {"x": 1})
+    write_result(
+        path, {"x": float("nan"), "y": [float("inf"), {"z": 2.5}], "device": "cuda"}, config=DialogConfig()
+    )
+    result = json.loads(path.read_text())
+    assert {"command", "config", "versions", "seed", "device"} <= result.keys()
+    assert (result["x"], result["y"], result["device"]) == (None, [None, {"z": 2.5}], "cuda")
+    assert result["config"]["train"]["seed"] == 1
+    assert {"highrank", "python", "torch"} <= result["versions"].keys()
+
+
+@pytest.mark.parametrize(
+    "command", ["dialog prepare", "lm prepare", "lm dynamic", "lm generate", "lm evaluate"]
+)
+def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
+    family, name = command.split()
+    narrow = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    arguments = [sys.executable, "-m", family, name, "--help"]
+    ended = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True)
+    shown = ended.stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    cells = [cell for line in shown.splitlines() for cell in line.split()]
+    assert all(cell.count("<") == cell.count(">") for cell in cells if "|" in cell)

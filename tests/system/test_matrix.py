@@ -1,0 +1,130 @@
+"""The first cases of the fault matrix, whose rest ``make nightly`` runs; its lists are up to date."""
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.language.prepare import PrepareOptions, prepare
+from lm.runs.check import check_run
+from lm.text.prepared_folder import Prepared
+from tests.matrix.mutants import MUTANTS, ROOT, Mutant
+from tests.matrix.row import dice
+from tests.matrix.table import ROWS
+from tests.support.power import Disk, Recorder
+from tests.support.tiny_lm import text_of
+from tests.support.tiny_task import outcome, train
+
+BY_NAME = {row.name: row for row in ROWS}
+CHANGE = {  # cases for every change; rows that are not here have tests of their own, with as many
+    "C1": 20, "C2": 500, "E2": 100, "F": 60, "G2": 200, "H": 200, "J1": 30,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGE)
+def test_the_first_cases_of_a_row(name: str, tmp_path: Path) -> None:
+    lab = BY_NAME[name].lab
+    assert lab is not None
+    with lab(tmp_path) as case:
+        found = sum(case(dice(name, 1, index), index) for index in range(CHANGE[name]))
+    assert found >= CHANGE[name] // 2
+
+
+def test_every_row_has_cases_or_says_why_not() -> None:
+    assert [row.name for row in ROWS] == sorted(row.name for row in ROWS)
+    for row in ROWS:
+        assert row.lab or row.limit.startswith("not applicable: ")
+    shown = re.findall(r"^\| ([A-Z]\d?) \|", (ROOT / "docs/reliability.md").read_text(encoding="utf-8"), re.M)
+    assert shown == [row.name for row in ROWS], "the table of docs/reliability.md"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.about)
+def test_every_mutant_still_finds_its_place_and_its_test(mutant: Mutant, tmp_path: Path) -> None:
+    copy = tmp_path / mutant.file
+    copy.parent.mkdir(parents=True)
+    shutil.copy(ROOT / mutant.file, copy)
+    mutant.spoil(tmp_path)
+    ast.parse(copy.read_text(encoding="utf-8"))
+    file, _, test = mutant.test.partition("::")
+    assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+def test_answers_that_arrive_together_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    monkeypatch.setattr(nightly, "HUNG", 0.01)
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\nthr")
+    lines = nightly.lines_of(reading)
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+    os.write(writing, b"ee\nfour")
+    assert list(lines) == [b"three"]
+    os.close(writing)
+    os.close(reading)
+
+
+def test_there_are_thirty_mutants() -> None:
+    assert len({mutant.about for mutant in MUTANTS}) == len(MUTANTS) >= 30
+
+
+def recorded(place: Path, action: Callable[[], object]) -> Disk:
+    """The disk under a whole action in a folder that is empty before."""
+    place.mkdir()
+    recorder = Recorder(place)
+    with recorder.recording():
+        action()
+    empty = place.with_name("empty")
+    empty.mkdir()
+    return Disk(empty, recorder.changes)
+
+
+def test_power_fails_while_a_corpus_is_prepared(tmp_path: Path) -> None:
+    """What is there is whole; the same command then makes what it always makes."""
+    (tmp_path / "text.txt").write_text(text_of(30, 1), encoding="utf-8")
+
+    def make(place: Path) -> Prepared:
+        return prepare(str(tmp_path / "text.txt"), place / "out", PrepareOptions())
+
+    disk = recorded(tmp_path / "whole", lambda: make(tmp_path / "whole"))
+    wanted = contents(tmp_path / "whole")
+    assert len(disk) > 30
+    for number in range(60):
+        rng, place = dice("A3", 1, number), tmp_path / f"state-{number}"
+        disk.state(len(disk) - number % 12 if number % 2 else rng.randint(0, len(disk)), place, rng, 0.3)
+        if (place / "out").exists():
+            assert make(place).unchanged, "half a corpus"
+        make(place)
+        assert contents(place) == wanted
+        shutil.rmtree(place)
+
+
+def test_power_fails_while_a_run_is_trained(tmp_path: Path) -> None:
+    """From its first folder on: nothing that was saved is lost, and it ends bit for bit as it would have."""
+    settings = {"max_steps": 6, "checkpoint_every": 2, "validate_every": 3}
+    disk = recorded(tmp_path / "whole", lambda: train(tmp_path / "whole" / "run", settings))
+    wanted = outcome(tmp_path / "whole" / "run")
+    pointed = [
+        number for number, change in enumerate(disk.changes) if change.target == "run/checkpoints/last.json"
+    ]
+    assert len(pointed) > 3
+    for number in range(40):
+        rng, place = dice("A3", 2, number), tmp_path / f"state-{number}"
+        length = rng.randint(0, len(disk))
+        disk.state(length, place, rng, rng.choice((0.0, 0.3, 0.7)))
+        commits = sum(at < length for at in pointed)
+        if commits > 1:
+            assert not check_run(place / "run")["problems"]
+        train(place / "run", settings)
+        assert outcome(place / "run") == wanted
+        shutil.rmtree(place)
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """Every file that is not a lock."""
+    files = (path for path in place.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
+    return {str(path.relative_to(place)): path.read_bytes() for path in files}

@@ -1,0 +1,107 @@
+"""The scripts that turn runs into tables and pictures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
+
+
+def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
+    """A run folder with what the scripts read."""
+    (folder / "evaluation").mkdir(parents=True)
+    scores = {str(n): {"precision": 0.5, "recall": 0.25, "f1": 1 / 3} for n in range(1, 5)}
+    result = {"head": head, "seed": seed, "parameters": 1234, "perplexity": perplexity}
+    result |= {"checkpoint": "best"}
+    result |= {"perplexity_batch_mean": 60.0, "bleu": scores, "bleu_legacy": scores}
+    result |= {
+        "legacy_undefined_share": 0.25,
+        "inter_distinct_2": 0.1,
+        "mean_length": 5.0,
+        "most_common_share": 0.2,
+    }
+    (folder / "evaluation" / "test.json").write_text(
+        json.dumps({"format": 1, "result": result, "contexts": {}})
+    )
+    (folder / "config.json").write_text(json.dumps({"family": "lm", "config": {"head": {"kind": head}}}))
+    valid = {"split": "valid", "step": 10, "perplexity": perplexity}
+    lines = [
+        {"split": "train", "step": 5, "nll": 4.0},
+        valid,
+        {**valid, "step": 20, "perplexity": perplexity - 1},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "timing.jsonl").write_text('{"step": 10, "seconds": 60.0}\n{"step": 20, "seconds": 600.0}\n')
+    return folder
+
+
+def run_script(*arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_results_table(tmp_path: Path) -> None:
+    made = (("mos", 1, 50.0), ("mos", 2, 52.0), ("softmax", 1, 55.5))
+    runs = [make_run(tmp_path / f"{head}-{seed}", head, seed, ppl) for head, seed, ppl in made]
+    runs.append(make_run(tmp_path / "softmax_lstm-1", "softmax", 1, 54.5))
+    header, rule, mos, softmax, other = run_script(
+        SCRIPTS / "results_table.py", "--name", "test", *runs
+    ).splitlines()
+    assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
+    assert mos.startswith("| mos | 1,234 | 1, 2 | 50.00 [49.00, 51.00] | 51.00 [50.00, 52.00] |")
+    assert mos.endswith("| 20 [20, 20] | 10 [10, 10] |")
+    assert softmax.startswith("| softmax | 1,234 | 1 | 54.50 | 55.50 |")
+    assert other.startswith("| softmax_lstm | 1,234 | 1 | 53.50 | 54.50 |")
+    assert "rank" not in header
+
+
+def test_results_table_of_language_models(tmp_path: Path) -> None:
+    """A column is there where all runs have it; analyses are found by the folder of the run."""
+    runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
+    for run in runs:
+        kept = run / "evaluation" / "test.json"
+        found = json.loads(kept.read_text())
+        for key in ("bleu", "bleu_legacy", "legacy_undefined_share", "inter_distinct_2"):
+            del found["result"][key]
+        kept.write_text(json.dumps(found))
+    ranks = {str(tmp_path / "." / run.name): {"rank": 10_000 // (i + 1)} for i, run in enumerate(runs)}
+    (tmp_path / "rank.json").write_text(json.dumps({"runs": ranks}))
+    header, _, mos, softmax = run_script(
+        SCRIPTS / "results_table.py", "--name", "test", *runs, "--analysis", tmp_path / "rank.json"
+    ).splitlines()
+    assert "BLEU" not in header
+    assert header.endswith("| rank | updates | minutes |")
+    assert mos.endswith("| 10,000 | 20 | 10 |")
+    assert softmax.endswith("| 5,000 | 20 | 10 |")
+
+
+def test_learning_curves(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
+    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "curves.svg")
+    picture = (tmp_path / "curves.svg").read_bytes()
+    assert picture.lstrip().startswith(b"<?xml")
+    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == picture
+
+
+def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
+    (tmp_path / "rank.json").write_text(json.dumps({"runs": {}}))
+    for script, *arguments in (
+        ("results_table.py", "--name", "test", tmp_path / "absent"),
+        ("results_table.py", "--name", "other", run),
+        ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "rank.json"),
+        ("learning_curves.py", tmp_path / "absent", "--out", tmp_path / "curves.svg"),
+    ):
+        command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode in (2, 3, 4)
+        assert ended.stderr.startswith("error: ")
+        assert ended.stderr.count("\n") == 1
+    (run / "timing.jsonl").write_text("")
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 30, "split": "valid", "perplexity": null}\n')
+    header, _, row = run_script(SCRIPTS / "results_table.py", "--name", "test", run).splitlines()
+    assert "minutes" not in header
+    assert "| 49.00 |" in row, "the best of what is finite"

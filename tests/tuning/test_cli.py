@@ -1,0 +1,108 @@
+"""`lm tune` as a user has it: a search of a tiny language model, its table, its best config."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.cli import main
+from tests.support.tiny_lm import text_of
+
+TINY = """
+[data]
+train = "text.txt"
+valid = "text.txt"
+test = "text.txt"
+[window]
+length = 7
+[model]
+embedding_size = 4
+hidden_sizes = [4]
+[optim]
+name = "sgd"
+lr = 1.0
+[train]
+max_steps = 2
+batch_size = 4
+device = "cpu"
+"""
+SPACE = """[space]
+"optim.lr" = {low = 0.1, high = 10, log = true}
+"model.input_dropout" = {low = 0, high = 0.5}
+"""
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def lm(ending: Callable[..., Outcome], in_tmp: Path) -> Callable[..., Outcome]:
+    """Runs ``lm`` in this process, in a folder with a text, a config and a space."""
+    (in_tmp / "text.txt").write_text(text_of(40, 1), encoding="utf-8")
+    (in_tmp / "tiny.toml").write_text(TINY)
+    (in_tmp / "s.toml").write_text(SPACE)
+    return partial(ending, main)
+
+
+def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_tmp: Path) -> None:
+    pytest.importorskip("optuna")
+    command = ("tune", "tiny.toml", "--space", "s.toml", "--trials", "2", "--set", "train.seed=3")
+    code, out, err = lm(*command, "--json", "a.json", "--picture", "a.svg")
+    assert (code, "best: trial" in out, "trial 1 finished" in err) == (0, True, True)
+    result = json.loads((in_tmp / "a.json").read_text())
+    assert [row["state"] for row in result["trials"]] == ["finished"] * 2
+    assert result["config"]["train"]["seed"] == 3
+    assert (in_tmp / "a.svg").read_text().startswith("<?xml")
+
+    code, out_again, err = lm("tune", "tiny.toml", "--show", "--json", "b.json")
+    shown: dict[str, Any] = json.loads((in_tmp / "b.json").read_text())
+    assert (code, out_again, err) == (0, out, "")
+    assert shown | {"command": 0} == result | {"command": 0}
+
+    other = ("--out", "other", "--json", "c.json")
+    assert lm(*command, *other)[0] == 0
+    assert json.loads((in_tmp / "c.json").read_text())["trials"] == result["trials"]
+
+    best = f"runs/tune/tiny/trials/{result['best']}"
+    assert lm("train", "runs/tune/tiny/best.toml", "--run", "again")[0] == 0
+    assert (in_tmp / "again/metrics.jsonl").read_bytes() == (in_tmp / best / "metrics.jsonl").read_bytes()
+    assert lm("evaluate", best)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "--space: name the file of what is varied, or give --show"),
+        (("--space", "none.toml"), "--space none.toml: no such space or file; the spaces of `lm` are"),
+        (("--space", "s.toml", "--set", "optim.lr=1"), "s.toml:2: optim.lr is in the space and in --set"),
+        (("--space", "s.toml", "--set", "train.max_steps=0"), "training would never end"),
+        (("--space", "s.toml", "--workers", "100000"), "--workers 100000: too many for"),
+    ],
+)
+def test_usage_errors_leave_nothing(
+    lm: Callable[..., Outcome], in_tmp: Path, options: tuple[str, ...], told: str
+) -> None:
+    code, _, err = lm("tune", "tiny.toml", *options)
+    assert (code, err.count("\n"), told in err) == (2, 1, True), err
+    assert not (in_tmp / "runs").exists()
+
+
+def test_without_optuna_one_line_says_how_to_get_it(
+    lm: Callable[..., Outcome], in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
+    )
+    code, _, err = lm("tune", "tiny.toml", "--space", "s.toml")
+    assert (code, err) == (2, "tune needs optuna: install it with `pip install optuna`\n")
+    assert not (in_tmp / "runs").exists()
+
+
+def test_showing_a_search_that_was_not_begun(lm: Callable[..., Outcome]) -> None:
+    pytest.importorskip("optuna")
+    code, _, err = lm("tune", "tiny.toml", "--show")
+    assert (code, "runs/tune/tiny: no search was begun here" in err) == (4, True)
