@@ -28,7 +28,7 @@ demo: $(READY)  ## train, evaluate and compare a small softmax and a MoS model (
 	@$(BIN)/dialog demo --out runs/demo
 
 test: $(READY)  ## the test suite
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 nightly: $(READY)  ## the fault matrix: at most 80 minutes on 2 cores; what is finished is kept, a second call goes on
 	@$(BIN)/python scripts/nightly.py

@@ -37,6 +37,12 @@ for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(_number, lambda number, frame: None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the files that take longest first, so that parallel processes end together."""
+    slowest = ("tests/system/", "tests/engine/", "tests/dialog/", "tests/tuning/")
+    items.sort(key=lambda item: not item.nodeid.startswith(slowest))
+
+
 def pytest_runtest_setup() -> None:
     """Seed the global generators that have been loaded; importing torch here would slow the light tests."""
     random.seed(0)
