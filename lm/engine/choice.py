@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel
 
+from lm.config.difference import flat_config
 from lm.config.load import Resolved, Setting, with_settings
 from lm.engine.progress import Reporter
 from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.links import EXP
 from lm.heads.loss_options import LossOptions, Output, rounded
 from lm.heads.mixture_loss import mixture_log_probs, mixture_loss
-from lm.runs.inputs import flat_config, saved_settings
+from lm.runs.inputs import saved_settings
 
 C = TypeVar("C", bound=BaseModel)
 Work = Callable[[], object]

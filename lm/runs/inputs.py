@@ -12,7 +12,6 @@ Older versions recorded nothing of this.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lm.config.difference import changes_text, flat
 from lm.config.load import C, Resolved, Setting, Settings, read_config
 from lm.disk.storage import JSON, MAX_JSON, is_sealed, read_file, read_json, sha256_file, write_json
 from lm.errors import StorageError, visible
@@ -105,7 +105,7 @@ def changed_config(run: Path, record: Record) -> str:
         return f"{visible(path)}: missing; {_MEND}"
     try:
         saved = read_json(path, limit=CONFIG_LIMIT)
-        now = dict(flat(saved["config"])) if isinstance(saved, dict) else {}
+        now = flat(saved["config"]) if isinstance(saved, dict) else {}
     except (StorageError, KeyError, AttributeError) as error:
         reason = str(error) if isinstance(error, StorageError) else f"{visible(path)}: damaged"
         return f"{reason.split(';')[0]}; {_MEND}"
@@ -113,7 +113,7 @@ def changed_config(run: Path, record: Record) -> str:
     changed = [key for key in now if key in was and now[key] != was[key] and not (whole and key in free)]
     if whole and not changed:
         return ""
-    listed = ", ".join(f"{key} = {value_text(now, key)} (was {value_text(was, key)})" for key in changed[:3])
+    listed = changes_text(changed, was, now, 3)
     return f"{visible(path)}: edited or damaged since the training{listed and ': '}{listed}; {_MEND}"
 
 
@@ -127,7 +127,7 @@ def saved_settings(run: Path) -> Settings:
         return {key: Setting(value, OWN) for key, value in record.config.items()}
     match read_json(run / CONFIG, limit=CONFIG_LIMIT) if os.path.lexists(run / CONFIG) else None:
         case {"config": dict(values), "provenance": dict(places)}:
-            return {key: Setting(value, visible(places.get(key, OWN))) for key, value in flat(values)}
+            return {key: Setting(value, visible(places.get(key, OWN))) for key, value in flat(values).items()}
     return {}
 
 
@@ -178,22 +178,3 @@ def settle_inputs(run: Path, codec: Codec, hashes: Mapping[str, str]) -> list[st
         return []
     saved = read_json(path, limit=DATA_LIMIT)
     return [name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value]
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    """Dotted keys and their values."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def flat_config(config: BaseModel) -> dict[str, JSON]:
-    """Every value of a config, by dotted key, as JSON has it."""
-    return dict(flat(config.model_dump(mode="json")))
-
-
-def value_text(values: Mapping[str, JSON], key: str) -> str:
-    """The value of a key for a message."""
-    return ascii(json.dumps(values[key], ensure_ascii=False))[1:-1][:60] if key in values else "absent"

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
+from lm.config.difference import Flat, changed_keys, changes_text, flat, flat_config
 from lm.config.load import Resolved, keys_before, require_family, save_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import (
@@ -40,11 +41,8 @@ from lm.runs.inputs import (
     LOG,
     changed_config,
     file_hashes,
-    flat,
-    flat_config,
     recorded,
     require_same_files,
-    value_text,
 )
 from lm.runs.metrics_log import MetricsLog
 from lm.stop import StopFlag
@@ -203,20 +201,16 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
     for key, decided in keys_before(type(resolved.config)).items():
         if key not in was and now[key] == was.get(decided):  # or the part of another key
             before[key] = now[key]
-    changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-    if fixed := sorted(set(changed) - resumable_keys):
-        listed = ", ".join(
-            f"{key} = {value_text(now, key)} (was {value_text(before, key)})" for key in fixed[:8]
-        )
-        more = f" and {len(fixed) - 8} more" if len(fixed) > 8 else ""
+    if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
+        told = changes_text(fixed, before, now, 8)
         raise ConfigError(
-            f"{visible(path)}: this run was trained with another config: {listed}{more}; "
+            f"{visible(path)}: this run was trained with another config: {told}; "
             "give the old values, or train into another folder with --run"
         )
     return was != now or not whole
 
 
-def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[dict[str, JSON] | None, bool]:
+def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[Flat | None, bool]:
     """The saved values by dotted key, and whether the file is as it was written.
 
     Where it is not, the values are those that the newest commit knows; None without file and commit.
@@ -236,4 +230,4 @@ def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[dict[str, JSON] 
     whole = is_sealed(saved)
     if SEAL in saved and not whole:
         raise StorageError(f"{visible(path)}: edited or damaged; restore it, or remove the folder")
-    return dict(flat(saved["config"])), whole
+    return flat(saved["config"]), whole

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from lm.config.difference import changed_keys, changes_text, flat, flat_config
 from lm.config.load import COMMAND_LINE, C, Resolved, family_of, with_settings
 from lm.config.presets import find_config, preset_paths
 from lm.disk.filelock import FileLock
@@ -135,11 +136,9 @@ class Search(Generic[C]):
         family, extends = family_of(type(base.config)), self.plan.source
         if extends not in {path.stem for path in preset_paths(family)}:  # a preset goes by its name
             extends = os.path.relpath(find_config(extends, family).resolve(), folder)
-        dumped = base.config.model_dump(mode="json")
+        dumped = flat_config(base.config)
         values = {
-            key: dumped[key.split(".")[0]][key.split(".")[1]]
-            for key, where in base.provenance.items()
-            if where == COMMAND_LINE and "." in key
+            key: dumped[key] for key, where in base.provenance.items() if where == COMMAND_LINE and "." in key
         }
         about = f"best of {count} trials from {self.plan.source}: {best['nll']:.4f} nats a token"
         lines = [f"extends = {json.dumps(extends)}", f"about = {json.dumps(about)}"]
@@ -173,15 +172,10 @@ def settle(folder: Path, plan: Plan[C]) -> None:
         if not path.is_file():
             write_json(path, now)
             return
-    was, now = _flat(read_search(folder)), _flat(now)
-    changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
-    if fixed := [key for key in changed if key not in FREE]:
-        told = ", ".join(
-            f"{key} = {now.get(key, 'absent')} (was {was.get(key, 'absent')})" for key in fixed[:4]
-        )
-        more = f" and {len(fixed) - 4} more" if len(fixed) > 4 else ""
+    was, now = flat(read_search(folder)), flat(now)
+    if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
-            f"{visible(folder)}: another search was begun here: {told}{more}; "
+            f"{visible(folder)}: another search was begun here: {changes_text(fixed, was, now, 4)}; "
             "give the old values, or choose another --out"
         )
 
@@ -208,10 +202,3 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 def value_text(value: object) -> str:
     """A value as tables and lines show it."""
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

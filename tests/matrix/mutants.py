@@ -243,8 +243,8 @@ MUTANTS = (
     Mutant(
         "comparison of the config",
         RUN,
-        "if fixed := sorted(set(changed) - resumable_keys):",
-        "if fixed := [key for key in changed if key in resumable_keys and not key]:",
+        "if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:",
+        "if fixed := [key for key in changed_keys(before, now) if key == resumable_keys]:",
         "runs/test_run.py::test_another_config_is_refused_with_both_values",
     ),
     Mutant(
