@@ -126,5 +126,5 @@ class TrainConfig(Section):
     )
     compat: Literal["none", "paper"] = Field(
         "none",
-        description="paper: with the oddities of the authors' code, as listed in docs/language_models.md",
+        description="paper: with the oddities of the authors' code, as listed in docs/reproduction.md",
     )

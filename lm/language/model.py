@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
 class LanguageModel(nn.Module):
     """AWD-LSTM (Merity et al. 2018) with a replaceable head, as in Yang et al. (2018), and replaceable cells.
 
-    With other settings it is the model of Melis et al. (2020): see docs/language_models.md.
+    With other settings it is the model of Melis et al. (2020): see docs/reproduction.md.
 
     Args:
         config: sizes and regularisation; the published places of dropout are the only ones.

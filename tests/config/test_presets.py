@@ -266,8 +266,8 @@ def test_gates_of_dialog_models_are_counted() -> None:
     assert describe_dialog(config)["parameters"] == expected
 
 
-def test_the_page_of_results_names_presets_that_there_are_and_leaves_out_none_of_the_papers() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+def test_the_page_of_paper_tables_names_presets_that_there_are_and_leaves_out_none_of_the_papers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "paper_tables.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:ptb|wt2|lm1b|enwik8|mwc|switchboard)_\w+)", page))
     known = {path.stem for family in ("lm", "dialog") for path in preset_paths(family)}
     assert named <= known
@@ -277,9 +277,9 @@ def test_the_page_of_results_names_presets_that_there_are_and_leaves_out_none_of
     assert {name for name in papers if not name.startswith("smalltalk")} == set()
 
 
-def test_the_page_of_results_names_tests_that_there_are() -> None:
+def test_the_page_of_paper_tables_names_tests_that_there_are() -> None:
     folder = Path(__file__).parents[1]
-    page = (folder.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (folder.parent / "docs" / "paper_tables.md").read_text(encoding="utf-8")
     there = {
         name
         for path in folder.rglob("test_*.py")

@@ -1,0 +1,55 @@
+"""The pages for readers: links and anchors, lengths, and commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+SHORT = 150  # lines
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[str]:
+    """The targets of links and pictures."""
+    without_code = re.sub(r"`[^`\n]*`", "", prose(page))
+    return re.findall(r"\]\(([^)\s]+)\)", without_code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+        elif page.parent == ROOT / "docs" and target.parent != page.parent:
+            broken.append(f"{link}: leaves docs/, which the site does not have")
+    assert not broken
+
+
+def test_every_page_is_in_the_index_and_in_the_readme() -> None:
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert pages == {link for link in links(ROOT / "docs/index.md") if link.endswith(".md")}
+    linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
+    assert {f"docs/{name}" for name in pages} <= linked
+
+
+def test_the_first_page_begins_with_a_command_and_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= SHORT
+    assert lines.index("```") + 1 < 15
