@@ -193,7 +193,7 @@ def test_pickles_of_another_layout_and_bombs_are_refused(tmp_path: Path) -> None
     wrong: list[object] = [[], {"train": {}}, {"train": [1]}, {"other": []}, {"train": [{"utts": [laughs]}]}]
     for value in (*wrong, {"train": [dialog] * 1000}):
         assert "refused" in refusal(write(tmp_path, "corpus.p", pickled(value)))
-    # A dict whose keys all have the hash 0, opcode by opcode: to make it here would take as long as to read it.
+    # A dict whose keys all have the hash 0, opcode by opcode: making it takes as long as reading it.
     items = b"".join(pickle.dumps(n * (2**61 - 1), 2)[2:-1] + b"K\0" for n in range(1, 60_000))
     data = pickle.dumps({"train": [{"utts": [], "id": 7}]}, 2).replace(b"K\x07", b"}(" + items + b"u")
     before = os.times()
