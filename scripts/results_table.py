@@ -4,19 +4,27 @@ python scripts/results_table.py --name test+test_multi_ref runs/small/*
 python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
 
 Runs of one model are in folders NAME-SEED. Columns are the results that all runs have. ``--analysis`` adds
-what ``lm analyze … --json`` wrote.
+what ``lm analyze … --json`` wrote. ``--json FILE --machine TEXT`` also writes the numbers in the form of
+results/*.json, from which scripts/docs.py draws the tables of the pages.
 """
 
 import argparse
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import reduce
+from importlib.metadata import version
+from operator import getitem
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from run_logs import errors_in_one_line, records, saved_config, validations
 
-from lm.disk.storage import read_json
+from lm.disk.storage import read_json, write_json
 from lm.errors import require
 from lm.runs.evaluations import load_evaluation
 
@@ -41,6 +49,20 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "updates": (",.0f", lambda r: r["updates"]),
     "minutes": (".0f", lambda r: r["minutes"]),
 }
+NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/page_tables.py names them
+    "valid_perplexity": lambda r: r["valid_perplexity"],
+    "test_perplexity": lambda r: r["perplexity"],
+    "perplexity_batch_mean": lambda r: r["perplexity_batch_mean"],
+    "bleu_legacy_1": lambda r: r["bleu_legacy"]["1"],
+    "bleu_legacy_4": lambda r: r["bleu_legacy"]["4"],
+    "inter_distinct_2": lambda r: r["inter_distinct_2"],
+    "mean_length": lambda r: r["mean_length"],
+    "same_answer": lambda r: r["most_common_share"],
+    "rank": lambda r: r["rank"],
+    "divergence": lambda r: r["expected_divergence"],
+    "best_at": lambda r: r["best_at"],
+    "minutes": lambda r: r["minutes"],
+}
 
 
 def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
@@ -52,7 +74,7 @@ def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
         result |= found[run.resolve()]
     result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
     if valid := validations(run):
-        result["valid_perplexity"] = min(perplexity for _, perplexity in valid)
+        result["valid_perplexity"], result["best_at"] = min((perplexity, step) for step, perplexity in valid)
     if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
         result["minutes"] = timing[-1]["seconds"] / 60
     return result
@@ -73,6 +95,32 @@ def has(result: Result, column: str) -> bool:
     return True
 
 
+def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: str) -> Result:
+    """A model in the form of results/*.json, with the numbers of each seed and the keys that were set."""
+    saved = saved_config(runs[0])
+    settings = [
+        f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
+        for key, where in saved.get("provenance", {}).items()
+        if where != "default"
+    ]
+    numbers: Result = {"parameters": results[0]["parameters"]}
+    for name, value in NUMBERS.items():
+        with suppress(KeyError):
+            found = [value(result) for result in results]
+            numbers[name] = found if len(found) > 1 else found[0]
+    return {
+        "label": model,
+        "config": model,
+        "settings": settings,
+        "command": f"python {' '.join(sys.argv)}",
+        "seeds": [result["seed"] for result in results],
+        "machine": machine,
+        "torch": version("torch"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "numbers": numbers,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -80,13 +128,19 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--name", required=True, help="which evaluation, as named in RUN/evaluation")
     parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
+    parser.add_argument("--json", type=Path, help="write the numbers there, in the form of results/*.json")
+    parser.add_argument("--machine", default="", help="the machine that trained the runs, for --json")
     options = parser.parse_args()
+    require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
     analyses: list[Any] = [read_json(path) for path in options.analysis]
     results = [load(run, options.name, analyses) for run in options.runs]
     columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
     models: dict[str, list[Result]] = defaultdict(list)
+    folders: dict[str, list[Path]] = defaultdict(list)
     for run, result in zip(options.runs, results, strict=True):
-        models[run.name.removesuffix(f"-{result['seed']}")].append(result)
+        model = run.name.removesuffix(f"-{result['seed']}")
+        models[model].append(result)
+        folders[model].append(run)
     print("| model | parameters | seeds | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 3) + "|")
     for model, found in models.items():
@@ -94,6 +148,9 @@ def main() -> None:
         cells = [cell([value(result) for result in found], form) for form, value in chosen]
         seeds = ", ".join(str(result["seed"]) for result in found)
         print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
+    if options.json:
+        entries = [entry(model, folders[model], found, options.machine) for model, found in models.items()]
+        write_json(options.json, {"about": f"evaluation {options.name}", "entries": entries})
 
 
 if __name__ == "__main__":

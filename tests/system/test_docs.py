@@ -1,6 +1,10 @@
 """The pages for readers: links and anchors, lengths, and commands."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,24 @@ def test_the_first_page_begins_with_a_command_and_is_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= SHORT
     assert lines.index("```") + 1 < 15
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    """Otherwise: python scripts/docs.py."""
+    command = [sys.executable, str(ROOT / "scripts/docs.py"), "--check"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stdout + done.stderr
+
+
+def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields() -> None:
+    drawn = {
+        name for page in PAGES for name in re.findall(r"docs\.py table (.+?) -->", page.read_text("utf-8"))
+    }
+    files = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*.json")}
+    assert {name.partition(",")[0] for name in drawn} == set(files)
+    fields = {"label", "config", "command", "seeds", "machine", "torch", "date", "numbers"}
+    for results in files.values():
+        assert results["about"]
+        assert all(set(entry) - {"settings"} == fields for entry in results["entries"])

@@ -56,6 +56,20 @@ def test_results_table(tmp_path: Path) -> None:
     assert "rank" not in header
 
 
+def test_results_table_writes_numbers_that_the_pages_can_show(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"mos-{seed}", "mos", seed, 50.0 + seed) for seed in (1, 2)]
+    written = tmp_path / "mos.json"
+    table = SCRIPTS / "results_table.py"
+    run_script(table, "--name", "test", *runs, "--json", written, "--machine", "two cores")
+    (entry,) = json.loads(written.read_text())["entries"]
+    assert (entry["label"], entry["seeds"], entry["machine"]) == ("mos", [1, 2], "two cores")
+    assert entry["numbers"]["test_perplexity"] == [51.0, 52.0]
+    assert entry["numbers"]["best_at"] == [20, 20]
+    shown = json.loads((SCRIPTS.parent / "results/switchboard_small.json").read_text(encoding="utf-8"))
+    unmeasured = {"bleu_legacy_1_one_reference", "same_answer_percent"}
+    assert set(shown["entries"][0]["numbers"]) - unmeasured <= set(entry["numbers"])
+
+
 def test_results_table_of_language_models(tmp_path: Path) -> None:
     """A column is there where all runs have it; analyses are found by the folder of the run."""
     runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]

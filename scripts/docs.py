@@ -1,0 +1,209 @@
+"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results.
+
+python scripts/docs.py             # after a change of a schema, a docstring or results/*.json
+python scripts/docs.py --check     # names what is out of date, and ends with 1
+
+A generated part stands between the comments ``<!-- scripts/docs.py NAME -->`` and ``<!-- end -->``.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from page_tables import page_tables
+from run_logs import errors_in_one_line
+
+from dialog.config import DialogConfig
+from lm.config.section import MAX_SEED, MAX_SIZE
+from lm.errors import require
+from lm.language.config import LmConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+PART = re.compile(r"(<!-- scripts/docs\.py (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+ENDLESS = (MAX_SIZE, MAX_SEED)  # limits that no one meets
+MODULES = (
+    "lm.heads.head",
+    "lm.heads.sampling",
+    "lm.cells.stack",
+    "lm.language.model",
+    "lm.language.train",
+    "lm.language.trained",
+    "dialog.seq2seq",
+    "dialog.beam",
+    "dialog.train",
+    "dialog.trained",
+    "dialog.metrics.bleu",
+    "lm.config.load",
+    "lm.errors",
+)
+
+
+def configs() -> str:
+    """A table for every section: first those that both families have."""
+    lm, dialog = (schema_sections(schema) for schema in (LmConfig, DialogConfig))
+    groups = {
+        "Language models and dialog models": {
+            name: rows for name, rows in lm.items() if dialog.get(name) == rows
+        },
+        "Language models": {name: rows for name, rows in lm.items() if dialog.get(name) != rows},
+        "Dialog models": {name: rows for name, rows in dialog.items() if lm.get(name) != rows},
+    }
+    return "\n".join(
+        f"## {title}\n\n" + "\n".join(keys_table(name, rows) for name, rows in sections.items())
+        for title, sections in groups.items()
+    )
+
+
+def schema_sections(config: type[LmConfig] | type[DialogConfig]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of every key, by section; "" holds the keys at the top of a file."""
+    schema = config.model_json_schema()
+    sections: dict[str, dict[str, Any]] = {"": {}}
+    for name, field in schema["properties"].items():
+        if "$ref" in field:
+            sections[name] = schema["$defs"][field["$ref"].rpartition("/")[2]]["properties"]
+        else:
+            sections[""][name] = field
+    return sections
+
+
+def keys_table(section: str, rows: Mapping[str, Any]) -> str:
+    """One row a key: name, type and range, default, description."""
+    heading = f"[{section}]" if section else "Top of the file"
+    lines = [f"### {heading}\n", "| key | value | default | description |", "|---|---|---|---|"]
+    for name, field in rows.items():
+        key = f"{section}.{name}" if section else name
+        cells = (f"`{key}`", plain(value_type(field)), shown_value(field.get("default")))
+        lines.append(f"| {' | '.join(cells)} | {plain(field.get('description', ''))} |")
+    return "\n".join(lines) + "\n"
+
+
+def value_type(field: Mapping[str, Any]) -> str:
+    """The type of a value in words, with its range."""
+    if "anyOf" in field:
+        return " or ".join(value_type(option) for option in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    kind = field.get("type")
+    if kind == "null":
+        return "`none`"
+    if kind == "array":
+        items = field.get("items") or {}
+        if "prefixItems" in field:
+            return "list of " + ", ".join(value_type(item) for item in field["prefixItems"])
+        return f"list: {value_type(items)}"
+    words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    return words[str(kind)] + "".join(limits(field))
+
+
+def limits(field: Mapping[str, Any]) -> Iterator[str]:
+    """The bounds of a number."""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    for word, sign in signs.items():
+        if word in field and field[word] not in ENDLESS:
+            yield f" {sign} {field[word]:,g}"
+
+
+def shown_value(value: object) -> str:
+    """A default as TOML has it."""
+    if value is None:
+        return "`none`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, list | tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{value}`" if value != "" else ""
+
+
+def plain(text: str) -> str:
+    """Text for a cell of a table, outside code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    escaped = (part if part.startswith("`") else re.sub(r"([<>*])", r"\\\1", part) for part in parts)
+    return "".join(escaped).replace("|", "\\|")
+
+
+def api() -> str:
+    """The public classes and functions of ``MODULES``, from their source."""
+    return "\n".join(module_part(name) for name in MODULES)
+
+
+def module_part(name: str) -> str:
+    """A module: its first line, and its classes and functions."""
+    tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    parts = [f"## {name}\n", f"{summary(tree)}\n"]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            methods = {inner.name: inner for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            made = signature(methods["__init__"]) if "__init__" in methods else ""
+            parts.append(entry(node, f"class {node.name}{made}"))
+            parts += [
+                entry(method, f"{node.name}.{signature(method, named=True)}")
+                for method in methods.values()
+                if not method.name.startswith("_") and ast.get_docstring(method)
+            ]
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            parts.append(entry(node, signature(node, named=True)))
+    return "\n".join(parts)
+
+
+def entry(node: ast.ClassDef | ast.FunctionDef, title: str) -> str:
+    """Signature, first line, and the rest of a docstring as it is."""
+    _, _, rest = (ast.get_docstring(node) or "").partition("\n")
+    block = f"{title}\n" + "".join(f"\n    {line}".rstrip(" ") for line in rest.strip("\n").splitlines())
+    return f"### {node.name if isinstance(node, ast.ClassDef) else title.partition('(')[0]}\n\n" + (
+        f"{summary(node)}\n\n```text\n{block.rstrip()}\n```\n"
+    )
+
+
+def summary(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    """The first line of a docstring."""
+    first = (ast.get_docstring(node) or "").partition("\n")[0]
+    return plain(re.sub(r":\w+:`", "`", first).replace("``", "`"))
+
+
+def signature(node: ast.FunctionDef, *, named: bool = False) -> str:
+    """The arguments without self, and what is returned."""
+    arguments = re.sub(r"^(self|cls)(, |$)", "", ast.unparse(node.args))
+    returned = f" -> {ast.unparse(node.returns)}" if named and node.returns else ""
+    return f"{node.name if named else ''}({arguments}){returned}"
+
+
+def drawn(text: str, parts: Mapping[str, Callable[[], str]], page: str) -> str:
+    """A page with its generated parts made anew."""
+
+    def replaced(match: re.Match[str]) -> str:
+        require(match[2] in parts, f"{page}: there is no part {match[2]!r}; choose from {', '.join(parts)}")
+        return f"{match[1]}{parts[match[2]]().strip()}\n{match[3]}"
+
+    return PART.sub(replaced, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 if a page is out of date")
+    options = parser.parse_args()
+    tables = {f"table {name}": partial(str, text) for name, text in page_tables(ROOT / "results").items()}
+    parts = {"configs": configs, "api": api} | tables
+    stale = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if (new := drawn(text, parts, page.name)) != text:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if not options.check:
+                page.write_text(new, encoding="utf-8")
+    for name in stale:
+        print(f"{name}: out of date; run python scripts/docs.py" if options.check else f"{name}: drawn anew")
+    sys.exit(1 if stale and options.check else 0)
+
+
+if __name__ == "__main__":
+    with errors_in_one_line():
+        main()

@@ -1,0 +1,142 @@
+"""The tables of README.md and docs/, drawn from results/*.json by scripts/docs.py.
+
+A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
+command, seeds, machine, version of torch, date, and numbers. A number is one value, a list with one value
+a seed, or a mean with the lowest and the highest value of the seeds.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.disk.storage import read_json
+
+Number = Any  # int, float, list of numbers, or a mapping; None where it was not measured
+Form = Callable[[Number], str]
+Column = tuple[str, str, Form]
+
+
+def fixed(digits: int) -> Form:
+    """Values with so many digits after the point, the seeds after each other, a range in brackets."""
+
+    def shown(value: Number) -> str:
+        if isinstance(value, list):
+            return ", ".join(shown(item) for item in value)
+        if isinstance(value, Mapping):
+            return f"{shown(value['mean'])} ({shown(value['lowest'])}–{shown(value['highest'])})"
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+    return shown
+
+
+def share(value: float) -> str:
+    """A number below 1 without its zero."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def precision_recall(value: Number) -> str:
+    """Precision and recall; † marks scores of the old formula."""
+    if isinstance(value, list):
+        return ", ".join(precision_recall(item) for item in value)
+    old = "†" if value.get("formula") == "before" else ""
+    return f"{share(value['precision'])}/{share(value['recall'])}{old}"
+
+
+def presets(entry: Mapping[str, Any]) -> str:
+    """The preset of an entry, and what was set."""
+    return ", ".join(f"`{name}`" for name in (entry["config"], *entry.get("settings", ())))
+
+
+PARAMETERS = ("parameters", "parameters", fixed(0))
+MINUTES = ("minutes", "minutes", fixed(1))
+KNOWN_TRUTH = (
+    PARAMETERS,
+    ("test perplexity", "perplexity", fixed(2)),
+    ("true perplexity", "true_perplexity", fixed(2)),
+    ("excess, nats a token", "excess_nats", fixed(3)),
+    ("BLEU-2 P/R", "bleu_2", precision_recall),
+)
+VALID, TEST = ("valid ppl", "valid_perplexity", fixed(2)), ("test ppl", "test_perplexity", fixed(2))
+TWO_SEEDS = (
+    PARAMETERS,
+    ("valid ppl, seeds 1, 2", "valid_perplexity", fixed(2)),
+    ("test ppl, seeds 1, 2", "test_perplexity", fixed(2)),
+)
+# name of the table: file, heading of the labels, columns
+TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
+    "demo": ("demo", "head", KNOWN_TRUTH),
+    "smalltalk": ("smalltalk", "head", (*KNOWN_TRUTH, MINUTES)),
+    "ptb_small, perplexity": ("ptb_small", "head", (VALID, TEST)),
+    "ptb_small": (
+        "ptb_small",
+        "head",
+        (
+            VALID,
+            ("best at", "best_at", fixed(0)),
+            TEST,
+            ("rank of 4,000", "rank_of_4000", fixed(0)),
+            ("divergence", "divergence", fixed(2)),
+            ("three short trials: valid ppl", "short_trials_valid_perplexity", fixed(1)),
+            MINUTES,
+        ),
+    ),
+    "switchboard_small, perplexity": (
+        "switchboard_small",
+        "head",
+        (("valid ppl, seeds 1, 2", "valid_perplexity", fixed(2)), TEST),
+    ),
+    "switchboard_small": (
+        "switchboard_small",
+        "head",
+        (
+            PARAMETERS,
+            VALID,
+            TEST,
+            ("batch mean", "perplexity_batch_mean", fixed(2)),
+            ("inter-distinct-2", "inter_distinct_2", share),
+            ("length", "mean_length", fixed(1)),
+            ("same answer, %", "same_answer_percent", fixed(0)),
+            MINUTES,
+        ),
+    ),
+    "switchboard_small, BLEU": (
+        "switchboard_small",
+        "head",
+        (
+            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+            ("BLEU-1 P/R, one reference", "bleu_legacy_1_one_reference", precision_recall),
+        ),
+    ),
+    "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),
+    "switchboard_short": (
+        "switchboard_short",
+        "model",
+        (
+            *TWO_SEEDS,
+            ("mean", "test_perplexity_mean", fixed(2)),
+            ("greedy BLEU-1 P/R, seeds 1, 2", "greedy_bleu_legacy_1", precision_recall),
+            ("same answer", "same_answer", fixed(2)),
+        ),
+    ),
+}
+
+
+def page_tables(folder: Path) -> dict[str, str]:
+    """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
+    return {
+        name: table(read_json(folder / f"{file}.json"), heading, columns)
+        for name, (file, heading, columns) in TABLES.items()
+    }
+
+
+def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
+    """One row an entry; models that have a heading of their own name their presets too."""
+    named = heading == "model"
+    heads = [heading, *(["preset"] if named else []), *(title for title, _, _ in columns)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in results["entries"]:
+        numbers = entry["numbers"]
+        cells = ["none" if numbers[key] is None else form(numbers[key]) for _, key, form in columns]
+        lines.append(f"| {' | '.join([entry['label'], *([presets(entry)] if named else []), *cells])} |")
+    return "\n".join(lines)
