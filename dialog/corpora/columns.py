@@ -1,4 +1,4 @@
-"""Columns of a table that hold dialog, speaker, text and act: named by options, or by their usual names."""
+"""Lookup of the table columns for dialog, speaker, text and act, by option or by a common name."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ _USUAL = {
 }
 _ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
 _LISTS = ["dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages"]
-_LONGEST = 4096  # characters of a header that are looked at to tell the dialect
+_LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a source's content does not say: its format, and the columns of tables and data sets.
+    """Format of a source, and column names of tables and data sets.
 
-    ``text_column`` may hold one utterance a row, or the list of a whole dialog's utterances, as strings or
-    as structures whose fields are named like the columns.
+    ``text_column`` holds one utterance per row, or the list of all utterances of a dialog. The items of such
+    a list are strings, or structures whose fields are named like the columns.
     """
 
     format: str = "auto"
@@ -36,21 +36,22 @@ class ReadOptions:
 
 
 def usual(kind: str, columns: Iterable[Any]) -> str | None:
-    """The column whose name is usual for dialog, speaker, text or act, regardless of case and punctuation."""
+    """Column with a common name for dialog, speaker, text or act, regardless of case and punctuation."""
     known = {re.sub(r"[\W_]+", "", str(column)).lower(): str(column) for column in columns}
     names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
     return next((known[name] for name in names if name in known), None)
 
 
 def is_named(columns: Sequence[str]) -> bool:
-    """Whether dialog, speaker and text are all among the columns by a usual name."""
+    """True if dialog, speaker and text columns all exist under common names."""
     return all(usual(kind, columns) for kind in KINDS)
 
 
 def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> ReadOptions:
-    """The columns of a table whose first row is given, each as the options name it or by a usual name.
+    """Find the columns of a table from its first row: those named in the options, else common names.
 
-    A list of utterances may have another usual name. DataError, listing the columns, where one is missing.
+    A column of utterance lists has common names of its own. Raises DataError, listing the columns, if one
+    is missing.
     """
     found = {}
     for kind in (*KINDS, "act"):
@@ -66,13 +67,13 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
         if (column := found[f"{kind}_column"]) not in row:
             columns = visible(", ".join(map(str, row))[:500])
             raise DataError(
-                f"{visible(name)}: no column {visible(column)}; name one of {columns} by --{kind}-column"
+                f"{visible(name)}: no column {visible(column)}; set --{kind}-column to one of {columns}"
             )
     return replace(options, **found)
 
 
 def dialect_of(header: str) -> Dialect:
-    """Delimiter and quotes of a table, by its first line: those that give the most columns of usual names."""
+    """Detect delimiter and quote character: those that give the most columns with common names."""
     quote, header = "'" if header.startswith("'") else '"', header[:_LONGEST]
 
     def fit(delimiter: str) -> tuple[int, int]:

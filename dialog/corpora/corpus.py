@@ -1,4 +1,4 @@
-"""Corpora: from the name of a source to its conversations, and from those to a vocabulary."""
+"""Load the dialogs of a source, and build a vocabulary from dialogs."""
 
 from collections.abc import Sequence
 
@@ -16,17 +16,17 @@ SMALLTALK = "smalltalk:"
 
 
 def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = no_poll) -> list[Dialog]:
-    """Read the conversations that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
+    """Read the dialogs that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` names.
 
-    ``source`` is ``smalltalk:train``, ``smalltalk:valid`` or ``smalltalk:test``, a split folder that ``dialog
-    prepare`` wrote, or a file or folder of any format that ``dialog prepare`` reads, if it is not split.
-    DataError, naming file, line and remedy, where it is missing, empty, undecodable or of another layout.
+    ``source`` is ``smalltalk:SPLIT``, a split folder that ``dialog prepare`` wrote, or an unsplit file or
+    folder in any format that ``dialog prepare`` reads. Raises DataError, naming file, line and remedy, if the
+    source is missing, empty, undecodable or of another layout.
     """
     if source.startswith(SMALLTALK):
         split = source.removeprefix(SMALLTALK)
         if split not in SPLITS:
             raise DataError(
-                f"{visible(source)}: no such split; use smalltalk:train, smalltalk:valid, smalltalk:test"
+                f"{visible(source)}: no such split; use smalltalk:train, smalltalk:valid or smalltalk:test"
             )
         from dialog.smalltalk.process import generate
 
@@ -34,16 +34,16 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = 
     splits = read_source(source, ReadOptions(), InputLog(on_bad_line), poll)
     if len(splits) > 1:
         raise DataError(
-            f"{visible(source)}: holds the splits {', '.join(splits)}; name one of its files or folders, "
+            f"{visible(source)}: contains the splits {', '.join(splits)}; name one of its files or folders, "
             "or run `dialog prepare` on it and name a split of the result"
         )
     return next(iter(splits.values()))
 
 
 def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
-    """The conversations of a split, of the first there is if none is named; with an id, that one alone.
+    """Read the dialogs of a split, by default the first one; with ``id``, only the dialog of that id.
 
-    DataError where there is no such split or dialog; else as :func:`load_dialogs`.
+    Raises DataError if there is no such split or dialog, and in the cases of :func:`load_dialogs`.
     """
     if source.startswith(SMALLTALK):
         splits = {source.removeprefix(SMALLTALK): load_dialogs(source)}
@@ -51,21 +51,22 @@ def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
         splits = read_source(source, ReadOptions(), InputLog())
     if split and split not in splits:
         there = ", ".join(filter(None, splits))
-        raise DataError(f"{visible(source)}: no split {visible(split)}; {there or 'it is not split'}")
+        there = f"use one of {there}" if there else "the source has no splits"
+        raise DataError(f"{visible(source)}: no split {visible(split)}; {there}")
     dialogs = splits[split] if split else next(iter(splits.values()))
     found = [dialog for dialog in dialogs if id in ("", dialog.id)]
     if not found:
         example = visible(dialogs[0].id)
-        raise DataError(f"{visible(source)}: no dialog {visible(id)}; the id of the first one is {example}")
+        raise DataError(f"{visible(source)}: no dialog with id {visible(id)}; the first id is {example}")
     return found
 
 
 def train_codec(
     dialogs: Sequence[Dialog], kind: TokenizerKind, *, vocab_size: int, lowercase: bool = True
 ) -> Codec:
-    """Tokenizer and vocabulary of training dialogs, counted as in Zhao et al. (2017).
+    """Build tokenizer and vocabulary from training dialogs, with counts as in Zhao et al. (2017).
 
-    Every utterance has one ``<s>`` and one ``</s>``, and so has the ``<d>`` that opens each dialog.
+    Every utterance counts one ``<s>`` and one ``</s>``. So does the ``<d>`` that opens each dialog.
     """
     texts = [utterance.text for dialog in dialogs for utterance in dialog.utterances]
     framed = len(texts) + len(dialogs)

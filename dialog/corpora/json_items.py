@@ -1,4 +1,4 @@
-"""Objects of JSON files, with the lines that they begin on: one a line, or the items of an array."""
+"""Objects of JSON files with their first line numbers: one object per line, or the items of an array."""
 
 import json
 import re
@@ -8,17 +8,17 @@ from typing import Any
 
 from lm.text.lines import InputLog, Line
 
-_NEXT = re.compile(r"[\s,]*")  # what stands between the items of an array
+_NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
 
 
 def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
-    """One line of JSONL; None where it is not a JSON object."""
+    """Parse one line of JSONL. Returns None, and logs the line, if it is not a JSON object."""
     number, text = line
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         log.bad(
-            name, number, "not JSON", "write one JSON object a line", column=error.colno, excerpt=error.msg
+            name, number, "not JSON", "write one JSON object per line", column=error.colno, excerpt=error.msg
         )
         return None
     except (ValueError, RecursionError):
@@ -26,12 +26,12 @@ def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
             name,
             number,
             "not JSON",
-            "write one JSON object a line",
+            "write one JSON object per line",
             excerpt="nested too deep or a huge number",
         )
         return None
     if not isinstance(value, dict):
-        log.bad(name, number, "not a JSON object", "write one JSON object a line", excerpt=text)
+        log.bad(name, number, "not a JSON object", "write one JSON object per line", excerpt=text)
         return None
     return value
 
@@ -39,7 +39,7 @@ def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
 def parse_objects(
     lines: Iterable[Line], name: str, log: InputLog, keys: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects that have all ``keys``, one a line or the items of one array, and the line each begins on."""
+    """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array."""
     rest = iter(lines)
     first = next((line for line in rest if line[1].strip()), None)
     if first is None:
@@ -55,7 +55,7 @@ def parse_objects(
         if value is None:
             continue
         if not isinstance(value, dict):
-            log.bad(name, number, "not a JSON object", "mend the item", excerpt=repr(value))
+            log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue
         missing = [key for key in keys if key not in value]
         if missing:
@@ -66,7 +66,7 @@ def parse_objects(
 
 
 def whole_text(lines: Iterable[Line]) -> str:
-    """Lines joined; one that was left out is blank, so that the others keep their numbers."""
+    """Join lines. A missing line number becomes a blank line, so that later lines keep their numbers."""
     parts: list[str] = []
     for number, text in lines:
         parts += [""] * (number - 1 - len(parts))
@@ -77,22 +77,23 @@ def whole_text(lines: Iterable[Line]) -> str:
 def items_of(
     text: str, start: int, name: str, log: InputLog, *, alone: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """Items of the JSON array whose bracket is at ``start``, and the line that each begins on.
+    """Yield (line number, item) for the JSON array whose bracket is at ``start``.
 
-    ``alone``: nothing may follow it.
+    With ``alone``, text after the array is an error.
     """
     decoder, at, line, counted = json.JSONDecoder(), start + 1, 1, 0
     while True:
-        at = _NEXT.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        at = _NEXT.match(text, at).end()  # type: ignore[union-attr]  # always matches
         line, counted = line + text.count("\n", counted, at), at
         if text.startswith("]", at):
             if alone and text[at + 1 :].strip():
-                log.bad(name, line, "text after the end of the array", "write one array or one object a line")
+                remedy = "write one array, or one object per line"
+                log.bad(name, line, "text after the end of the array", remedy)
             return
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             detail = getattr(error, "msg", "nested too deep or a huge number")
-            log.bad(name, line, "not JSON", "the rest cannot be read; make the file again", excerpt=detail)
+            log.bad(name, line, "not JSON", "the rest is unreadable; export the file again", excerpt=detail)
             return
         yield line, value

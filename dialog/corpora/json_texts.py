@@ -1,4 +1,4 @@
-"""JSON files made for other programs: chats with assistants, questions and answers, Telegram exports."""
+"""Readers of JSON files: assistant chats, question-answer pairs, Telegram exports."""
 
 import json
 import re
@@ -20,21 +20,21 @@ PAIRS = (
     ("instruction", "response"),
     ("input", "output"),
 )
-_MUTE = ("system", "developer", "tool", "function")  # roles that are no part of the conversation
+_MUTE = ("system", "developer", "tool", "function")  # roles outside the conversation
 _MESSAGES = re.compile(r'"messages"\s*:\s*\[')
 
 
 def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
-    """The keys of a question and its answer, if there are such."""
+    """Keys of a question and its answer, or None."""
     known = set(keys)
     return next((pair for pair in PAIRS if known.issuperset(pair)), None)
 
 
 def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``{"messages": [{"role": "user", "content": "hello"}, …]}``, one dialog a line, as OpenAI's files are.
+    """Read OpenAI's ``{"messages": [{"role": "user", "content": "hello"}, …]}``, one dialog per line.
 
-    ``conversations`` with ``from`` and ``value`` is read alike. The roles are the speakers; messages of the
-    system and of tools are left out, and so are parts of a content that are no text.
+    The keys ``conversations``, ``from`` and ``value`` are read alike. Roles become speakers. Messages of the
+    system and of tools, and non-text parts of a message, are dropped.
     """
     return distinct(_chats(lines, name, log), name, log)
 
@@ -44,24 +44,25 @@ def _chats(lines: Iterable[Line], name: str, log: InputLog) -> Iterator[tuple[in
         key = next((key for key in ("messages", "conversations") if key in value), "messages")
         messages = value.get(key)
         if not isinstance(messages, list):
-            log.bad(name, line, f"no list of {key}", "mend the dialog", excerpt=", ".join(map(str, value)))
+            found = ", ".join(map(str, value))
+            log.bad(name, line, f"no list of {key}", "correct the dialog", excerpt=found)
             continue
         turns = []
         for message in messages:
             if not isinstance(message, dict) or not message.keys() & {"role", "from"}:
-                log.bad(name, line, "a message without a role", "mend it", excerpt=repr(message))
+                log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
                 continue
             role = message.get("role", message.get("from"))
             text = one_line(_content(message.get("content", message.get("value"))))
             if role in _MUTE or not text:
-                log.drop(name, line, "of the system or a tool" if role in _MUTE else "a message without text")
+                log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
                 continue
             turns.append(Turn(line, role, text))
         yield line, make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
 
 
 def _content(content: Any, joint: str = " ") -> Any:
-    """The text of a message's content, which may be a list of parts."""
+    """Text of a message's content. Joins the text parts if the content is a list."""
     if not isinstance(content, list):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content]
@@ -69,7 +70,7 @@ def _content(content: Any, joint: str = " ") -> Any:
 
 
 def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
-    """The dialog of a question and its answer; an instruction's input is part of the question."""
+    """Dialog of a question and its answer. The ``input`` of an instruction is appended to the question."""
     pair = pair_of(value)
     if pair is None:
         known = ", ".join(map("/".join, PAIRS))
@@ -83,16 +84,16 @@ def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log
 
 
 def read_pairs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``{"question": "…", "answer": "…"}``, a dialog of two utterances a line; PAIRS are the keys."""
+    """Read ``{"question": "…", "answer": "…"}``, a dialog of two utterances per line, keys as in PAIRS."""
     objects = enumerate(parse_objects(lines, name, log))
     made = ((line, pair_dialog(name, line, number, value, log)) for number, (line, value) in objects)
     return distinct(made, name, log)
 
 
 def read_telegram(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``result.json`` of Telegram Desktop, of one chat or of all.
+    """Read ``result.json`` of Telegram Desktop, with one chat or all chats.
 
-    Service messages and those without text are left out; a pause of more than six hours begins a new dialog.
+    Service messages and messages without text are dropped. A pause of over six hours begins a new dialog.
     """
     text = whole_text(lines)
     dialogs: list[Dialog] = []
@@ -109,11 +110,11 @@ def read_telegram(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
 def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Iterator[Message]:
     for line, item in items:
         if not isinstance(item, dict):
-            log.bad(name, line, "a message is not an object", "export the chat again", excerpt=repr(item))
+            log.bad(name, line, "message is not an object", "export the chat again", excerpt=repr(item))
             continue
         text = one_line(_content(item.get("text"), ""))
         if item.get("type", "message") != "message" or not text:
-            log.drop(name, line, "a notice or media", str(item.get("action") or item.get("media_type") or ""))
+            log.drop(name, line, "notice or media", str(item.get("action") or item.get("media_type") or ""))
             continue
         try:
             time = datetime.fromisoformat(item["date"]).replace(tzinfo=None)

@@ -1,4 +1,4 @@
-"""Layouts of text files, told by the first lines of a file."""
+"""Detection of a text file's format from its first lines."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ from dialog.corpora.subtitles import TIMING
 from lm.text.lines import Line
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
-_MOST = 1 << 16  # characters of a head, about
+_MOST = 1 << 16  # approximate characters of a head
 
 
 @dataclass(frozen=True)
 class Head:
-    """The first lines of a file that are not blank, and how its name ends."""
+    """First non-blank lines of a file, and the suffix of its name."""
 
     lines: tuple[str, ...]
     suffix: str
 
     @classmethod
     def of(cls, lines: Iterable[Line], suffix: str) -> "Head":
-        """The head of a file's lines, of which few are read."""
+        """Read about 65,536 characters of lines."""
         found, size = [], 0
         for _, text in lines:
             if text.strip():
@@ -38,7 +38,7 @@ class Head:
         return cls(tuple(found), suffix)
 
     def mostly(self, holds: Callable[[str], bool]) -> bool:
-        """Whether something holds for nine lines of ten."""
+        """True if ``holds`` is true for at least 90 % of the lines."""
         return 10 * sum(map(holds, self.lines)) >= 9 * len(self.lines)
 
     @property
@@ -47,7 +47,7 @@ class Head:
 
     @cached_property
     def keys(self) -> set[str]:
-        """Keys of the first line if it is a JSON object; of all lines if it only begins one, or an array."""
+        """JSON keys of the first line if it is an object, of all lines if it only opens an object or list."""
         if not self.first.lstrip().startswith(("{", "[")):
             return set()
         whole = self.first.lstrip().startswith("{") and _KEY.findall(self.first)
@@ -55,7 +55,7 @@ class Head:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Fields of the first line, by the delimiter that fits it best."""
+        """Fields of the first line, split at the best-fitting delimiter."""
         return fields_of(self.first[:_MOST], dialect_of(self.first))
 
 
@@ -68,7 +68,7 @@ def _messages(head: Head) -> bool:
 
 
 def _irc(head: Head) -> bool:
-    """Nearly all lines are of a log, and somebody says something."""
+    """True if at least 90 % of the lines are IRC lines and one has a nick in angle brackets."""
     return head.mostly(lambda text: is_irc(text.strip())) and any("<" in text for text in head.lines)
 
 
@@ -81,13 +81,13 @@ def _ranking(head: Head) -> bool:
 
 
 def _csv(head: Head) -> bool:
-    """By the ending, or by a header of usual names, except that of our own TSV."""
+    """True for the suffix ``.csv`` or a header of common names, except the header of our own TSV."""
     ours = {column.strip().lower() for column in head.columns}.issuperset(TSV_COLUMNS[:3])
     return head.suffix == ".csv" or (is_named(head.columns) and not (ours and "\t" in head.first))
 
 
 _OBJECTS = ("zhao", "telegram", "messages", "dialogs", "pairs", "turns")
-DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first that says yes decides
+DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first match wins
     "zhao": _keys("utts"),
     "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
     "messages": _messages,
@@ -106,7 +106,7 @@ DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first that says yes deci
 
 
 def detect(head: Head) -> str | None:
-    """The format of a text file; None for one that is not known."""
+    """Format of a text file, or None if it is unknown."""
     objects = head.first.lstrip().startswith("{")
     formats = (name for name, matches in DETECTORS.items() if matches(head))
     return next((name for name in formats if not objects or name in _OBJECTS), None)

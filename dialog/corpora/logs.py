@@ -1,4 +1,4 @@
-"""Exports of WhatsApp and logs of IRC: stamped lines, with notices between what people say."""
+"""Readers of WhatsApp exports and IRC logs: time-stamped lines with notices between the messages."""
 
 import re
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ _MARKS = dict.fromkeys(map(ord, "\u200e\u200f\u202a\u202b\u202c\u2068\u2069\ufef
 
 WHATSAPP = re.compile(
     rf"\u200e?(?:\[{DATE},?\s+{TIME}\]|{DATE},?\s+{TIME}\s+[-–])\s(.*)", re.DOTALL
-)  # the groups of iOS, those of Android, and what follows
+)  # groups: stamp of iOS, stamp of Android, rest of the line
 _SPEAKER = re.compile(r"([^:]{1,80}?):(?:\s|$)(.*)", re.DOTALL)
-_OMITTED = (  # what Android writes in angle brackets instead of media
+_OMITTED = (  # Android's placeholders of media, in angle brackets
     "Media omitted|Medien ausgeschlossen|Médias omis|Fichier omis|Multimedia omitido|Archivo omitido"
     "|Mídia oculta|Arquivo de mídia oculto|Ficheiro não revelado|Media omessi|Media omesso|Media weggelaten"
     "|Без медиафайлов|Medya dahil edilmedi|Pominięto multimedia|Media tidak disertakan|省略多媒体文件"
     "|媒體已略去|メディアなし|미디어 파일을 제외한 내보내기"
 )
-_ATTACHED = (  # what it writes after the name of a file
+_ATTACHED = (  # Android's note after the name of an attached file
     "file attached|Datei angehängt|fichier joint|archivo adjunto|arquivo anexado|ficheiro anexado"
     "|file allegato|bestand bijgevoegd|файл добавлен|dosya ekli|plik dołączony|file terlampir|文件附件"
 )
@@ -50,15 +50,15 @@ _COMING = re.compile(
 
 
 def _name(text: str) -> str:
-    """A speaker without marks, and without the tilde of those who are not in the address book."""
+    """Speaker name without direction marks and without the tilde of unknown contacts."""
     return text.translate(_MARKS).strip().removeprefix("~").strip()
 
 
 def read_whatsapp(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """An exported chat: ``01/04/2024, 09:00 - Anna: hello``, or on iOS ``[01/04/2024, 09:00:12] Anna: …``.
+    """Read an export: ``01/04/2024, 09:00 - Anna: hello``, or on iOS ``[01/04/2024, 09:00:12] Anna: …``.
 
-    A message may have several lines. Notices, which nobody says, and placeholders of media are left out;
-    a pause of more than six hours begins a new dialog.
+    A message may span several lines. Notices without a speaker and media placeholders are dropped. A pause
+    of more than six hours begins a new dialog.
     """
     found: list[tuple[int, Stamp, list[str]]] = []
     for number, text in lines:
@@ -70,20 +70,21 @@ def read_whatsapp(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
         elif found:
             found[-1][2].append(text)
         elif text.translate(_MARKS).strip():
-            log.bad(name, number, "no time stamp", "a message begins with its date and time", excerpt=text)
+            remedy = "begin every message with its date and time"
+            log.bad(name, number, "no time stamp", remedy, excerpt=text)
     messages = []
     times = read_stamps([stamp for _, stamp, _ in found])
     for (number, _, parts), time in zip(found, times, strict=True):
         text = "\n".join(parts)
         if time is None:
-            log.bad(name, number, "no such date or time", "mend it", excerpt=text)
+            log.bad(name, number, "no such date or time", "correct the time stamp", excerpt=text)
             continue
         spoken = _SPEAKER.fullmatch(text)
         said = _EDITED.sub("", one_line(spoken[2])) if spoken else ""
-        placed = said.startswith("\u200e") and len(parts) == 1  # by WhatsApp on iOS
+        placed = said.startswith("\u200e") and len(parts) == 1  # placeholder of WhatsApp on iOS
         said = said.translate(_MARKS).strip()
         if spoken is None or not said or placed or (len(said) <= _LONGEST and _MEDIA.fullmatch(said)):
-            log.drop(name, number, "a notice or media", text)
+            log.drop(name, number, "notice or media", text)
             continue
         messages.append(Message(time, Turn(number, _name(spoken[1]), said)))
     return split_at_pauses(messages, name, log)
@@ -97,22 +98,22 @@ class _Said(NamedTuple):
 
 
 def is_irc(text: str) -> bool:
-    """Whether a line is of an IRC log."""
+    """True if a line is a message, an action or an event of an IRC log."""
     return any(pattern.fullmatch(text) for pattern in (IRC, _ACTION, _EVENT))
 
 
 def read_irc(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """The log of a channel: ``[12:34] <nick> text``, ``2004-11-23 12:34 <nick> text``, ``12:34 <nick> text``.
+    """Read a channel log: ``[12:34] <nick> text``, ``2004-11-23 12:34 <nick> text`` or ``12:34 <nick> text``.
 
-    Who comes, goes or changes something is left out. ``* nick waves`` becomes ``/me waves``. A pause of
-    more than six hours begins a new dialog.
+    Joins, parts and other channel events are dropped. ``* nick waves`` becomes ``/me waves``. A pause of more
+    than six hours begins a new dialog.
     """
     found: list[_Said] = []
     for number, text in lines:
         text = text.strip()
         match = IRC.fullmatch(text) or _ACTION.fullmatch(text)
         if match is None and _EVENT.fullmatch(text):
-            log.drop(name, number, "who comes, goes or changes something", text)
+            log.drop(name, number, "channel event", text)
         elif match is None:
             if text:
                 form = "expected `[12:34] <nick> text`, `* nick text` or an event"
@@ -122,9 +123,9 @@ def read_irc(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
             said = said or ""
             stamp = Stamp.of(groups) if groups[3] else None
             if match.re is _ACTION and _COMING.match(said):
-                log.drop(name, number, "who comes, goes or changes something", text)
+                log.drop(name, number, "channel event", text)
             elif not said.strip():
-                log.drop(name, number, "nothing said", text)
+                log.drop(name, number, "empty message", text)
             else:
                 found.append(_Said(number, stamp, nick, f"/me {said}" if match.re is _ACTION else said))
     known = iter(read_stamps([said.stamp for said in found if said.stamp]))
@@ -132,7 +133,7 @@ def read_irc(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
     for said in found:
         time = next(known) if said.stamp else None
         if said.stamp and time is None:
-            log.bad(name, said.line, "no such date or time", "mend it", excerpt=said.text)
+            log.bad(name, said.line, "no such date or time", "correct the time stamp", excerpt=said.text)
             continue
         messages.append(Message(time, Turn(said.line, said.nick, said.text)))
     return split_at_pauses(messages, name, log)

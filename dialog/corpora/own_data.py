@@ -1,6 +1,7 @@
-"""Training on one's own file in one command: the corpus of a run is prepared in the run's folder.
+"""``train --data SOURCE``: prepare the corpus of a run in the run's folder.
 
-It is prepared once, before the run begins. From then on the run has it, wherever its source and the run are.
+The corpus is prepared once, before the run begins. Afterwards the run needs its source no more, and the run
+folder may be moved.
 """
 
 import os
@@ -25,7 +26,7 @@ _ELSEWHERE = "train into another folder with --run"
 
 
 class OwnData(NamedTuple):
-    """The settings that name the splits, what was prepared just now, and a note for the user."""
+    """Settings that name the splits, the corpus if it was just prepared, and a note for the user."""
 
     settings: list[str]
     prepared: Prepared | None = None
@@ -33,12 +34,13 @@ class OwnData(NamedTuple):
 
 
 def own_data(source: str | None, run: Path) -> OwnData:
-    """The data of ``train --data source``, prepared in ``RUN/corpus`` unless the run has begun.
+    """Return the data settings of ``train --data source``; prepare ``RUN/corpus`` unless the run has begun.
 
-    A run that began has its corpus, which is verified. Its source, if given and there, is only compared.
-    Without ``source``, no settings for a run that has no corpus. A folder that ``dialog prepare`` wrote is
-    taken as it is. DataError where the source cannot be read, or is another than when the run began;
-    StorageError where the corpus is damaged; else as :func:`dialog.corpora.prepare.prepare`.
+    The corpus of a run that has begun is verified, and compared with its source if ``source`` is given and
+    exists. Without ``source``, a run without a corpus gets no settings. A folder that ``dialog prepare``
+    wrote is used directly. Raises DataError if the source is unreadable or differs from that of the begun
+    run. Raises StorageError if the corpus is damaged. Otherwise raises as
+    :func:`dialog.corpora.prepare.prepare`.
     """
     corpus = run / CORPUS
     began = saved_settings(run)
@@ -54,34 +56,37 @@ def own_data(source: str | None, run: Path) -> OwnData:
     if located.format == "prepared":
         if any(split not in located.files for split in SPLITS):
             raise DataError(
-                f"{visible(source)}: one split; name the folder that holds train, valid and test instead"
+                f"{visible(source)}: a single split; name the folder with train, valid and test instead"
             )
         return OwnData([f"data.{split}={Path(source) / split}" for split in SPLITS])
     if began:
         raise DataError(
-            f"{visible(run)}: began without --data, or lost its {CORPUS}; leave --data out, restore the "
+            f"{visible(run)}: began without --data, or lost its {CORPUS}; omit --data, restore the "
             f"corpus from a copy, or {_ELSEWHERE}"
         )
     return OwnData([f"data.{split}={corpus / split}" for split in SPLITS], prepare(source, corpus, _OPTIONS))
 
 
 def in_run(run: Path, data: DataConfig) -> DataConfig:
-    """The data of a run; splits of its own corpus are those in its folder, which may have been moved."""
+    """Data section of a run, with splits of its own corpus looked up in the run's present folder."""
     here = {split: run / CORPUS / split for split in SPLITS if _is_own(Path(getattr(data, split)), split)}
     return data.model_copy(update={split: str(path) for split, path in here.items() if path.is_dir()})
 
 
 def _is_own(path: Path, split: str) -> bool:
-    """Whether a split is, by its name, that of a run's own corpus."""
+    """True if a split's path ends as the path of a run's own corpus does."""
     return path.parts[-2:] == (CORPUS, split)
 
 
 def _compare(source: str, corpus: Path) -> str:
-    """A note where a source is not there to be compared; DataError where a corpus was made of another."""
+    """Compare a source with the one recorded for a corpus; returns a note if the source is absent.
+
+    Raises DataError if they differ.
+    """
     manifest = read_json(corpus / MANIFEST)
     made_of, inputs = (manifest["source"], manifest["inputs"]) if isinstance(manifest, dict) else ("", None)
     if not os.path.exists(source.removeprefix(HUB)) and source == made_of:
-        return f"note: {visible(source)}: not here, so not compared; the run goes on with {visible(corpus)}"
+        return f"note: {visible(source)}: not found, so not compared; continuing with {visible(corpus)}"
     located = locate(source, ReadOptions(), InputLog())
     if located.format == "prepared":
         same = os.path.samefile(source, corpus)
@@ -91,7 +96,7 @@ def _compare(source: str, corpus: Path) -> str:
         same = isinstance(inputs, dict) and contents(now) == contents(inputs)
     if not same:
         raise DataError(
-            f"{visible(source)}: changed since this run began, or another source; restore it, leave --data "
-            f"out, or {_ELSEWHERE}"
+            f"{visible(source)}: changed since this run began, or another source; restore it, omit --data, "
+            f"or {_ELSEWHERE}"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Tables with named columns: CSV and parquet files, and anything that the ``datasets`` library opens."""
+"""Readers of tables with named columns: CSV, parquet and data sets of the ``datasets`` library."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -20,10 +20,10 @@ Row = dict[str, Any]
 
 
 def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
-    """Dialogs of a CSV file with a header: one utterance a row, a question and its answer, or a ranking.
+    """Read a CSV file with a header. A row is an utterance, a question with its answer, or a ranked response.
 
-    Delimiter and quotes are told by the header. A text of several lines becomes one. DataError, listing the
-    columns, where those of dialog, speaker or text are not among them.
+    Delimiter and quote character are detected from the header. Line breaks in a text become spaces. Raises
+    DataError, listing the columns, if the dialog, speaker or text column is missing.
     """
     rest = iter(lines)
     first = next((line for line in rest if line[1].strip()), None)
@@ -32,7 +32,7 @@ def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputL
     rows = records(chain([first], rest), name, log, dialect_of(first[1]))
     start, header = next(rows, (0, []))
     if is_ranking(header):
-        return ranking_dialogs(chain([(start, header)], rows), name, log)  # which may have no header
+        return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
     named = _named_rows(rows, name, header, log)
     return _read_rows(named, name, Path(name).stem, options, log, header)
 
@@ -49,7 +49,7 @@ def _named_rows(
 
 
 def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog]:
-    """Dialogs of a parquet file; DataError where it is damaged or lacks a column."""
+    """Read the dialogs of a parquet file. Raises DataError if it is damaged or lacks a column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -61,22 +61,22 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
             return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
     except (pa.ArrowException, OSError) as error:
         detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{visible(path)}: not a readable parquet file ({detail}); write it again") from error
+        raise DataError(f"{visible(path)}: unreadable parquet file ({detail}); write it again") from error
 
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
-    """Dialogs of a stored data set, or of one of the hub, see :func:`lm.text.hub.load_tables`."""
+    """Read the splits of a saved data set or of one on the hub, see :func:`lm.text.hub.load_tables`."""
     name, splits = visible(source), {}
     parts = load_tables(source)
     for part, table in parts.items():
         split = part if part == WHOLE else SPLIT_NAMES.get(part, "")
         if part != WHOLE and (not split or split in splits):
-            log.drop(f"{source}:{part}", 0, "a split that is not train, valid or test")
+            log.drop(f"{source}:{part}", 0, "split other than train, valid and test")
             continue
         place, columns = f"{source}:{part}", table.column_names
         splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
     if not splits:
-        raise DataError(f"{name}: its splits are {visible(', '.join(parts))}; expected train, valid, test")
+        raise DataError(f"{name}: found the splits {visible(', '.join(parts))}; expected train, valid, test")
     return splits
 
 
@@ -88,7 +88,7 @@ def _read_rows(
     log: InputLog,
     columns: Sequence[str],
 ) -> list[Dialog]:
-    """A row is an utterance if its text is a string, a dialog if it is a list; the first row decides."""
+    """Dialogs of a table. If the first row's text is a list, each row is a dialog, otherwise an utterance."""
     numbered = iter(rows)
     first = next(numbered, None)
     sample = first[1] if first else {column: [] for column in columns}
@@ -118,10 +118,10 @@ def _turns(rows: Iterable[tuple[int, Row]], options: ReadOptions) -> Iterator[tu
 def _whole_dialog(
     row: Row, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
 ) -> Dialog | None:
-    """A dialog from a row of lists; without a list of speakers A and B take turns."""
+    """Dialog from a row of lists. Without a list of speakers, A and B alternate."""
     texts = row[options.text_column]
     if not isinstance(texts, list):
-        log.bad(name, number, "the text is no list, unlike that of the first row", "mend the row")
+        log.bad(name, number, "text is not a list, unlike the first row's", "correct the row")
         return None
     speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
     for column in (speakers, acts):

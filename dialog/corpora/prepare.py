@@ -1,9 +1,9 @@
-"""``dialog prepare``: any source → one folder with the splits, a report, and every piece that was left out.
+"""``dialog prepare``: convert any source to a folder with splits, a report and a list of dropped input.
 
 ::
 
     OUT/train/ valid/ test/   Arrow, see dialog/corpora/prepared.py
-    OUT/report.json           counts, vocabulary, out-of-vocabulary rates, lengths, topics, what was left out
+    OUT/report.json           counts, vocabulary, out-of-vocabulary rates, lengths, topics, dropped input
     OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
 The same input and options give the same bytes.
@@ -29,15 +29,15 @@ from lm.text.lines import InputLog, OnBadLine
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
 from lm.text.vocabulary import UNK, Codec, TokenizerKind
 
-_FORMAT = 1  # of the folder; another number is rebuilt
+_FORMAT = 1  # version of the folder's format; a folder of another version is rebuilt
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
-    """How to read, to split where the source has no split, and to count tokens for the report.
+    """Options of reading, of splitting an unsplit source, and of token counts in the report.
 
-    ``valid_fraction`` and ``test_fraction`` are shares of the dialogs, drawn by ``seed``, for splits that the
-    source lacks; 0 makes no such split.
+    ``valid_fraction`` and ``test_fraction`` are shares of the dialogs, drawn with ``seed``, for splits that
+    the source lacks. 0 = no such split.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -51,28 +51,27 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
+            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and less than 1")
         require(
             self.valid_fraction + self.test_fraction < 1,
-            "--valid-fraction and --test-fraction leave nothing to train on; lower them",
+            "--valid-fraction and --test-fraction leave no training data; lower them",
         )
 
 
 def prepare(
     source: str, out: Path, options: PrepareOptions = PrepareOptions(), *, force: bool = False
 ) -> Prepared:
-    """Read ``source`` and write ``out``, unless it holds the result of just that already.
+    """Read ``source`` and write ``out``, unless ``out`` already holds the result of this source and options.
 
-    A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
-    for the source, also where what was read is likely nonsense, unless ``force``; StorageError where ``out``
-    is something else or of another source, cannot be written, or is being written by another process.
+    An older result of the same source, or one with other options, is replaced. Raises ConfigError for bad
+    options. Raises DataError for a bad source, or, without ``force``, for implausible content. Raises
+    StorageError if ``out`` is something else or of another source, cannot be written, or is being written by
+    another process.
     """
     log = InputLog(options.on_bad_line)
     located = locate(source, options.read, log)
     if located.format == "prepared":
-        raise DataError(
-            f"{visible(source)}: is prepared already; name it, or one of its splits, in the config"
-        )
+        raise DataError(f"{visible(source)}: already prepared; name it, or one of its splits, in the config")
     folder = OutputFolder(out, "dialog prepare")
     paths = [path for files in located.files.values() for path in files]
     before = hash_inputs(paths)  # empty for a dataset
@@ -81,13 +80,13 @@ def prepare(
         return current
     read = read_located(located, options.read, log)
     if hash_inputs(paths) != before:
-        raise DataError(f"{visible(source)}: changed while it was read; run the same command again")
+        raise DataError(f"{visible(source)}: changed during reading; run the same command again")
     if not force and (reason := nonsense([dialog for dialogs in read.values() for dialog in dialogs])):
         raise DataError(
-            f"{visible(source)}: read as {located.format}, {reason}; name another --format, "
-            f"see {PAGE}, or prepare it with --force if that is right"
+            f"{visible(source)}: read as {located.format}, {reason}; choose another --format, "
+            f"see {PAGE}, or add --force if the content is correct"
         )
-    if not before:  # a dataset, known by what it holds
+    if not before:  # a data set, identified by its content
         wanted["inputs"] = dataset_inputs(source, read)
         if current := folder.current(wanted):
             return current
@@ -104,16 +103,18 @@ def prepare(
 
 
 def dataset_inputs(source: str, read: Mapping[str, Sequence[Dialog]]) -> dict[str, str]:
-    """What a manifest records of a data set, which has no files: the SHA-256 of its dialogs."""
+    """Manifest entry of a data set, which has no files: the SHA-256 of its dialogs."""
     return {source: hashlib.sha256(repr(read).encode()).hexdigest()}
 
 
 def _split(
     read: Mapping[str, Sequence[Dialog]], source: str, options: PrepareOptions
 ) -> dict[str, Sequence[Dialog]]:
-    """The source's own splits; those it lacks are drawn from train, by a hash of seed, position and id."""
+    """Splits of a source. Missing ones are drawn from train, by a hash of seed, position and id."""
     if WHOLE not in read and "train" not in read:
-        raise DataError(f"{visible(source)}: has no train split; name its file train, or give the file alone")
+        raise DataError(
+            f"{visible(source)}: no train split; name its file train, or prepare only the unsplit file"
+        )
     given = {split: read[split] for split in SPLITS if split in read}
     dialogs = list(given.pop("train", read.get(WHOLE, [])))
     keys = [hashlib.sha256(f"{options.seed}:{n}:{d.id}".encode()).digest() for n, d in enumerate(dialogs)]
@@ -125,7 +126,7 @@ def _split(
         size = max(1, round(total * fraction))
         if size >= len(order):
             raise DataError(
-                f"{visible(source)}: {total} dialogs are too few to split; add some or name its splits"
+                f"{visible(source)}: {total} dialogs are too few to split; add dialogs or name the splits"
             )
         drawn, order = sorted(order[:size]), order[size:]
         given[split] = [dialogs[index] for index in drawn]
@@ -150,20 +151,20 @@ def _report(
 
 
 def _notes(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
-    """What to beware of: splits whose dialogs are also in train."""
+    """Warnings about splits of which over 10 % of the dialogs are also in train."""
     known = {dialog.utterances for dialog in splits["train"]}
     shared = {
         split: sum(dialog.utterances in known for dialog in dialogs) for split, dialogs in splits.items()
     }
     return [
-        f"warning: {shared[split]:,} of {len(dialogs):,} dialogs of {split} are in train, too"
+        f"warning: {shared[split]:,} of {len(dialogs):,} dialogs of {split} are also in train"
         for split, dialogs in splits.items()
         if split != "train" and 10 * shared[split] > len(dialogs)
     ]
 
 
 def _describe(dialogs: Sequence[Dialog], codec: Codec) -> dict[str, Any]:
-    """Counts of one split; ``contexts`` are the examples: all utterances but each dialog's last."""
+    """Counts of one split. ``contexts`` counts examples: all utterances except the last of each dialog."""
     encoded = [codec.encode(utterance.text) for dialog in dialogs for utterance in dialog.utterances]
     tokens = sum(map(len, encoded))
     (unk,) = codec.vocabulary.ids([UNK])

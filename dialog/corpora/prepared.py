@@ -1,7 +1,7 @@
-"""The stored form of a split: an Arrow folder as ``datasets`` saves it.
+"""Storage of a split as an Arrow folder in the layout of ``datasets``.
 
 Columns: ``id`` (string), ``topic`` (string), ``utterances`` (list of ``{speaker, text, act}``, all strings).
-``datasets.load_from_disk`` opens it too; :func:`read_split` gives the same without that slow import.
+``datasets.load_from_disk`` opens the folder, too. :func:`read_split` avoids that slow import.
 """
 
 import errno
@@ -22,7 +22,7 @@ _FIELDS = ("speaker", "text", "act")
 
 
 def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
-    """Save dialogs in a new folder; the same dialogs give the same bytes. OSError where the disk refuses."""
+    """Save dialogs in a new folder. The same dialogs give the same bytes. Raises OSError if writing fails."""
     import datasets
 
     string = datasets.Value("string")
@@ -40,23 +40,24 @@ def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder is, or was meant to be, ours; other data sets saved by ``datasets`` are not."""
+    """True for a split of ours, even if damaged. False for any other data set saved by ``datasets``."""
     path = folder / _INFO
     try:
         features = json.loads(_read(path, {}))["features"]
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise DataError(f"{visible(path)}: {error.strerror}; replace it by a file") from error
+            raise DataError(f"{visible(path)}: {error.strerror}; replace it with a file") from error
         return False
     except (ValueError, KeyError, TypeError, RecursionError):
-        return True  # damaged: reading it will say so
+        return True  # damaged: reading reports the damage
     return isinstance(features, dict) and features.keys() >= {"id", "topic", "utterances"}
 
 
 def read_split(folder: Path) -> list[Dialog]:
-    """Dialogs of a folder that :func:`write_split` wrote; DataError where it is damaged or another's.
+    """Read the dialogs of a folder that :func:`write_split` wrote.
 
-    Every file is compared with its SHA-256 in the manifest beside the folder, if there is one.
+    Every file is compared with its SHA-256 in the manifest beside the folder, if there is one. Raises
+    DataError if the folder is damaged or of another layout.
     """
     hashes = recorded_hashes(folder)
     try:
@@ -76,7 +77,7 @@ def _read(path: Path, hashes: Mapping[str, str]) -> bytes:
     with open_file(path) as file:
         data = file.read(_JSON_LIMIT + 1)
         if len(data) > _JSON_LIMIT:
-            raise ValueError("longer than any that `datasets` writes")
+            raise ValueError("longer than any JSON file of `datasets`")
         file.seek(0)
         require_recorded(file, path, hashes)
     return data
@@ -93,7 +94,7 @@ def _read_arrow(path: Path, hashes: Mapping[str, str]) -> list[Dialog]:
     turns = table["utterances"].combine_chunks()
     fields: list[list[Any]] = [turns.flatten().field(name).to_pylist() for name in _FIELDS]
     if not all(isinstance(value, str) for column in (ids, topics, *fields) for value in column):
-        raise ValueError("a column is not of strings")
+        raise ValueError("a column holds values other than strings")
     utterances = [Utterance(*values) for values in zip(*fields, strict=True)]
     ends = [0]
     for length in turns.value_lengths().to_pylist():

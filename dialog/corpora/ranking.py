@@ -1,4 +1,4 @@
-"""Ranking corpora, as Ubuntu's: a context, a response, and whether it is the true one."""
+"""Reader of ranking corpora such as Ubuntu's: rows of context, response and label (1 = true response)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ _LABELS = {"1": True, "1.0": True, "0": False, "0.0": False}
 
 
 def is_ranking(fields: Sequence[str]) -> bool:
-    """Whether a line is a header that names context, response and label, or a row of them."""
+    """True if fields are a header of context, response and label, or a row with a label."""
     if len(fields) != 3:
         return False
     names = [field.strip().lower() for field in fields]
@@ -20,7 +20,7 @@ def is_ranking(fields: Sequence[str]) -> bool:
 
 
 def read_ranking(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``context⇥response⇥label``, with a header or without: true responses (label 1) become dialogs.
+    """Read ``context⇥response⇥label``, with or without a header. True responses (label 1) become dialogs.
 
     ``__eot__`` in a context ends a speaker's turn, ``__eou__`` an utterance.
     """
@@ -29,7 +29,7 @@ def read_ranking(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog
 
 
 def ranking_dialogs(rows: Iterable[tuple[int, Sequence[str]]], name: str, log: InputLog) -> list[Dialog]:
-    """Dialogs of rows of context, response and label; a header may come first."""
+    """Dialogs from rows of context, response and label, optionally after a header."""
     dialogs: list[Dialog] = []
     for index, (line, row) in enumerate(rows):
         if len(row) != 3:
@@ -39,9 +39,9 @@ def ranking_dialogs(rows: Iterable[tuple[int, Sequence[str]]], name: str, log: I
         true = _LABELS.get(label.strip())
         if true is None:
             if index or not is_ranking(row):
-                log.bad(name, line, "the label is neither 0 nor 1", "mend the line", excerpt=label)
+                log.bad(name, line, "label is neither 0 nor 1", "correct the label", excerpt=label)
         elif not true:
-            log.drop(name, line, "a response with label 0")
+            log.drop(name, line, "response with label 0")
         else:
             turns = _turns(line, f"{context} {_TURN} {response}")
             dialog = make_dialog(name, line, default_id(name, len(dialogs)), "", turns, log)
@@ -51,7 +51,7 @@ def ranking_dialogs(rows: Iterable[tuple[int, Sequence[str]]], name: str, log: I
 
 
 def _turns(line: int, text: str) -> list[Turn]:
-    """Utterances; the speakers A and B take turns where one ends."""
+    """Utterances of speakers A and B, who alternate at every ``__eot__``."""
     spoken = [part for part in text.split(_TURN) if part.replace(_UTTERANCE, "").strip()]
     return [
         Turn(line, "AB"[index % 2], " ".join(utterance.split()))

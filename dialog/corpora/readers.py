@@ -1,8 +1,8 @@
 """Readers of text: Zhao et al.'s JSONL, JSONL of dialogs or turns, TSV, plain text, ``speaker|text|act``.
 
-A reader takes the lines of one file and gives its dialogs. What is wrong with a line goes to the
-:class:`~dialog.lines.InputLog`, which stops or skips. A dialog without an id is called
-``<stem of the file>:<number>``, counting from 0.
+A reader turns the lines of one file into dialogs. It reports bad lines to the
+:class:`~lm.text.lines.InputLog`, which raises or skips. A dialog without an id gets the id
+``<stem of the file>:<number>``, counted from 0.
 """
 
 import re
@@ -21,7 +21,7 @@ TSV_COLUMNS = ("dialog", "speaker", "text", "act")
 
 
 class Turn(NamedTuple):
-    """An utterance before it is checked, and where it stands."""
+    """An unchecked utterance with its line number."""
 
     line: int
     speaker: Any
@@ -30,25 +30,25 @@ class Turn(NamedTuple):
 
 
 def _string(value: Any, what: str) -> str:
-    """A field as a stripped string; ValueError (the reason) where it is none or cannot be stored."""
+    """Convert a field to a stripped string. Raises ValueError if it is not a string or cannot be stored."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"{what} is not a string")
     if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
-        raise ValueError(f"{what} holds a NUL or half a surrogate pair")
+        raise ValueError(f"{what} contains a NUL or half a surrogate pair")
     return value.strip()
 
 
 def one_line(value: Any) -> Any:
-    """A text in one line; anything else as it is, which :func:`make_dialog` refuses."""
+    """Join the lines of a string. Other values stay as they are, and :func:`make_dialog` rejects them."""
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def make_dialog(
     name: str, line: int, id: Any, topic: Any, turns: Iterable[Turn], log: InputLog
 ) -> Dialog | None:
-    """Check and build one dialog; None, and an entry in the log, where fewer than two utterances remain."""
+    """Check and build one dialog. Returns None, and logs it, if fewer than two utterances remain."""
     utterances: list[Utterance] = []
     last = line
     for turn in turns:
@@ -59,34 +59,34 @@ def make_dialog(
             if not speaker or not text:
                 raise ValueError("no speaker" if text else "empty utterance")
         except ValueError as error:
-            log.bad(name, turn.line, str(error), "mend the utterance", excerpt=repr(turn.text))
+            log.bad(name, turn.line, str(error), "correct the utterance", excerpt=repr(turn.text))
             continue
         utterances.append(Utterance(speaker, text, act))
     try:
         id, topic = _string(id, "dialog id"), "" if topic is None else _text(topic)
     except ValueError as error:
-        log.bad(name, line, str(error), "mend the dialog", excerpt=repr(id))
+        log.bad(name, line, str(error), "correct the dialog", excerpt=repr(id))
         return None
     if len(utterances) < 2:
-        kind = "a dialog of one utterance" if utterances else "a dialog without utterances"
+        kind = "dialog of one utterance" if utterances else "dialog without utterances"
         log.bad(name, last, kind, "a response needs an utterance before it; add one", excerpt=id)
         return None
     return Dialog(id, topic, tuple(utterances))
 
 
 def _text(topic: Any) -> str:
-    """The topic exactly as it stands (Zhao's topics have quotes inside the string)."""
+    """The topic unstripped, since Zhao's topics have quotes inside the string."""
     _string(topic, "topic")
     return str(topic)
 
 
 def default_id(name: str, number: int) -> str:
-    """The id of a dialog that has none."""
+    """Id for a dialog without one."""
     return f"{PurePath(name).stem}:{number}"
 
 
 def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog) -> list[Dialog]:
-    """The dialogs that could be made, of the given lines; a second one with the same id goes to the log."""
+    """Collect valid dialogs from (line number, dialog) pairs. Logs every dialog with a repeated id."""
     seen: dict[str, int] = {}
     dialogs: list[Dialog] = []
     for line, dialog in made:
@@ -94,7 +94,7 @@ def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog
             continue
         if dialog.id in seen:
             first = f"{dialog.id}, first at line {seen[dialog.id]}"
-            problem, remedy = "a dialog id that occurs twice", "give every dialog its own id"
+            problem, remedy = "repeated dialog id", "give every dialog its own id"
             log.bad(name, line, problem, remedy, excerpt=first)
             continue
         seen[dialog.id] = line
@@ -109,17 +109,18 @@ def _whole_dialogs(
     turn: Callable[[int, Any], Turn | None],
     log: InputLog,
 ) -> Iterator[tuple[int, Dialog | None]]:
-    """Objects of one dialog each, whose utterances are the list under ``key``; with their lines."""
+    """Yield (line number, dialog) for objects that hold a dialog's utterances as a list under ``key``."""
     for number, (line, value) in enumerate(objects):
         items = value[key]
         if not isinstance(items, list):
-            log.bad(name, line, f"{key} is not a list", "mend the dialog", excerpt=repr(items))
+            log.bad(name, line, f"{key} is not a list", "correct the dialog", excerpt=repr(items))
             continue
         turns = []
         for item in items:
             made = turn(line, item)
             if made is None:
-                log.bad(name, line, f"an item of {key} is not an utterance", "mend it", excerpt=repr(item))
+                problem, remedy = f"an item of {key} is not an utterance", "correct the item"
+                log.bad(name, line, problem, remedy, excerpt=repr(item))
             else:
                 turns.append(made)
         id = value.get("id", default_id(name, number))
@@ -127,7 +128,7 @@ def _whole_dialogs(
 
 
 def _zhao_turn(line: int, item: Any) -> Turn | None:
-    """``[speaker, text]`` or ``[speaker, text, [act, sentiment]]``."""
+    """Turn from ``[speaker, text]`` or ``[speaker, text, [act, sentiment]]``."""
     if not isinstance(item, list | tuple) or len(item) not in (2, 3):
         return None
     features = item[2] if len(item) == 3 else None
@@ -139,38 +140,38 @@ def _zhao_turn(line: int, item: Any) -> Turn | None:
 
 
 def _keyed_turn(line: int, item: Any) -> Turn | None:
-    """``{"speaker": …, "text": …, "act": …}``, the act optional."""
+    """Turn from ``{"speaker": …, "text": …, "act": …}``, the act optional."""
     if not isinstance(item, dict) or "speaker" not in item or "text" not in item:
         return None
     return Turn(line, item["speaker"], item["text"], item.get("act"))
 
 
 def read_zhao(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """Zhao et al.'s release: ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
+    """Read Zhao et al.'s ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
     return read_zhao_objects(parse_objects(lines, name, log, ("utts",)), name, log)
 
 
 def read_zhao_objects(
     objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog
 ) -> list[Dialog]:
-    """The same from objects that are parsed already, with their line numbers."""
+    """Build dialogs of Zhao et al.'s release from parsed objects with their line numbers."""
     return distinct(_whole_dialogs(objects, name, "utts", _zhao_turn, log), name, log)
 
 
 def read_dialogs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog a line."""
+    """Read ``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog per line."""
     objects = parse_objects(lines, name, log, ("utterances",))
     return distinct(_whole_dialogs(objects, name, "utterances", _keyed_turn, log), name, log)
 
 
 def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> list[Dialog]:
-    """Gather turns into dialogs by their key; the turns of a dialog need not stand together."""
+    """Group turns into dialogs by key. The turns of a dialog need not be adjacent."""
     grouped: dict[str, list[Turn]] = {}
     for key, turn in turns:
         try:
             id = _string(key, "dialog id")
         except ValueError as error:
-            log.bad(name, turn.line, str(error), "mend the turn", excerpt=repr(key))
+            log.bad(name, turn.line, str(error), "correct the turn", excerpt=repr(key))
             continue
         grouped.setdefault(id, []).append(turn)
     made = (make_dialog(name, turns[0].line, id, "", turns, log) for id, turns in grouped.items())
@@ -178,7 +179,7 @@ def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> 
 
 
 def read_turns(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn a line, the act optional."""
+    """Read ``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn per line, the act optional."""
     objects = parse_objects(lines, name, log, ("dialog", "speaker", "text"))
     turns = (
         (value["dialog"], Turn(n, value["speaker"], value["text"], value.get("act"))) for n, value in objects
@@ -187,7 +188,7 @@ def read_turns(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
 
 
 def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``dialog⇥speaker⇥text[⇥act]``; a header naming these columns may give them another order."""
+    """Read ``dialog⇥speaker⇥text[⇥act]``. A header of these names may reorder the columns."""
 
     def turns() -> Iterable[tuple[Any, Turn]]:
         header: list[str] | None = None
@@ -212,15 +213,15 @@ def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
 
 
 def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """One utterance a line, a blank line between dialogs.
+    """Read one utterance per line, with a blank line between dialogs.
 
-    If the first line has the form ``A: text``, every line must; otherwise the speakers A and B take turns,
-    by the place of the line, so that a skipped line moves nobody's words to the other speaker.
+    If the first line has the form ``A: text``, every line must. Otherwise speakers A and B alternate by line
+    number, so that a skipped line does not swap the speakers.
     """
     dialogs: list[Dialog] = []
     prefixed: bool | None = None
     blank = 0  # number of the last blank line
-    numbered: list[tuple[int, int, str]] = []  # blank line before it, number, text
+    numbered: list[tuple[int, int, str]] = []  # preceding blank line, number, text
     for number, text in lines:
         if text.strip():
             numbered.append((blank, number, text))
@@ -238,7 +239,7 @@ def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
                     name,
                     number,
                     "no speaker",
-                    "the first line has the form `A: text`, so all must",
+                    "give all lines the form `A: text`, as in the first line",
                     excerpt=text,
                 )
             else:
@@ -250,7 +251,7 @@ def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
 
 
 def read_pipes(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """``speaker|text|act``, one dialog a file, called by the file's stem (N. Duran's Switchboard-Corpus)."""
+    """Read ``speaker|text|act`` (N. Duran's Switchboard-Corpus), one dialog per file, id = file stem."""
     turns = []
     for number, text in lines:
         if not text.strip():
@@ -258,7 +259,7 @@ def read_pipes(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
         speaker, _, rest = text.partition("|")
         said, bar, act = rest.rpartition("|")
         if not bar:
-            log.bad(name, number, "not of the form speaker|text|act", "mend the line", excerpt=text)
+            log.bad(name, number, "not of the form speaker|text|act", "correct the line", excerpt=text)
             continue
         turns.append(Turn(number, speaker, said, act))
     dialog = make_dialog(name, 1, PurePath(name).stem, "", turns, log)

@@ -1,4 +1,4 @@
-"""Records of CSV files: their dialect, and the line that each begins on."""
+"""Records of CSV files with their first line numbers."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ DELIMITERS = ",;\t|"
 
 
 class Dialect(NamedTuple):
-    """What stands between and around the fields of a record."""
+    """Delimiter and quote character of CSV fields."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -20,7 +20,7 @@ CSV = Dialect()
 
 
 def fields_of(text: str, dialect: Dialect) -> list[str]:
-    """The fields of a record that is one line; the line itself where it is none."""
+    """Fields of a one-line record, or the whole line as one field if it is not CSV."""
     try:
         return next(csv.reader([text], delimiter=dialect.delimiter, quotechar=dialect.quote), [])
     except csv.Error:
@@ -30,7 +30,7 @@ def fields_of(text: str, dialect: Dialect) -> list[str]:
 def records(
     lines: Iterable[Line], name: str, log: InputLog, dialect: Dialect = CSV
 ) -> Iterator[tuple[int, list[str]]]:
-    """Records and the line that each begins on; a quoted field may hold line breaks."""
+    """Yield (first line number, fields) of each record. A quoted field may contain line breaks."""
     start = 0
 
     def counted() -> Iterator[str]:
@@ -48,10 +48,10 @@ def records(
             return
         except csv.Error as error:
             if "field limit" in str(error):
-                most = f"at most {csv.field_size_limit():,} characters; shorten it, or mend a quote left open"
-                log.bad(name, start, "a field that is too long", most)
+                most = f"at most {csv.field_size_limit():,} characters; shorten it, or close an open quote"
+                log.bad(name, start, "field too long", most)
             else:
-                log.bad(name, start, "not CSV", "mend the quotes", excerpt=str(error))
+                log.bad(name, start, "not CSV", "correct the quotes", excerpt=str(error))
             continue
         if row:
             yield start, row

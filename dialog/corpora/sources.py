@@ -1,4 +1,4 @@
-"""What a source is (its format, by content), which files it has, which splits they form, and reading them."""
+"""Source reading: detect the format by content, find the files of each split, read the dialogs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]]
     "ranking": read_ranking,
 }
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
-_MANY = ("pipes", "whatsapp", "irc", "srt")  # formats of which a folder may hold many files
+_MANY = ("pipes", "whatsapp", "irc", "srt")  # formats with many files in one folder
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A source's format and the files of each split; the one split ``""`` where it has none."""
+    """Format of a source and the files of each split. An unsplit source has the single key ``""``."""
 
     source: str
     format: str
@@ -55,7 +55,10 @@ class Located:
 
 
 def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
-    """Find a source's files and its format. ConfigError for an unknown format, DataError for the rest."""
+    """Find a source's files and format.
+
+    Raises ConfigError for an unknown ``--format``, DataError for a missing, unreadable or unknown source.
+    """
     shown = visible(source)
     if options.format not in FORMATS:
         raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(FORMATS)}")
@@ -68,7 +71,7 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
         if not path.exists():
             raise missing(source, "dialog prepare")
     except OSError as error:
-        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+        raise DataError(f"{shown}: cannot read it ({error.strerror}); check path and permissions") from error
     return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
 
 
@@ -77,7 +80,7 @@ def _format_of(path: Path, wanted: str, log: InputLog) -> str:
 
 
 def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
-    """Known folders: prepared, the SwDA release, one file or folder for a split, a file for a dialog."""
+    """Files of a folder: a prepared one, the SwDA release, a file or folder per split, a file per dialog."""
     source, entries = str(path), sorted(path.iterdir())
     names = {entry.name for entry in entries}
     if wanted in ("auto", "prepared"):
@@ -88,7 +91,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
         if "dataset_info.json" in names:
             raise DataError(
                 f"{visible(source)}: a data set saved by `datasets`; run `dialog prepare` with "
-                "--format datasets and the names of its columns"
+                "--format datasets and its column names"
             )
     if wanted in ("auto", "swda"):
         tables = [file for depth in ("", "*/", "*/*/") for file in path.glob(depth + "*.utt.csv")]
@@ -104,7 +107,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
             continue
         if split in splits:
             raise DataError(
-                f"{visible(source)}: {visible(splits[split][0].name)} and {visible(entry.name)} both are "
+                f"{visible(source)}: both {visible(splits[split][0].name)} and {visible(entry.name)} are "
                 f"the split {split}; remove one"
             )
         splits[split] = files
@@ -115,7 +118,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
     raise DataError(
-        f"{visible(source)}: a folder without known content; expected *.utt.csv, files or folders called "
+        f"{visible(source)}: no known files in the folder; expected *.utt.csv, files or folders named "
         f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
     )
 
@@ -126,14 +129,14 @@ def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) ->
     for split, format in others:
         if format != first[1]:
             raise DataError(
-                f"{visible(splits[split][0])}: the format is {format}, but that of {first[0]} is "
-                f"{first[1]}; give all splits one format"
+                f"{visible(splits[split][0])}: format is {format}, but {first[0]} is "
+                f"{first[1]}; convert all splits to one format"
             )
     return first[1]
 
 
 def detect_format(path: Path, log: InputLog) -> str:
-    """The format of a file, by its first bytes or its first lines; DataError if unknown."""
+    """Detect the format of a file from its first bytes or lines. Raises DataError if it is unknown."""
     name = str(path)
     with open_regular(path) as stream:
         head = stream.read(4)
@@ -146,22 +149,22 @@ def detect_format(path: Path, log: InputLog) -> str:
             return "pickle"
         begin = Head.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
     if not begin.lines:
-        raise DataError(f"{visible(name)}: no line of text in it; check how it was made")
+        raise DataError(f"{visible(name)}: no text in the file; export it again")
     if format := detect(begin):
         return format
     raise DataError(
-        f"{visible(name)}: format not recognised; it has none of the layouts in {PAGE}, or name its format "
-        f"with --format: {', '.join(DETECTED)}"
+        f"{visible(name)}: format not recognised; convert it to a format in {PAGE}, or set --format "
+        f"to one of {', '.join(DETECTED)}"
     )
 
 
 def read_source(
     source: str, options: ReadOptions, log: InputLog, poll: Poll = no_poll
 ) -> dict[str, list[Dialog]]:
-    """Read the dialogs of every split of a source; the one key is ``""`` where it is not split.
+    """Read the dialogs of every split of a source. An unsplit source has the single key ``""``.
 
-    ``poll`` is called before every file, and every line of a text file. DataError, naming file, line and
-    remedy, for what cannot be read, and where a split has no dialog.
+    ``poll`` is called before every file, and every line of a text file. Raises DataError, naming file, line
+    and remedy, for unreadable input, and if a split has no dialog.
     """
     return read_located(locate(source, options, log), options, log, poll)
 
@@ -169,12 +172,12 @@ def read_source(
 def read_located(
     located: Located, options: ReadOptions, log: InputLog, poll: Poll = no_poll
 ) -> dict[str, list[Dialog]]:
-    """Read what :func:`locate` found."""
+    """Read the dialogs of a source that :func:`locate` found."""
     splits = _read(located, options, log, poll)
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
-            skipped = f" after {len(log.dropped)} pieces were left out" if log.dropped else ""
+            skipped = f" after {len(log.dropped)} dropped pieces" if log.dropped else ""
             raise DataError(
                 f"{visible(located.source)}: no dialog in the{what} source{skipped}; check its format"
             )

@@ -1,4 +1,4 @@
-"""Time stamps of chat logs, in the notations of all common locales, and the pauses between messages."""
+"""Time stamps of chat logs in the notations of common locales, and splitting of logs at long pauses."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
 PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
-_LATE = timedelta(hours=1)  # a line may be so late; a clock that runs back by more has passed midnight
+_LATE = timedelta(hours=1)  # tolerance for late lines; a clock that falls by more has passed midnight
 
 DATE = r"(\d{1,4})[./-](\d{1,2})[./-](\d{1,4})\.?"
 TIME = r"(\d{1,2})[:.](\d{2})(?:[:.](\d{2}))?(?:\s?([AaPp])\.?\s?[Mm]\.?)?"
@@ -21,7 +21,7 @@ _ORDERS = ("dmy", "mdy", "ymd")
 
 
 class Stamp(NamedTuple):
-    """The parts of a time stamp as they are written; ``date`` is empty in logs that give the time alone."""
+    """Parts of a time stamp as written. ``date`` is empty in logs with times only."""
 
     date: tuple[str, ...]
     hour: str
@@ -31,24 +31,24 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[str | None]) -> "Stamp":
-        """From the seven groups of DATE and TIME."""
+        """Build a stamp from the seven groups of DATE and TIME."""
         *date, hour, minute, second, half = (group or "" for group in groups)
         return cls(tuple(date) if date[0] else (), hour, minute, second, half.lower())
 
 
 class Message(NamedTuple):
-    """Something said at some time; None where that is unknown."""
+    """A turn with its time, None if unknown."""
 
     time: datetime | None
     turn: Turn
 
 
 def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
-    """Times of the messages of a log; None for what is none.
+    """Times of the messages of a log, None for an impossible date or time.
 
-    Whether 01/04 is in January or April is decided for the whole log: by the order of day, month and year
-    that makes most dates possible and in which time runs backwards least; then by AM and PM, which stand
-    beside mm/dd. Stamps without a date begin a day wherever the time runs backwards by more than an hour.
+    The order of day, month and year is chosen once for the whole log. The best order makes most dates valid.
+    Among equals, it has the fewest steps back in time, then mm/dd in logs with AM and PM, else dd/mm.
+    In stamps without a date, a time that falls by more than an hour begins the next day.
     """
     preferred = "mdy" if any(stamp.half for stamp in stamps) else "dmy"
     found: list[tuple[int, int, bool, list[datetime | None]]] = []
@@ -85,9 +85,10 @@ def _time(stamp: Stamp, order: str) -> datetime | None:
 def split_at_pauses(
     messages: Iterable[Message], name: str, log: InputLog, *, pause: timedelta = PAUSE, first: int = 0
 ) -> list[Dialog]:
-    """Dialogs of a log: a new one after every longer pause; what nobody answered in time is left out.
+    """Split a log into dialogs at every pause longer than ``pause``.
 
-    They are called ``<stem of the file>:<number>``, counting from ``first``.
+    A single message between two such pauses is dropped. The ids are ``<stem of the file>:<number>``, counted
+    from ``first``.
     """
     blocks: list[list[Turn]] = []
     latest: datetime | None = None
@@ -99,7 +100,7 @@ def split_at_pauses(
     dialogs: list[Dialog] = []
     for turns in blocks:
         if len(turns) < 2:
-            log.drop(name, turns[0].line, "alone between two long pauses", str(turns[0].text))
+            log.drop(name, turns[0].line, "single message between long pauses", str(turns[0].text))
             continue
         id = f"{PurePath(name).stem}:{first + len(dialogs)}"
         dialog = make_dialog(name, turns[0].line, id, "", turns, log)

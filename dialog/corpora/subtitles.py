@@ -1,4 +1,4 @@
-"""Subtitles in SRT files, whose cues say when something is said and not by whom."""
+"""Reader of SRT subtitles, whose cues have times but no speakers."""
 
 import re
 from collections.abc import Iterable
@@ -9,22 +9,22 @@ from dialog.corpora.stamps import Message, split_at_pauses
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog, Line
 
-SCENE = timedelta(seconds=15)  # more from the beginning of a cue to that of the next ends a scene
+SCENE = timedelta(seconds=15)  # a longer time between the starts of two cues begins a new dialog
 _TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
 TIMING = re.compile(rf"\s*{_TIME}\s*-->\s*\d[\d:,.]*(?:\s.*)?")
 _MARKUP = re.compile(r"</?\w[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[♪♫]")  # tags, sounds, songs
 
 
 def read_srt(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
-    """Cues of a number, a timing and lines of text; a blank line ends them.
+    """Read cues of a number, a timing and lines of text, separated by blank lines.
 
-    A cue is an utterance, or several if its lines begin with a dash; one that begins with a small letter
-    goes on with that before it. The speakers A and B take turns. Tags and sounds are removed; a pause of
-    more than fifteen seconds begins a new dialog.
+    A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
+    letter continues the utterance before it. Speakers A and B alternate. Tags and sounds are removed. A pause
+    of more than fifteen seconds begins a new dialog.
     """
     messages: list[Message] = []
     start: datetime | None = None  # of the cue that the line belongs to
-    begun = False  # something of it was said
+    begun = False  # the cue has had an utterance
     for number, text in lines:
         timing = TIMING.fullmatch(text)
         if timing:
@@ -41,7 +41,7 @@ def read_srt(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
             shown = " ".join(_MARKUP.sub("", text).split())
             said = shown.lstrip("-–— ")
             if not said:
-                log.drop(name, number, "a sound", text)
+                log.drop(name, number, "sound", text)
                 continue
             last = messages[-1] if messages else None
             near = last is not None and last.time is not None and start - last.time <= SCENE

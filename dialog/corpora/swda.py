@@ -1,8 +1,8 @@
-"""The Switchboard Dialog Act Corpus as distributed in CSV: a folder or zip of ``sw_0001_4325.utt.csv`` files.
+"""Reader of the Switchboard Dialog Act Corpus in CSV: a folder or zip of ``sw_0001_4325.utt.csv`` files.
 
-The text gets the form of Zhao et al.'s release: markup and punctuation dropped, lower case, fillers (``uh``,
-``um``) dropped, a word said twice in a row written once. Segments that go on after an interruption (act
-``+``) join the speaker's utterance before; non-verbal ones (act ``x``) are dropped.
+The text gets the form of Zhao et al.'s release. It is lower case, without markup, punctuation and fillers
+(``uh``, ``um``). A word said twice in a row is written once. Segments that continue after an interruption
+(act ``+``) join the speaker's previous utterance. Non-verbal segments (act ``x``) are dropped.
 """
 
 import io
@@ -35,7 +35,7 @@ _MARKUP = re.compile(
     | <[^<>]*>          # <laughter>
     | \{[A-Z]\s         # {D well, }: the kind of a disfluency; its words stay
     | (?<!\w)-?/ | /(?!\w)   # end of a slash unit, unfinished or not
-    | -{2,}             # a breaking off
+    | -{2,}             # an abandoned word or phrase
     | [^\w'&/-] | _     # brackets of repairs and of doubt, #, +, punctuation""",
     re.VERBOSE,
 )
@@ -43,19 +43,19 @@ _FILLERS = frozenset(("uh", "um", "er", "eh", "mhm", "uhm"))
 
 
 def clean(text: str) -> str:
-    """Words of an annotated utterance in Zhao et al.'s form; empty where nothing was said."""
+    """Words of an annotated utterance in Zhao et al.'s form, empty if only markup and fillers remain."""
     words = (_trim(word) for word in _MARKUP.sub(" ", text).lower().split())
     return " ".join(word for word, _ in groupby(word for word in words if word and word not in _FILLERS))
 
 
 def _trim(word: str) -> str:
-    """A word without marks at its edges, but for the apostrophe of ``boys'``."""
+    """A word without marks at its edges, except the apostrophe of ``boys'``."""
     bare = word.strip("'&/-")
     return bare + "'" if bare and word.endswith("s'") else bare
 
 
 def read_swda(files: Iterable[Path], log: InputLog) -> list[Dialog]:
-    """Dialogs of ``.utt.csv`` files or zips of them; topics come from ``swda-metadata.csv`` if there."""
+    """Read ``.utt.csv`` files or zips of them, with topics from ``swda-metadata.csv`` if it exists."""
     dialogs: list[Dialog] = []
     topics: dict[str, str] = {}
     for name, stream in _tables(files):
@@ -81,10 +81,10 @@ def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: I
         if act.split("^")[0].strip() == "x":
             log.drop(name, line, "non-verbal", row["text"])
         elif not text:
-            log.drop(name, line, "empty without its markup", row["text"])
+            log.drop(name, line, "only markup or fillers", row["text"])
         elif act == "+" and speaker in latest:
             interrupted = turns[latest[speaker]]
-            joined = clean(f"{interrupted.text} {text}")  # a word repeated across the seam is written once
+            joined = clean(f"{interrupted.text} {text}")  # removes a word repeated across the seam
             turns[latest[speaker]] = interrupted._replace(text=joined)
         else:
             latest[speaker] = len(turns)
@@ -95,7 +95,7 @@ def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: I
 def _rows(
     lines: Iterable[Line], name: str, columns: Iterable[str], log: InputLog
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a table by column name, and the line that each begins on; DataError for other columns."""
+    """Yield (line number, row by column name) of a table. Raises DataError if a column is missing."""
     header: list[str] | None = None
     for number, row in records(lines, name, log):
         if header is None:
@@ -129,20 +129,25 @@ def _tables(files: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
 
 
 def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Tables of a zip, metadata first, unpacked in memory one at a time; DataError for unsafe archives."""
+    """Yield the tables of a zip, metadata first, each unpacked in memory.
+
+    Raises DataError if the archive is unsafe, damaged or too large.
+    """
     shown = visible(name)
     try:
         unpacked = zipfile.ZipFile(archive)
         members = unpacked.infolist()
         if len(members) > _MAX_MEMBERS:
             raise DataError(
-                f"{shown}: holds {len(members)} files, more than {_MAX_MEMBERS}; not a SwDA release"
+                f"{shown}: {len(members)} files, more than {_MAX_MEMBERS}; use the CSV release of SwDA"
             )
         for member in members:
             inside = PurePosixPath(member.filename)
             linked = stat.S_ISLNK(member.external_attr >> 16)
             if inside.is_absolute() or ".." in inside.parts or "\\" in member.filename or linked:
-                raise DataError(f"{shown}: {visible(member.filename)!r} leads outside the archive; refused")
+                raise DataError(
+                    f"{shown}: {visible(member.filename)!r} points outside the archive; fetch the zip again"
+                )
         wanted = [member for member in members if member.filename.endswith((METADATA, _SUFFIX))]
         wanted = [member for member in wanted if not member.filename.startswith("__MACOSX/")]
         if not wanted:
@@ -152,7 +157,7 @@ def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
                 content = stream.read(_MAX_MEMBER + 1)
             if len(content) > _MAX_MEMBER:
                 raise DataError(
-                    f"{shown}: {visible(member.filename)} is larger than 64 MiB; not a SwDA release"
+                    f"{shown}: {visible(member.filename)} is larger than 64 MiB; use the CSV release of SwDA"
                 )
             yield f"{name}/{member.filename}", io.BytesIO(content)
     except _ZIP_ERRORS as error:

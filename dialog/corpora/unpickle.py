@@ -1,7 +1,7 @@
-"""Zhao et al.'s pickle, the one place where a pickle is read, by a process that can do nothing but read it.
+"""Sandboxed reader of Zhao et al.'s pickle, the only pickle that the program reads.
 
-The pickle is a dictionary ``train``/``valid``/``test`` → list of dialogs of plain Python values. The process
-that reads it has limited memory and time, allows no class or function at all, and answers with JSON lines.
+The pickle is a dictionary ``train``/``valid``/``test`` → list of dialogs of plain Python values. A child
+process with limited memory and time reads it, allows no class or function, and returns JSON lines.
 """
 
 import io
@@ -24,23 +24,26 @@ from lm.errors import DataError, visible
 from lm.text.lines import InputLog
 
 MAX_SIZE = 1 << 30  # bytes
-_MEMORY = 1 << 29, 10  # bytes, and bytes for each of the file: objects are larger than what is pickled
-_SECONDS = 4, 3  # of CPU time, and for each MB; a tenth of that is usual
+_MEMORY = 1 << 29, 10  # bytes, and bytes per byte of the file: objects are larger than their pickle
+_SECONDS = 4, 3  # of CPU time, and per MB; about a tenth is typical
 _REFUSED = 3  # exit code of the reading process
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, tuples, strings and numbers; refuses to look up anything else."""
+    """Unpickler of dictionaries, lists, tuples, strings and numbers that rejects everything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and data needs no code")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, but data needs no code")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
 
 def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
-    """Dialogs of every split; DataError for a pickle that asks for code, is damaged or of another layout."""
+    """Read the dialogs of every split.
+
+    Raises DataError for a pickle that asks for code, is damaged, too large or of another layout.
+    """
     name = visible(path)
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -71,18 +74,21 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
 
 
 def _import_path() -> list[str]:
-    """Where the child may import from: not the working folder, where unpacked data lies."""
+    """Import path of the child, without the working folder, which may contain unpacked data."""
     ours = str(Path(__file__).resolve().parent.parent.parent)
     return [ours, *(path for path in sys.path if os.path.isabs(path) and path not in (ours, os.getcwd()))]
 
 
 def _limits(size: int) -> tuple[int, int]:
-    """Bytes of memory and seconds that reading a pickle of ``size`` bytes may take."""
+    """Limits of memory (bytes) and CPU time (seconds) for reading a pickle of ``size`` bytes."""
     return _MEMORY[0] + _MEMORY[1] * size, _SECONDS[0] + _SECONDS[1] * size // 1_000_000
 
 
 def _plain_dialogs(value: Any, limit: int) -> Iterator[str]:
-    """JSON lines ``[split, dialog]``; ValueError for another layout, or where sharing makes it explode."""
+    """Yield JSON lines ``[split, dialog]``.
+
+    Raises ValueError for another layout, or if shared objects expand beyond ``limit`` characters.
+    """
     if not isinstance(value, dict) or not value or not set(value) <= set(SPLITS):
         raise ValueError("it is not a dictionary of train, valid and test")
     for split, dialogs in value.items():
@@ -100,7 +106,7 @@ def _plain_dialogs(value: Any, limit: int) -> Iterator[str]:
 
 
 def _cost(item: Any, depth: int = 0) -> int:
-    """Characters of a plain value, about; ValueError for one that is no utterance."""
+    """Approximate characters of a plain value. Raises ValueError if it is not an utterance."""
     if isinstance(item, str):
         return len(item) + 1
     if item is None or isinstance(item, int | float):
@@ -111,7 +117,7 @@ def _cost(item: Any, depth: int = 0) -> int:
 
 
 def _main() -> int:
-    """Read a pickle on standard input, write JSON lines; the reason for a refusal goes to standard error."""
+    """Convert a pickle on standard input to JSON lines. The reason of a refusal goes to standard error."""
     data = sys.stdin.buffer.read()
     memory, seconds = _limits(len(data))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -123,7 +129,7 @@ def _main() -> int:
             sys.stdout.write(f"{line}\n")
     except MemoryError:
         return 1
-    except Exception as error:  # whatever a damaged pickle does to the unpickler
+    except Exception as error:  # a damaged pickle may raise anything in the unpickler
         sys.stderr.buffer.write(ascii(" ".join(str(error).split()) or type(error).__name__).encode())
         return _REFUSED
     return 0

@@ -158,10 +158,10 @@ def test_split_sources_are_split_and_must_be_named(tmp_path: Path) -> None:
     assert said(splits["train"][0])[0] == ("A", "do you keep bees")
     assert "train, valid, test" in refusal(str(tmp_path))
     write(tmp_path, "valid.jsonl", zhao(OTHER))
-    assert "both are the split valid" in refusal(str(tmp_path))
+    assert "are the split valid" in refusal(str(tmp_path))
     (tmp_path / "dev.jsonl").unlink()
     write(tmp_path, "test.jsonl", FILES["turns"][1])
-    assert "the format is turns" in refusal(str(tmp_path))
+    assert "format is turns" in refusal(str(tmp_path))
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ def test_split_sources_are_split_and_must_be_named(tmp_path: Path) -> None:
 GOOD = f"{zhao(TURNS)}\n"
 CURATED = [  # name, content, what the message says
     ("x.jsonl", "", "empty"),
-    ("x.jsonl", "\n \n\n", "no line of text"),
-    ("x.jsonl", "\ufeff", "no line of text"),
-    ("x.txt", "\n\n", "no line of text"),
+    ("x.jsonl", "\n \n\n", "no text in the file"),
+    ("x.jsonl", "\ufeff", "no text in the file"),
+    ("x.txt", "\n\n", "no text in the file"),
     ("x.jsonl", GOOD.encode() + b'{"utts": "\xff\xfe"}\n', r"x.jsonl:2:11: not UTF-8 \(byte 0xff\); .*iconv"),
     ("x.jsonl", ("é" + GOOD).encode("latin-1"), r"x.jsonl:1:1: not UTF-8 \(byte 0xe9\)"),
     ("x.txt", "héé hé\n".encode() + b"h\xc3", r"x.txt:2:2: not UTF-8"),
@@ -188,13 +188,17 @@ CURATED = [  # name, content, what the message says
     ("x.jsonl", GOOD + '{"utts": [["A", 1.5], ["B", "x"]]}\n', "x.jsonl:2: text is not a string"),
     ("x.jsonl", GOOD + '{"utts": [["A", ""], ["B", "x"]]}\n', "x.jsonl:2: empty utterance"),
     ("x.jsonl", GOOD + '{"utts": [["A", "x"], [" ", "x"]]}\n', "x.jsonl:2: no speaker"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x\\u0000"], ["B", "x"]]}\n', "x.jsonl:2: text holds a NUL"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x\\ud800"], ["B", "x"]]}\n', "x.jsonl:2: text holds .* surrogate"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x\\u0000"], ["B", "x"]]}\n', "x.jsonl:2: text contains a NUL"),
+    (
+        "x.jsonl",
+        GOOD + '{"utts": [["A", "x\\ud800"], ["B", "x"]]}\n',
+        "x.jsonl:2: text contains .* surrogate",
+    ),
     ("x.jsonl", GOOD + '{"id": [], "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: dialog id is not"),
     ("x.jsonl", GOOD + '{"topic": 1.5, "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: topic is not"),
-    ("x.jsonl", GOOD + '{"utts": []}\n', "x.jsonl:2: a dialog without utterances"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x"]]}\n', "x.jsonl:2: a dialog of one utterance"),
-    ("x.jsonl", zhao(TURNS, id="a") + "\n" + zhao(OTHER, id="a"), "x.jsonl:2: a dialog id that occurs twice"),
+    ("x.jsonl", GOOD + '{"utts": []}\n', "x.jsonl:2: dialog without utterances"),
+    ("x.jsonl", GOOD + '{"utts": [["A", "x"]]}\n', "x.jsonl:2: dialog of one utterance"),
+    ("x.jsonl", zhao(TURNS, id="a") + "\n" + zhao(OTHER, id="a"), "x.jsonl:2: repeated dialog id"),
     ("x.jsonl", GOOD + f'{{"{HOSTILE}": 1}}\n'.replace("\x1b", "\\u001b"), r"x.jsonl:2"),
     ("x.jsonl", '{"sentences": ["a", "b"]}\n', "format not recognised.*zhao.*tsv"),
     ("x.json", "[{}]", "format not recognised"),
@@ -202,15 +206,15 @@ CURATED = [  # name, content, what the message says
     ("x.tsv", "d\tA\thello\nd\tB\n", r"x.tsv:2: wrong number of columns \(2 found\); expected 3"),
     ("x.tsv", "d\tA\thello\tg\nd\tB\thi\tg\tmore\n", r"x.tsv:2: wrong number of columns \(5 found\)"),
     ("x.tsv", "dialog\tspeaker\ttext\n", "no dialog in the source"),
-    ("x.tsv", "d\tA\thello\ne\tB\thi\n", "x.tsv:1: a dialog of one utterance"),
+    ("x.tsv", "d\tA\thello\ne\tB\thi\n", "x.tsv:1: dialog of one utterance"),
     ("x.tsv", f"d\tA\t \nd\tB\t{HOSTILE}\n", "x.tsv:1: empty utterance"),
     ("x.txt", "A: hello\nB: hi\nwell\n", "x.txt:3: no speaker"),
     ("x.txt", "A: hello\nB:\n", "x.txt:2: empty utterance"),
-    ("x.txt", "hello\n\nhi\nyes\n", "x.txt:1: a dialog of one utterance"),
+    ("x.txt", "hello\n\nhi\nyes\n", "x.txt:1: dialog of one utterance"),
     ("x.txt", "A|hello|g\nB|hi\n", r"x.txt:2: not of the form speaker\|text\|act"),
     ("x.utt.csv", "a,b\n1,2\n", "x.utt.csv:1: no column conversation_no"),
     ("x.zip", b"PK\x03\x04 and then nothing", "x.zip"),
-    ("x.parquet", b"PAR1 and then nothing", "x.parquet: not a readable parquet file"),
+    ("x.parquet", b"PAR1 and then nothing", "x.parquet: unreadable parquet file"),
     ("x.pkl", b"\x80\x04 and then nothing", "x.pkl: refused"),
 ]
 
@@ -255,7 +259,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal(str(tmp_path / HOSTILE))
     assert "no such file" in refusal("a\0b")
     (tmp_path / "folder").mkdir()
-    assert "folder without known content" in refusal(str(tmp_path / "folder"))
+    assert "no known files in the folder" in refusal(str(tmp_path / "folder"))
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     assert refusal(str(tmp_path / "loop.txt"))
 

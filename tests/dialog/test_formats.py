@@ -140,7 +140,7 @@ def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
     ]
     dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
     assert said(dialogs) == [["Bob: beans", "Anna: leeks"]]
-    assert {piece.reason for piece in log.dropped} == {"a notice or media"}
+    assert {piece.reason for piece in log.dropped} == {"notice or media"}
     assert [piece.line for piece in log.dropped] == [1, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
@@ -186,7 +186,9 @@ def test_a_pause_begins_a_dialog_and_what_stands_alone_is_left_out(tmp_path: Pat
     dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
     assert said(dialogs) == [["A: text 0", "B: text 1"], ["B: text 3", "A: text 4"]]
     assert [dialog.id for dialog in dialogs] == ["chat:0", "chat:1"]
-    assert [(piece.line, piece.reason) for piece in log.dropped] == [(3, "alone between two long pauses")]
+    assert [(piece.line, piece.reason) for piece in log.dropped] == [
+        (3, "single message between long pauses")
+    ]
 
 
 def test_day_and_month_are_told_by_the_time_that_does_not_run_backwards(tmp_path: Path) -> None:
@@ -211,40 +213,40 @@ def test_day_and_month_are_told_by_the_time_that_does_not_run_backwards(tmp_path
             r"c.txt:2: no such date",
         ),
         ("c.txt", "13/04/2024, 25:00 - A: x\n13/04/2024, 09:00 - B: y", r"c.txt:1: no such date or time"),
-        ("c.txt", "13/04/2024, 09:00 - A: x\n", "no dialog in the source after 1 pieces"),
+        ("c.txt", "13/04/2024, 09:00 - A: x\n", "no dialog in the source after 1 dropped pieces"),
         ("c.log", "12:34 <a> x\n" * 30 + "what is this\n", r"c.log:31: not a line of an IRC log"),
         ("c.log", "12:34 <a> x\n25:34 <b> x\n", r"c.log:2: no such date or time"),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\nhello\n\nworld\n", r"c.srt:5: not part of a subtitle"),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\n[music]\n", "no dialog in the source"),
-        ("c.csv", "a,b,c\n1,2,3\n", "no column text; name one of a, b, c by --text-column"),
-        ("c.csv", "text,b\nx,y\n", "no column dialog; name one of text, b by --dialog-column"),
-        ("c.csv", "dialog,text\nx,y\n", "no column speaker; name one of dialog, text by --speaker-column"),
+        ("c.csv", "a,b,c\n1,2,3\n", "no column text; set --text-column to one of a, b, c"),
+        ("c.csv", "text,b\nx,y\n", "no column dialog; set --dialog-column to one of text, b"),
+        ("c.csv", "dialog,text\nx,y\n", "no column speaker; set --speaker-column to one of dialog, text"),
         ("c.csv", "dialog,speaker,text\n1,A,x\n1,B\n", r"c.csv:3: wrong number of columns \(2 found\)"),
         ("c.csv", 'dialog,speaker,text\n1,A,x\n1,B,"y\nz\n', r"c.csv:3: not CSV"),
-        ("c.csv", "dialog,speaker,text\n1,A,x\n2,B,y\n", r"c.csv:2: a dialog of one utterance"),
+        ("c.csv", "dialog,speaker,text\n1,A,x\n2,B,y\n", r"c.csv:2: dialog of one utterance"),
         ("c.csv", "dialog,speaker,text\n1,A,\n1,B,y\n", r"c.csv:2: empty utterance"),
         ("c.csv", "dialog,speaker,text\n", "no dialog in the source"),
         ("c.csv", "question,answer\nwhy,\n", r"c.csv:2: empty utterance"),
-        ("c.tsv", "a\tb\t1\n" * 30 + "a\tb\t2\n", r"c.tsv:31: the label is neither 0 nor 1"),
-        ("c.tsv", "a\tb\t0\n", "no dialog in the source after 1 pieces"),
+        ("c.tsv", "a\tb\t1\n" * 30 + "a\tb\t2\n", r"c.tsv:31: label is neither 0 nor 1"),
+        ("c.tsv", "a\tb\t0\n", "no dialog in the source after 1 dropped pieces"),
         ("c.tsv", "a\tb\t1\na\tb\n", r"c.tsv:2: wrong number of columns"),
         ("c.jsonl", '{"question": "x", "answer": 1.5}\n', r"c.jsonl:1: text is not a string"),
         ("c.jsonl", '{"question": "x", "answer": "y"}\n{"a": 1}\n', r"c.jsonl:2: no question and answer"),
         ("c.jsonl", '{"question": "x", "answer": ""}\n', r"c.jsonl:1: empty utterance"),
-        ("c.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', r"c.jsonl:1: a dialog of one"),
-        ("c.jsonl", '{"messages": [{"content": "x"}]}\n', r"c.jsonl:1: a message without a role"),
+        ("c.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', r"c.jsonl:1: dialog of one"),
+        ("c.jsonl", '{"messages": [{"content": "x"}]}\n', r"c.jsonl:1: message without a role"),
         ("c.jsonl", '{"messages": {"content": "x"}}\n', r"c.jsonl:1: no list of messages"),
         ("c.json", '[\n{"question": "x", "answer": "y"},\n{"question": 1\n', r"c.json:3: not JSON"),
         ("c.json", '[{"question": "x", "answer": "y"}] more', r"c.json:1: text after the end of the array"),
         ("c.json", '{\n"messages": [\n{"date": "2024-04-13"}', r"c.json:3: not JSON"),
-        ("c.json", '{\n"messages": [\n1, {"date": 1}]}', r"c.json:3: a message is not an object"),
+        ("c.json", '{\n"messages": [\n1, {"date": 1}]}', r"c.json:3: message is not an object"),
         ("c.json", '{\n"messages": [\n{"from": "A", "text": "x", "date": "never"}]}', "c.json:3: no date"),
         (
             "c.json",
             '{\n"messages": [\n{"text": "x", "date": "2024-04-13"}, {"text": "y", "date": "2024-04-13"}]}',
             "c.json:3: speaker is not",
         ),
-        ("c.md", "# Notes\nabout things\n", "format not recognised; it has none of the layouts in docs/data"),
+        ("c.md", "# Notes\nabout things\n", "format not recognised; convert it to a format in docs/data"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -334,7 +336,7 @@ def test_subtitles(tmp_path: Path) -> None:
         ["A: Where is the ladder?", "B: Behind the barn.", "A: Since when, may I ask?", "B: No answer."],
         ["A: Later.", "B: JA."],
     ]
-    assert {piece.reason for piece in log.dropped} == {"a sound", "alone between two long pauses"}
+    assert {piece.reason for piece in log.dropped} == {"sound", "single message between long pauses"}
 
 
 def test_a_folder_of_subtitles_or_logs_is_a_corpus(tmp_path: Path) -> None:
@@ -394,7 +396,7 @@ def test_a_ranking_without_a_header_keeps_its_first_row(delimiter: str, suffix: 
     format = "csv" if suffix == "csv" or delimiter != "\t" else "ranking"
     assert said(read(source, format=format)[0]) == [["A: a", "B: b"], ["A: e", "B: f"]]
     bad = write(tmp_path, f"z.{suffix}", content + delimiter.join("xyz"))
-    assert f"z.{suffix}:4: the label" in refusal(bad, format=format)
+    assert f"z.{suffix}:4: label" in refusal(bad, format=format)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_an_id_of_two_dialogs_is_refused_in_every_format(name: str, row: str, tm
     assert [dialog.id for dialog in read(source)[0]] == ["7", "8"]
     line = 4 if header else 3
     message = refusal(write(tmp_path, name, f"{header}{row}\n{other}\n{row}\n"))
-    assert f"{name}:{line}: a dialog id that occurs twice (7, first at line {line - 2})" in message
+    assert f"{name}:{line}: repeated dialog id (7, first at line {line - 2})" in message
 
 
 def test_a_field_of_csv_may_have_so_many_characters(tmp_path: Path) -> None:
@@ -425,7 +427,7 @@ def test_a_field_of_csv_may_have_so_many_characters(tmp_path: Path) -> None:
     for more in (0, 1):
         source = write(tmp_path, "x.csv", f"dialog,speaker,text\n1,A,hi\n1,B,{'x' * (limit + more)}\n")
         if more:
-            assert f"x.csv:3: a field that is too long; at most {limit:,} characters" in refusal(source)
+            assert f"x.csv:3: field too long; at most {limit:,} characters" in refusal(source)
         else:
             assert len(read(source)[0][0].utterances[1].text) == limit
 
@@ -446,7 +448,7 @@ def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:
             ["A: how do i", "A: install it", "B: use apt", "A: thanks"],
             ["A: one", "B: two"],
         ]
-        assert [piece.reason for piece in log.dropped] == ["a response with label 0"]
+        assert [piece.reason for piece in log.dropped] == ["response with label 0"]
 
 
 def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
@@ -516,9 +518,9 @@ def test_chats_with_assistants(tmp_path: Path) -> None:
             assert (dialogs[0].id, said(dialogs)) == (id, [expected])
     _, log = read(write(tmp_path, "x.jsonl", json.dumps({"messages": messages})))
     assert [piece.reason for piece in log.dropped] == [
-        "of the system or a tool",
-        "a message without text",
-        "of the system or a tool",
+        "system or tool message",
+        "message without text",
+        "system or tool message",
     ]
 
 
@@ -564,7 +566,7 @@ def test_telegram_of_one_chat_and_of_all(indent: int | None, tmp_path: Path) -> 
     expected = ["A: hi", "B: see x!", 'B: the "messages": [1] of yours']
     dialogs, log = read(write(tmp_path, "result.json", json.dumps(one, indent=indent)))
     assert said(dialogs) == [expected]
-    assert [piece.reason for piece in log.dropped] == ["a notice or media"] * 2
+    assert [piece.reason for piece in log.dropped] == ["notice or media"] * 2
     whole = {"about": "x", "chats": {"about": "y", "list": [one, telegram("yes", "no")]}}
     dialogs, _ = read(write(tmp_path, "result.json", json.dumps(whole, indent=indent)))
     assert said(dialogs) == [expected, ["A: yes", "B: no"]]

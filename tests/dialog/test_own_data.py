@@ -53,7 +53,7 @@ def talk(*texts: str, speakers: str = "AB") -> list[Dialog]:
 @pytest.mark.parametrize(
     ("dialogs", "reason"),
     [
-        (talk(*(str(n) for n in range(20))), "nearly every text is a number, as `0`"),
+        (talk(*(str(n) for n in range(20))), "nearly every text is a number, such as `0`"),
         (
             talk(*(f"0{n % 9 + 1}/04/2024, 09:00 - Anna: hello" for n in range(20))),
             "begins with a date or time",
@@ -61,9 +61,9 @@ def talk(*texts: str, speakers: str = "AB") -> list[Dialog]:
         (talk(*(f"[12:3{n % 9}] hello {n}" for n in range(20))), "begins with a date or time"),
         (
             talk(*(f"words {n}" for n in range(20)), speakers="abcdefghijklmnopqrst"),
-            "a speaker of its own, as `a`",
+            "its own speaker, such as `a`",
         ),
-        (talk(*(["yes", "no way"] * 10)), "all texts together have 3 different words, as `yes`"),
+        (talk(*(["yes", "no way"] * 10)), "all texts together have 3 different words, such as `yes`"),
         (talk("it\x92s late", "so \x93what\x94"), r"control characters in `it\x92s late`"),
     ],
 )
@@ -132,9 +132,9 @@ def test_prepare_ends_by_showing_two_dialogs(in_tmp: Path, dialog: Callable[...,
     assert out.splitlines() == ["x:0", "  A: red", "  B: blue", "1 of 1 dialogs"]
     assert dialog("show", "smalltalk:valid", "--limit", "1")[0] == 0
     for arguments, message in (
-        (("x.txt", "--split", "test"), "x.txt: no split test; it is not split"),
-        (("p", "--split", "dev"), "p: no split dev; train, valid, test"),
-        (("p", "--dialog", "x:99"), "p: no dialog x:99; the id of the first one is x:0"),
+        (("x.txt", "--split", "test"), "x.txt: no split test; the source has no splits"),
+        (("p", "--split", "dev"), "p: no split dev; use one of train, valid, test"),
+        (("p", "--dialog", "x:99"), "p: no dialog with id x:99; the first id is x:0"),
         (("q",), "q: no such file or folder"),
     ):
         code, _, err = dialog("show", *arguments)
@@ -147,8 +147,8 @@ def test_a_split_that_is_also_in_train_is_told(in_tmp: Path, dialog: Callable[..
         Path(f"in/{split}.txt").write_text(chat(3 if split == "valid" else 4))
     code, out, _ = dialog("prepare", "in", "--out", "p")
     assert code == 0
-    assert "warning: 3 of 3 dialogs of valid are in train, too" in out
-    assert "warning: 4 of 4 dialogs of test are in train, too" in out
+    assert "warning: 3 of 3 dialogs of valid are also in train" in out
+    assert "warning: 4 of 4 dialogs of test are also in train" in out
 
 
 def test_the_help_lists_the_formats(dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_run_goes_on_without_its_source(own: Path, dialog: Callable[..., Outco
     code, out, err = dialog(*resume("--data", "talk.txt"))
     assert code == 0, err
     assert "after 3 updates" in out
-    assert "note: talk.txt: not here, so not compared; the run goes on with r/corpus" in err
+    assert "note: talk.txt: not found, so not compared; continuing with r/corpus" in err
     code, _, err = dialog(*resume("--data", "nothing.txt"))
     assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
     code, out, err = dialog(*resume("--set", "train.max_steps=4"))
@@ -308,7 +308,7 @@ def test_a_data_set_is_compared(in_tmp: Path, dialog: Callable[..., Outcome]) ->
         assert dialog(*resume("--data", source))[0] == 0
     shutil.rmtree("stored")
     code, _, err = dialog(*resume("--data", "hf:./stored/one"))
-    assert (code, "not here, so not compared" in err) == (0, True)
+    assert (code, "not found, so not compared" in err) == (0, True)
     assert files_below(Path("r/corpus")) == before
 
 
@@ -320,7 +320,7 @@ def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]
     assert (code, "own_small: began without --data" in err) == (DataError.exit_code, True)
     assert not Path("runs/own_small/corpus").exists()
     code, _, err = dialog("train", "own_small", "--data", "p/train", "--run", "other")
-    assert (code, "name the folder that holds train" in err) == (DataError.exit_code, True)
+    assert (code, "name the folder with train" in err) == (DataError.exit_code, True)
     code, _, err = dialog("train", "own_small", "--data", "nothing.txt", "--run", "other")
     assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
     assert not Path("other").exists()

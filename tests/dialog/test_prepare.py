@@ -109,7 +109,7 @@ def test_what_is_left_out_is_counted_and_listed(tmp_path: Path) -> None:
         prepare(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     report = prepare(source, tmp_path / "out", PrepareOptions(on_bad_line="skip")).report
-    assert report["dropped"] == {"wrong number of columns": 1, "a dialog of one utterance": 1}
+    assert report["dropped"] == {"wrong number of columns": 1, "dialog of one utterance": 1}
     listed = [json.loads(line) for line in (tmp_path / "out/dropped.jsonl").read_text().splitlines()]
     assert {(item["file"], item["line"]) for item in listed} == {(source, 2), (source, 3)}
     assert Counter(item["reason"] for item in listed) == report["dropped"]
@@ -213,7 +213,7 @@ def test_too_few_dialogs_and_prepared_sources_are_refused(tmp_path: Path) -> Non
         prepare(source, tmp_path / "out")
     prepare(source_file(tmp_path, corpus(9)), tmp_path / "out")
     for folder in ("out", "out/train"):
-        with pytest.raises(DataError, match="prepared already"):
+        with pytest.raises(DataError, match="already prepared"):
             prepare(str(tmp_path / folder), tmp_path / "again")
 
 

@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant(
         "refusal of code in pickles",
         "dialog/corpora/unpickle.py",
-        '        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and data needs no code")\n',
+        '        raise pickle.UnpicklingError(f"it asks for {module}.{name}, but data needs no code")\n',
         "        return super().find_class(module, name)  # type: ignore[return-value]\n",
         "dialog/test_corpus_releases.py::test_a_malicious_pickle_is_refused_and_runs_nothing",
     ),
