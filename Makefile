@@ -15,7 +15,7 @@ BIN := .venv/bin
 READY := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly lint check clean
+.PHONY: help install demo test nightly lint check docs clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -39,6 +39,13 @@ lint: $(READY)  ## formatting, lint and types
 	@$(BIN)/mypy
 
 check: lint test  ## everything a change has to pass: lint, then test
+
+docs: $(READY)  ## draw the generated parts of the pages, then build the site in build/site; stops at a broken link
+	@$(BIN)/python scripts/docs.py
+	@$(BIN)/python -c 'import furo, myst_parser' 2>/dev/null || \
+		$(BIN)/python -m pip install --disable-pip-version-check --no-color -q $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	@echo "build/site/index.html"
 
 clean:  ## remove .venv and caches; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -78,3 +78,14 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields() -> 
     for results in files.values():
         assert results["about"]
         assert all(set(entry) - {"settings"} == fields for entry in results["entries"])
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """With the extra ``docs``, as ``make docs`` does it."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path / "site"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert (tmp_path / "site/tutorial.html").is_file()
