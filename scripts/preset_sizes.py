@@ -8,7 +8,7 @@ import json
 from dialog.config import DialogConfig
 from dialog.describe import describe as describe_dialog
 from lm.config.load import load_config
-from lm.config.presets import SIZES, preset_paths, sizes_of
+from lm.config.presets import SIZES, preset_folder, preset_names, sizes_of
 from lm.language.config import LmConfig
 from lm.language.describe import describe
 
@@ -24,9 +24,9 @@ def parameters(family: str, name: str) -> dict[str, str | int]:
 
 def main() -> None:
     for family in ("dialog", "lm"):
-        entries = {path.stem: parameters(family, path.stem) for path in preset_paths(family)}
+        entries = {name: parameters(family, name) for name in preset_names(family)}
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
-        (preset_paths(family)[0].parent / SIZES).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        (preset_folder(family) / SIZES).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

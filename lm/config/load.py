@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from lm.config.presets import find_config, preset_paths
+from lm.config.presets import Preset, find_config, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT
 from lm.config.suggest import LONGEST, did_you_mean
 from lm.config.tomlfile import MAX_SIZE, Lines, read_toml
@@ -97,7 +97,7 @@ def override(
 
 def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
     """A config already read with other values; ConfigError names where the first bad one is from."""
-    settings = _flatten(resolved.config.model_dump(), schema, Path("config.json"), {})
+    settings = _flatten(resolved.config.model_dump(), {}, schema, Path("config.json"))
     merged = _build(schema, settings | changes)
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
@@ -134,7 +134,7 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     require_family(path, saved, schema)
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
-            settings = _flatten(values, schema, path, {})
+            settings = _flatten(values, {}, schema, path)
             for key, decided in keys_before(schema).items():
                 if key not in settings and decided in settings:
                     settings[key] = settings[decided]
@@ -182,38 +182,56 @@ def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
 
 
-def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path:
-    """The file that a file extends: one relative to it, or else a preset by its name."""
-    name = str(extends.value)
+def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Preset:
+    """The config that a file extends: one relative to it, or else a preset or base by its name."""
+    name, family = str(extends.value), family_of(schema)
     parent = path.parent / name
-    presets = {preset.stem: preset for preset in preset_paths(family_of(schema))}
     with suppress(OSError, ValueError):  # too long for a name, or no name
+        if preset := preset_of_path(parent, family):
+            return preset
         if parent.exists():
             return parent
-    if name in presets:
-        return presets[name]
+    if name in (known := presets_and_bases(family)):
+        return known[name]
     raise ConfigError(
         f"{extends.where}: extends {_shown(name)}: no such file or preset {_shown(str(parent))}"
     )
 
 
-def _file_settings(path: Path, schema: type[BaseModel], descendants: tuple[Path, ...]) -> Settings:
-    """The settings of a file on top of those of its parents; ``descendants`` are the files that led here."""
-    data, lines = read_toml(path)
-    settings = _flatten(data, schema, path, lines)
+def _file_settings(
+    source: Path | Preset, schema: type[BaseModel], descendants: tuple[Path | str, ...]
+) -> Settings:
+    """The settings of a config on top of its parents'; ``descendants`` are the configs that led here."""
+    if isinstance(source, Preset):
+        path = short_path(source.path)
+        settings = _preset_settings(source, path, schema)
+    else:
+        path = source
+        settings = _flatten(*read_toml(path), schema, path)
     extends = settings.get("extends")
     if extends is None or not isinstance(extends.value, str) or not extends.value:
         return settings
-    parent, lineage = _parent(path, extends, schema), (*descendants, path.resolve())
-    if parent.resolve() in lineage:
+    parent, lineage = _parent(path, extends, schema), (*descendants, _identity(source))
+    if _identity(parent) in lineage:
         raise ConfigError(
             f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
         )
     return _file_settings(parent, schema, lineage) | settings
 
 
+@cache
+def _preset_settings(preset: Preset, path: Path, schema: type[BaseModel]) -> Settings:
+    """The settings of a preset without those of its parents; ``path`` is its file for messages."""
+    return _flatten(preset.keys, preset.lines, schema, path)
+
+
+def _identity(source: Path | Preset) -> Path | str:
+    """A config's name in a chain of ``extends``."""
+    return source.name if isinstance(source, Preset) else source.resolve()
+
+
 def _flatten(
-    data: Mapping[str, object], schema: type[BaseModel], path: Path, lines: Lines, table: tuple[str, ...] = ()
+    data: Mapping[str, object], lines: Lines, schema: type[BaseModel], path: Path, table: tuple[str, ...] = ()
 ) -> Settings:
     """The tables of a document as dotted keys; unknown names and misplaced tables are errors."""
     keys, tables, settings = known_keys(schema), known_tables(schema), Settings()
@@ -226,7 +244,7 @@ def _flatten(
         elif dotted not in tables:
             raise ConfigError(f"{where}: {_unknown(dotted, schema, is_table=isinstance(value, Mapping))}")
         elif isinstance(value, Mapping):
-            settings |= _flatten(value, schema, path, lines, here)
+            settings |= _flatten(value, lines, schema, path, here)
         else:
             raise ConfigError(f"{where}: {dotted} is a table: write one [{dotted}] and its keys below it")
     return settings

@@ -1,40 +1,82 @@
-"""The configs that come with Highrank: where they are, what they are called, how large their models are."""
+"""The configs that come with Highrank: their names, files and recorded sizes.
+
+A file STEM.toml holds a family of presets. Its table ``[presets.NAME]`` is the preset STEM_NAME, its table
+``[bases.NAME]`` is _STEM_NAME, and its keys above all tables are _STEM. Its tables extend _STEM unless they
+name another config. Names that begin with _ are bases: other configs extend them, and nothing lists them. A
+file without such tables is one config with the name STEM.
+"""
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from lm.config.suggest import did_you_mean
+from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError
 
 SIZES = "parameters.json"
+TABLES = {"bases": "_", "presets": ""}  # of a family's file, and what the names of their configs begin with
 PACKAGES = Path(__file__).resolve().parent.parent.parent
 
 
-def preset_paths(family: str) -> list[Path]:
-    """The presets of ``dialog`` or ``lm``, sorted by name; files named ``_*.toml`` are bases, not presets.
+@dataclass(frozen=True, eq=False)
+class Preset:
+    """A preset or base: its keys, and the line of each in the file."""
 
-    Installed from a wheel they are in ``<family>/configs``, in a checkout in ``configs/<family>``.
-    """
-    return sorted(path for path in _folder(family).glob("*.toml") if not path.name.startswith("_"))
+    name: str
+    path: Path
+    keys: Mapping[str, Any]
+    lines: Lines
+
+
+def preset_names(family: str) -> list[str]:
+    """The presets of ``dialog`` or ``lm``, sorted; no bases."""
+    return sorted(name for name in presets_and_bases(family) if not name.startswith("_"))
+
+
+@cache
+def presets_and_bases(family: str) -> Mapping[str, Preset]:
+    """Every preset and base of ``dialog`` or ``lm`` by its name. Raises ConfigError for a damaged file."""
+    files = sorted(preset_folder(family).glob("*.toml"))
+    return {preset.name: preset for path in files for preset in read_presets(path)}
+
+
+def read_presets(path: Path) -> Iterator[Preset]:
+    """The presets and bases of a file; a table that names no other config extends the file's own base."""
+    data, lines = read_toml(path)
+    own = {name: value for name, value in data.items() if name not in TABLES}
+    plain, base = len(own) == len(data), f"_{path.stem.lstrip('_')}"
+    if own:
+        yield Preset(path.stem if plain else base, path, own, lines)
+    for kind, start in TABLES.items():
+        for name, keys in data.get(kind, {}).items():
+            here = {place[2:]: line for place, line in lines.items() if place[:2] == (kind, name)}
+            parent = {"extends": base} if own else {}
+            here[("extends",)] = here.get(("extends",), here[()])
+            yield Preset(f"{start}{base[1:]}_{name}", path, parent | keys, here)
 
 
 def space_paths(family: str) -> list[Path]:
     """The search spaces of ``dialog`` or ``lm``, sorted by name: in the folder ``spaces`` of its presets."""
-    return sorted((_folder(family) / "spaces").glob("*.toml"))
+    return sorted((preset_folder(family) / "spaces").glob("*.toml"))
 
 
-def _folder(family: str) -> Path:
+def preset_folder(family: str) -> Path:
+    """``<family>/configs`` where installed from a wheel, ``configs/<family>`` in a checkout."""
     installed = PACKAGES / family / "configs"
     return installed if installed.is_dir() else PACKAGES / "configs" / family
 
 
 def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
     """What ``scripts/preset_sizes.py`` has written: parameters by preset, and the sizes that they are of."""
-    path = _folder(family) / SIZES
+    path = preset_folder(family) / SIZES
     found: dict[str, dict[str, str | int]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return found
 
@@ -49,27 +91,46 @@ def sizes_of(config: BaseModel) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_config(source: str, family: str) -> Path:
-    """The file that ``source`` means: a preset by its exact name, or a path.
+def find_config(source: str, family: str) -> Path | Preset:
+    """The preset, by its exact name, or the file that ``source`` means.
 
-    Raises ConfigError where there is no such file, naming the nearest preset.
+    Raises ConfigError where there is neither, naming the nearest preset.
     """
-    presets = {path.stem: path for path in preset_paths(family)}
-    if source in presets:
-        return _short(presets[source])
+    names = preset_names(family)
+    if source in names:
+        return presets_and_bases(family)[source]
     path = Path(source)
     if path.is_dir():
         raise ConfigError(
             f"{source}: a folder; give a preset (`{family} presets` lists them) or a .toml file"
         )
+    if preset := preset_of_path(path, family):
+        return preset
     if path.exists():
         return path
     other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
-    if path.stem in {preset.stem for preset in preset_paths(other)}:
+    if path.stem in preset_names(other):
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
-    hint = did_you_mean(path.stem, presets) or f"; `{family} presets` lists the presets"
+    hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
     looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
     raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
+
+
+def preset_of_path(path: Path, family: str) -> Preset | None:
+    """The preset or base NAME of a path to NAME.toml in the folder of presets.
+
+    Each had such a file once, which configs written then extend. Raises ConfigError for a file of several.
+    """
+    known = presets_and_bases(family)
+    family_of_presets = [name for name, preset in known.items() if preset.path.name == path.name]
+    if path.suffix != ".toml" or not (path.stem in known or family_of_presets):
+        return None
+    with suppress(OSError, ValueError):  # no path
+        if path.parent.resolve() == preset_folder(family):
+            if path.stem in known:
+                return known[path.stem]
+            raise ConfigError(f"{path}: holds several configs; name one of {', '.join(family_of_presets)}")
+    return None
 
 
 def find_space(source: str, family: str) -> Path:
@@ -79,7 +140,7 @@ def find_space(source: str, family: str) -> Path:
     """
     spaces = {path.stem: path for path in space_paths(family)}
     if source in spaces:
-        return _short(spaces[source])
+        return short_path(spaces[source])
     path = Path(source)
     if path.is_file():
         return path
@@ -87,7 +148,7 @@ def find_space(source: str, family: str) -> Path:
     raise ConfigError(f"--space {source}: no such space or file{hint}")
 
 
-def _short(path: Path) -> Path:
+def short_path(path: Path) -> Path:
     """Relative to the working folder where that is shorter to read: errors and provenance name it."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -186,6 +186,14 @@ def show(*parts: Table | str) -> None:
             not_printed(error)
 
 
+def show_text(text: str) -> None:
+    """Print the content of a file as it is, regardless of the width of the terminal."""
+    try:
+        typer.echo(text, nl=False)
+    except OSError as error:
+        not_printed(error)
+
+
 def _print(part: Table | str, first: bool) -> None:
     form = _form.get()
     if form == "--csv" and isinstance(part, Table):

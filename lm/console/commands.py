@@ -8,8 +8,9 @@ import typer
 from pydantic import BaseModel
 
 from lm.config.load import load_config
-from lm.config.presets import preset_paths, recorded_parameters, sizes_of
-from lm.console.app import show, utf8, write_result
+from lm.config.presets import preset_names, recorded_parameters, sizes_of
+from lm.config.write import config_text
+from lm.console.app import show, show_text, utf8, write_result
 from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError, visible
@@ -30,12 +31,12 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
     def presets() -> None:
         """List the configs that come with Highrank; parameters are for the largest vocabulary they allow."""
         rows, recorded = [], recorded_parameters(family)
-        for path in preset_paths(family):
-            config: Any = load_config(str(path), schema, family=family).config  # every family's has about
-            known = recorded.get(path.stem, {})
+        for name in preset_names(family):
+            config: Any = load_config(name, schema, family=family).config  # every family's has about
+            known = recorded.get(name, {})
             fresh = known.get("of") == sizes_of(config)  # a preset that was changed since is counted
             parameters = known["parameters"] if fresh else size(config)["parameters"]
-            rows.append({"preset": path.stem, "about": config.about, "parameters": parameters})
+            rows.append({"preset": name, "about": config.about, "parameters": parameters})
         show(Table("Presets", rows))
 
 
@@ -49,16 +50,24 @@ def add_describe(
     def describe(
         config: Annotated[str, config_argument(family)],
         overrides: Overrides = None,
+        toml: Annotated[
+            bool, typer.Option("--toml", help="Print only the config, as one TOML file with every key.")
+        ] = False,
         json_file: JsonFile = None,
     ) -> None:
         require_apart([json_file], [config])
         resolved = load_config(config, schema, family=family, overrides=overrides or ())
+        if toml:
+            show_text(config_text(resolved.config))
+            if json_file is None:
+                return
         from lm.console.report import config_table, description_tables
 
         result = size(resolved.config) | {"provenance": resolved.provenance}
         chosen: Any = resolved.config  # of whichever family: each has the section train
         write_result(json_file, result, config=chosen, seed=chosen.train.seed)
-        show(config_table(config, resolved), *description_tables(result))
+        if not toml:
+            show(config_table(config, resolved), *description_tables(result))
 
 
 def add_compare(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 from typing import TYPE_CHECKING
 
-from lm.config.presets import preset_paths
+from lm.config.presets import preset_names
 
 if TYPE_CHECKING:
     from typer.models import ArgumentInfo
@@ -76,7 +76,7 @@ def config_completion(family: str) -> Callable[[str], list[str]]:
     """What completes the name of a config in the shell: presets of the family, and files and folders."""
 
     def complete(incomplete: str) -> list[str]:
-        names = [path.stem for path in preset_paths(family) if path.stem.startswith(incomplete)]
+        names = [name for name in preset_names(family) if name.startswith(incomplete)]
         folder, _, start = incomplete.rpartition("/")
         found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
         return names + [

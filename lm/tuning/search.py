@@ -19,7 +19,8 @@ from typing import Any, Generic
 
 from lm.config.difference import changed_keys, changes_text, flat, flat_config
 from lm.config.load import COMMAND_LINE, C, Resolved, family_of, with_settings
-from lm.config.presets import find_config, preset_paths
+from lm.config.presets import Preset, find_config
+from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
 from lm.engine.device import configure_device
@@ -134,21 +135,14 @@ class Search(Generic[C]):
         base = self.plan.base
         folder = self.folder.resolve()
         family, extends = family_of(type(base.config)), self.plan.source
-        if extends not in {path.stem for path in preset_paths(family)}:  # a preset goes by its name
-            extends = os.path.relpath(find_config(extends, family).resolve(), folder)
+        found = find_config(extends, family)
+        extends = found.name if isinstance(found, Preset) else os.path.relpath(found.resolve(), folder)
         dumped = flat_config(base.config)
         values = {
             key: dumped[key] for key, where in base.provenance.items() if where == COMMAND_LINE and "." in key
         }
         about = f"best of {count} trials from {self.plan.source}: {best['nll']:.4f} nats a token"
-        lines = [f"extends = {json.dumps(extends)}", f"about = {json.dumps(about)}"]
-        tables: dict[str, list[str]] = {}
-        for key, value in (values | best["values"]).items():
-            table, _, name = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{name} = {json.dumps('none' if value is None else value)}")
-        for table, entries in tables.items():
-            lines += ["", f"[{table}]", *entries]
-        return "\n".join(lines) + "\n"
+        return toml_text({"extends": extends, "about": about} | values | best["values"])
 
 
 def _outcome(result: FitResult, *, pruned: bool) -> Outcome:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dialog.config import DialogConfig
 from lm.config.load import known_keys, known_tables, load_config, override, read_config, save_config
-from lm.config.presets import preset_paths
+from lm.config.presets import preset_names
 from lm.config.section import Section
 from lm.config.suggest import did_you_mean, edit_distance, nearest
 from lm.config.tomlfile import key_lines
@@ -154,7 +154,7 @@ def test_a_file_extends_a_preset_by_its_name(tmp_path: Path) -> None:
 
 
 def test_presets_load_and_are_named_exactly() -> None:
-    names = [path.stem for path in preset_paths("dialog")]
+    names = preset_names("dialog")
     kinds = ("softmax", "sigsoftmax", "moc", "mos", "moss", "mixtape", "plif", "doc", "ct_mos")
     assert {f"smalltalk_{kind}" for kind in kinds} <= set(names)
     assert not any(name.startswith("_") for name in names)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lm.config.load import load_config
-from lm.config.presets import preset_paths
+from lm.config.presets import preset_names
 from lm.language.config import LmConfig
 from lm.language.describe import describe
 
@@ -86,7 +86,7 @@ def preset(name: str) -> LmConfig:
 
 
 def test_every_preset_with_a_budget_is_one_of_them() -> None:
-    assert {path.stem for path in preset_paths("lm") if preset(path.stem).model.budget} == set(TUNED)
+    assert {name for name in preset_names("lm") if preset(name).model.budget} == set(TUNED)
 
 
 @pytest.mark.parametrize("name", TUNED)

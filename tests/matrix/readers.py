@@ -20,7 +20,7 @@ from dialog.corpora.sources import read_source
 from dialog.metrics.references import build_references, read_references, write_references
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config, read_config
-from lm.config.presets import find_config
+from lm.config.write import config_text
 from lm.errors import HighrankError
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
@@ -192,9 +192,9 @@ def load_tokens(place: Path) -> None:
 
 def own_readers(folder: Path) -> Iterator[Reader]:
     """What the program writes itself: configs, runs, vocabularies, tensors."""
-    config = find_config("smalltalk_mos", "dialog").read_bytes()
+    config = load_config("smalltalk_mos", DialogConfig, family="dialog").config
     yield Reader(
-        "toml", re.sub(rb"extends.*\n", b"", config), "x.toml",
+        "toml", config_text(config).encode(), "x.toml",
         lambda place: load_config(str(place / "x.toml"), DialogConfig, family="dialog"),
     )  # fmt: skip
     (folder / "trained").mkdir()

@@ -1,0 +1,29 @@
+"""Configs as TOML text, for files that people edit."""
+
+import json
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from lm.config.difference import flat_config
+
+
+def config_text(config: BaseModel) -> str:
+    """A whole config with every key, which loads without any other file."""
+    return toml_text({key: value for key, value in flat_config(config).items() if key != "extends"})
+
+
+def toml_text(values: Mapping[str, object]) -> str:
+    """Dotted keys and their values as TOML, one table a section; None becomes ``none``."""
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        tables.setdefault(section, []).append(f"{name} = {_literal(value)}")
+    blocks = [[f"[{section}]" if section else "", *lines] for section, lines in tables.items() if lines]
+    return "\n\n".join("\n".join(block).strip() for block in blocks) + "\n"
+
+
+def _literal(value: object) -> str:
+    """A value in TOML, which spells it as JSON does; what a terminal would not print is escaped."""
+    text = json.dumps("none" if value is None else value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
