@@ -1,31 +1,36 @@
 """Sentence BLEU with smoothing method 7, as precision and recall over several hypotheses and references.
 
-Published response-generation results (Zhao et al. 2017 and after) score every hypothesis h_i of a context
-against every single reference r_j, s_ij = BLEU-n(r_j, h_i), and report the mean over contexts of
+The definition is that of published response-generation results (Zhao et al. 2017 and after). Every hypothesis
+h_i of a context is scored against every reference r_j: s_ij = BLEU-n(r_j, h_i). The reported values are means
+over contexts of
 
     precision = mean_i max_j s_ij          recall = mean_j max_i s_ij.
 
-Method 7 of Chen and Cherry (2014) is their method 4, which gives orders without a match a small precision,
-followed by method 5, which averages the precisions of neighbouring orders,
+Method 7 of Chen and Cherry (2014) is their method 4 followed by method 5. Method 4 gives orders without a
+match a small precision. Method 5 averages the precisions of neighbouring orders,
 
     p'_n = (p'_{n-1} + p_n + p_{n+1}) / 3,   p'_0 = p_1 + 1,
 
-where the last neighbour is the 5-gram precision, however many orders there are. Scores may exceed 1: a
-perfect match of eight tokens has BLEU-1 4/3. NLTK changed method 4 over time, so there are two *variants*
-for orders without a match (order i counts from 0, c counts such orders from 1, L tokens in the hypothesis):
+where the last neighbour is the 5-gram precision, regardless of the number of orders. Scores may exceed 1: a
+perfect match of eight tokens has BLEU-1 4/3.
+
+NLTK changed method 4 over time, so orders without a match have two *variants*. Order i counts from 0, c
+counts the orders without a match from 1, and L is the number of tokens in the hypothesis:
 
     nltk     NLTK ≥ 3.6:  ln L / (5 · 2^c) / number of n-grams
     legacy   NLTK ≤ 3.4:  1 / (i + 5 / ln L)               the scale of results published around 2018
 
-and two conventions for the *weights* of BLEU-n: ``padded``, (1/n, …, 1/n, 0, …) of length 4, so that
-method 5 sees orders 1 to 4, and ``short``, of length n, so that it sees n of them.
+The *weights* of BLEU-n have two conventions:
+
+    padded   (1/n, …, 1/n, 0, …) of length 4 · method 5 sees orders 1 to 4
+    short    (1/n, …, 1/n) of length n · method 5 sees orders 1 to n
 
 Edge cases, all counted in :attr:`Overlaps.edge_cases`:
 
-* No common token, and so every empty hypothesis or reference: 0, in all versions.
+* No common token, as with every empty hypothesis or reference: 0, in all versions.
 * A hypothesis of one token: ln L = 0. ``nltk`` leaves the precisions of orders 2 to 4 at 0 before method 5.
-  NLTK ≤ 3.4 divides by zero, and Zhao et al.'s code turns that exception into a score of 0, as ``legacy``
-  does. With ``short`` weights BLEU-1 sees no order without a match, and is defined.
+  NLTK ≤ 3.4 divides by zero. Zhao et al.'s code turns that exception into a score of 0, as ``legacy`` does.
+  With ``short`` weights BLEU-1 is defined, since it has no order without a match.
 
 P pairs of a hypothesis and a reference of one context · C contexts · orders 1 … 5 of n-grams.
 """
@@ -48,7 +53,7 @@ Ints = NDArray[np.int64]
 Tokens = Sequence[str]
 
 MAX_ORDER = 4
-_SEEN = MAX_ORDER + 1  # method 5 looks one order further
+_SEEN = MAX_ORDER + 1  # method 5 needs one order more
 _K = 5.0  # Chen and Cherry's constant of method 4
 
 _Key = tuple[str, ...]
@@ -56,9 +61,9 @@ _Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Overlaps:
-    """How many n-grams the hypotheses share with the references: all that sentence BLEU needs to know.
+    """Counts of n-grams shared by hypotheses and references, from which sentence BLEU is computed.
 
-    Pairs are ordered by context, then hypothesis, then reference; ``shapes`` holds the number of hypotheses
+    Pairs are ordered by context, then hypothesis, then reference. ``shapes`` holds the number of hypotheses
     and of references of each context.
     """
 
@@ -70,7 +75,7 @@ class Overlaps:
 
     @property
     def legacy_undefined_share(self) -> float:
-        """Share of the pairs with a match for which NLTK ≤ 3.4 has no score, so that ``legacy`` gives 0."""
+        """Share of the pairs with a match that NLTK ≤ 3.4 cannot score, and ``legacy`` scores 0."""
         return self.edge_cases["legacy_undefined_pairs"] / max(1, int((self.matches[:, 0] > 0).sum()))
 
 
@@ -98,17 +103,17 @@ def count_overlaps(
     """Compare every hypothesis of a context with every reference of that context.
 
     Args:
-        hypotheses: for each context the token lists that were generated.
-        references: for each context the token lists that they are compared with.
+        hypotheses: generated token lists of each context.
+        references: reference token lists of each context.
 
     Raises:
-        DataError: no context, different numbers of contexts, a context without a hypothesis or without a
-            reference, or text where a list of tokens is due.
+        DataError: no context, or different numbers of contexts.
+        DataError: a context without a hypothesis or reference, or text instead of a list of tokens.
     """
     left, right = token_lists(hypotheses, "hypothesis"), token_lists(references, "reference")
     if len(left) != len(right):
         raise DataError(
-            f"{len(left)} contexts with hypotheses, {len(right)} with references: they must pair up"
+            f"{len(left)} contexts with hypotheses, but {len(right)} with references; give one of each"
         )
     matches: list[list[int]] = []
     lengths: list[tuple[int, int]] = []
@@ -134,7 +139,7 @@ def count_overlaps(
 def bleu_by_context(
     overlaps: Overlaps, variant: Variant = "nltk", weights: Weights = "padded"
 ) -> ContextScores:
-    """Precision and recall of every context, in one of the versions that the module names."""
+    """Precision and recall of every context, for a variant and weights as defined in the module docstring."""
     scores = pair_scores(overlaps, variant, weights)  # (P, 4)
     precision = np.empty((len(overlaps.shapes), MAX_ORDER))
     recall = np.empty_like(precision)
@@ -173,15 +178,18 @@ def sentence_bleu(
     variant: Variant = "nltk",
     weights: Weights = "padded",
 ) -> float:
-    """BLEU-``order`` (1 to 4) of one hypothesis against one reference; DataError for text."""
+    """BLEU-``order`` (1 to 4) of one hypothesis against one reference.
+
+    Raises DataError for text instead of tokens, ValueError for another order.
+    """
     if not 1 <= order <= MAX_ORDER:
-        raise ValueError(f"order = {order}: BLEU-1 to BLEU-{MAX_ORDER} are defined")
+        raise ValueError(f"order = {order}: must be 1 to {MAX_ORDER}")
     overlaps = count_overlaps([[hypothesis]], [[reference]])
     return float(pair_scores(overlaps, variant, weights)[0, order - 1])
 
 
 def _method4(exact: Floats, grams: Ints, lengths: Ints, variant: Variant) -> Floats:
-    """Give orders without a match their replacement precision, (P, 4); 0 at L = 1."""
+    """Replace the precisions (P, 4) of orders without a match. The replacement is 0 at L = 1."""
     missing = exact == 0
     log_length = np.log(np.maximum(1, lengths))[:, None]
     if variant == "nltk":
@@ -192,7 +200,7 @@ def _method4(exact: Floats, grams: Ints, lengths: Ints, variant: Variant) -> Flo
 
 
 def _method5(precisions: Floats, last: Floats) -> Floats:
-    """Average each of (P, n) precisions with its neighbours; ``last`` (P, 1) follows the n-th."""
+    """Average each of (P, n) precisions with its neighbours. ``last`` (P, 1) is the neighbour of the n-th."""
     following = np.concatenate((precisions[:, 1:], last), axis=1)
     smoothed = np.empty_like(precisions)
     before = precisions[:, 0] + 1
@@ -202,22 +210,24 @@ def _method5(precisions: Floats, last: Floats) -> Floats:
 
 
 def token_lists(groups: Sequence[Sequence[Tokens]], kind: str) -> list[list[_Key]]:
-    """The token lists of each context as tuples; ``kind`` is hypothesis or reference.
+    """Check the token lists of each context and convert them to tuples. ``kind`` is hypothesis or reference.
 
-    DataError where there is no context, a context has none, or text stands where a list is due.
+    Raises DataError for no context, a context without a list, or text instead of a list.
     """
     if not _is_list(groups) or not groups:
-        raise DataError(f"no context with a {kind}: give token lists for each of at least one context")
+        raise DataError(f"no context with a {kind}; give token lists for at least one context")
     for number, group in enumerate(groups):
         if not _is_list(group):
             raise DataError(
-                f"context {number}: {group!r:.60} is not a list of token lists, one for each {kind}"
+                f"context {number}: {group!r:.60} is not a list; give a list of tokens for each {kind}"
             )
         if not group:
-            raise DataError(f"context {number} has no {kind}; add one or leave the context out")
+            raise DataError(f"context {number} has no {kind}; add one or remove the context")
         for tokens in group:
             if not _is_list(tokens) or not all(isinstance(token, str) for token in tokens):
-                raise DataError(f"context {number}: {kind} {tokens!r:.60} is not a list of tokens")
+                raise DataError(
+                    f"context {number}: {kind} {tokens!r:.60} is not a list of tokens; tokenize it"
+                )
     return [[tuple(tokens) for tokens in group] for group in groups]
 
 
@@ -227,17 +237,17 @@ def _is_list(value: object) -> bool:
 
 @lru_cache(maxsize=32768)
 def _ngrams(tokens: _Key, order: int) -> dict[_Key, int]:
-    """How often each n-gram of one order occurs."""
+    """Counts of the n-grams of one order."""
     return Counter(zip(*(tokens[i:] for i in range(order)), strict=False))
 
 
 def _matches(hypothesis: _Key, reference: _Key) -> list[int]:
-    """Matches of each order, each n-gram counted at most as often as the reference has it."""
+    """Clipped matches of each order: an n-gram counts at most as often as in the reference."""
     found = [0] * _SEEN
     for order in range(1, _SEEN + 1):
         limits = _ngrams(reference, order)
         shared = sum(min(n, limits[gram]) for gram, n in _ngrams(hypothesis, order).items() if gram in limits)
         if not shared:
-            break  # a longer n-gram in common would contain one of this order
+            break  # a longer common n-gram would contain one of this order
         found[order - 1] = shared
     return found

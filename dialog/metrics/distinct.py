@@ -1,4 +1,4 @@
-"""How varied responses are: distinct n-grams, length, and how often the same answer comes."""
+"""Diversity of responses: distinct n-grams, length, loops, most common answer."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,18 @@ from typing import Any
 from dialog.metrics.bleu import Tokens
 from lm.errors import visible
 
-FEW = 20  # contexts that are too few for a warning
-LOOPING, SAME = 0.1, 0.5  # shares of responses that loop, and of contexts with one answer, that are too many
+FEW = 20  # contexts; smaller evaluations get no warnings
+LOOPING, SAME = 0.1, 0.5  # shares that cause a warning: of looping responses, of contexts with one answer
 
 
 def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[str]]:
-    """Variety of the responses to each context.
+    """Measure the diversity of the responses to each context (Gu et al. 2019, DialogWAE).
 
     ``intra_distinct_n`` is the share of distinct n-grams within a response, averaged over the responses of a
-    context and then over contexts; ``inter_distinct_n`` the same share within all responses of a context
-    taken together, averaged over contexts (Gu et al. 2019, DialogWAE). A response without an n-gram has
-    share 0, as in their program. ``mean_length`` (tokens), ``looping_share`` (of :func:`loops`),
-    ``most_common_answer`` and its ``most_common_share`` are those of each context's first, best response.
+    context, then over contexts. ``inter_distinct_n`` is that share within all responses of a context
+    together, averaged over contexts. A response without an n-gram has share 0, as in their program.
+    ``mean_length`` (tokens), ``looping_share`` (of :func:`loops`), ``most_common_answer`` and its
+    ``most_common_share`` use only the first, best response of each context.
     """
     best = [tuple(answers[0]) for answers in hypotheses]
     answer, count = Counter(best).most_common(1)[0]
@@ -40,9 +40,9 @@ def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[
 
 
 def warnings(result: Mapping[str, Any]) -> list[str]:
-    """Faults that the variety of an evaluation's responses shows, a line each, with the remedy.
+    """Warnings about looping or uniform responses of an evaluation, one line each, with the remedy.
 
-    There are loops in true responses too, which these are compared with.
+    The share of loops is compared with that of the true responses, which also contain some.
     """
     if result["contexts"] < FEW:
         return []
@@ -50,22 +50,22 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
     looping, human = result["looping_share"], result["yardsticks"]["true_response"]["looping_share"]
     if looping >= LOOPING and looping > 2 * human:
         found.append(
-            f"{looping:.0%} of the responses go round in a loop (true responses: {human:.0%}; "
+            f"{looping:.0%} of the responses repeat themselves in a loop (true responses: {human:.0%}; "
             f"intra-distinct-1 {result['intra_distinct_1']:.2f}): try --set decode.no_repeat_ngram=3"
         )
     if (share := result["most_common_share"]) > SAME:
         answer = visible(" ".join(result["most_common_answer"])[:60])
         found.append(
-            f"{share:.0%} of the contexts have one answer, '{answer}': "
+            f"{share:.0%} of the contexts have the same answer, '{answer}': "
             "train longer, or try --set decode.method=sample"
         )
     return found
 
 
 def loops(tokens: Tokens) -> bool:
-    """Whether three words in a row occur three times in a response.
+    """True if some trigram occurs at least three times in a response.
 
-    Twice is common in speech: in 9 % of the utterances of Zhao et al.'s test split, thrice in 1 %.
+    In Zhao et al.'s test split 9 % of the utterances contain a trigram twice, and 1 % three times.
     """
     return max(Counter(_grams(tokens, 3)).values(), default=0) >= 3
 

@@ -1,7 +1,7 @@
-"""Nearest documents by tf-idf, with inverted indices: no library beyond numpy, no dense matrix.
+"""Nearest documents by tf-idf, with inverted indices in numpy and without a dense matrix.
 
-tf is the raw count, idf = ln((1 + N) / (1 + df)) + 1 over all documents, vectors have length 1, and
-nearness is their product: the usual definition (scikit-learn's ``TfidfVectorizer`` by default).
+tf is the raw count, and idf = ln((1 + N) / (1 + df)) + 1 over all N documents. Similarity is the cosine.
+These are the defaults of scikit-learn's ``TfidfVectorizer``.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Documents:
-    """Documents as sparse vectors. Add them all, call :meth:`finish` once, then use the rest."""
+    """Documents as sparse tf-idf vectors. Add all documents and call :meth:`finish` before other methods."""
 
     split: Callable[[str], list[str]]
-    rows: list[tuple[Ints, Ints]] = field(default_factory=list)  # terms and their counts, by document
+    rows: list[tuple[Ints, Ints]] = field(default_factory=list)  # terms and counts of each document
     _terms: dict[str, int] = field(default_factory=dict)
-    _texts: dict[str, Ints] = field(default_factory=dict)  # terms of each text, which many documents share
+    _texts: dict[str, Ints] = field(default_factory=dict)  # terms of each text, cached
     _idf: Floats = field(default_factory=lambda: np.empty(0))
 
     def add(self, texts: Sequence[str]) -> None:
-        """Append a document made of these texts."""
+        """Append a document that consists of ``texts``."""
         for text in texts:
             if text not in self._texts:
                 ids = [self._terms.setdefault(token, len(self._terms)) for token in self.split(text)]
@@ -39,25 +39,25 @@ class Documents:
         self._idf = np.log((1 + len(self.rows)) / (1 + frequency)) + 1
 
     def weighted(self, terms: Ints, counts: Ints) -> Floats:
-        """The values of a vector of length 1."""
+        """tf-idf values of a document, normalised to length 1."""
         values: Floats = counts * self._idf[terms]
         return values / max(float(np.linalg.norm(values)), 1e-12)
 
     def vector(self, texts: Sequence[str]) -> tuple[Ints, Floats]:
-        """Terms and values of a document that need not be among ours; unknown tokens are left out."""
+        """Terms and tf-idf values of any document, without unknown tokens."""
         ids = [self._terms[token] for text in texts for token in self.split(text) if token in self._terms]
         terms, counts = _counted(np.array(ids, dtype=np.int64))
         return terms, self.weighted(terms, counts)
 
 
 def _counted(ids: Ints) -> tuple[Ints, Ints]:
-    """Distinct terms and how often each occurs."""
+    """Distinct terms and their counts."""
     terms, counts = np.unique(ids, return_counts=True)
     return terms, counts.astype(np.int64)
 
 
 class Index:
-    """Inverted index of some of the documents: for every term, who has it and with what weight."""
+    """Inverted index of some documents: for each term, the documents that contain it and their weights."""
 
     def __init__(self, documents: Documents, members: Sequence[int]) -> None:
         self.members = members
@@ -72,7 +72,7 @@ class Index:
         self._spans = dict(zip(known.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
 
     def ranked(self, vector: tuple[Ints, Floats]) -> list[int]:
-        """Documents that share a term with ``vector``, nearest first; ties in the order of ``members``."""
+        """Documents that share a term with ``vector``, nearest first. Ties keep the order of ``members``."""
         hits = [
             (self._spans[t], v)
             for t, v in zip(*(x.tolist() for x in vector), strict=True)

@@ -1,10 +1,10 @@
-"""Several references for every context: reading, aligning, and finding them by tf-idf.
+"""Multiple references per context: reading and writing the file, alignment, retrieval by tf-idf.
 
-The file is that of Zhao et al. (2017), ``test_multi_ref.json``: a list with one item for each response of the
-test dialogs, which holds the context as ``"A: text\\n"`` lines (at most 9, the first of a dialog being
-``"A: <s> <d> </s>\\n"``) and the responses, *the true one first*.
+The file has the layout of Zhao et al.'s (2017) ``test_multi_ref.json``: a list with an item for each response
+of the test dialogs. An item holds the context and the responses, *the true one first*. The context is a list
+of at most 9 lines ``"A: text\\n"``. At the start of a dialog the first line is ``"A: <s> <d> </s>\\n"``.
 
-Nobody has judged whether retrieved references fit: they are what was said in similar places.
+Retrieved references are responses to similar contexts. Nobody has judged whether they fit.
 """
 
 import json
@@ -25,15 +25,15 @@ from lm.stop import Poll, no_poll
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import BOS, DIALOG, EOS
 
-CONTEXT = 9  # utterances of a context in the file, the pseudo-utterance <d> included
-_START = f"A: {BOS} {DIALOG} {EOS}\n"  # how the file writes the pseudo-utterance
+CONTEXT = 9  # utterances of a context in the file, including the pseudo-utterance <d>
+_START = f"A: {BOS} {DIALOG} {EOS}\n"  # the pseudo-utterance in the file
 
-_Place = tuple[str, bool | None]  # topic, and whether the responder has just spoken (None: nobody has)
+_Place = tuple[str, bool | None]  # topic, and true if the responder spoke last (None: nobody spoke)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceItem:
-    """The references of one context; ``responses`` starts with the true one, ``acts`` is parallel to it."""
+    """References of one context. ``responses`` starts with the true one, and ``acts`` is parallel to it."""
 
     dialog: int
     turn: int
@@ -50,12 +50,12 @@ def build_references(
     neighbours: int = 10,
     poll: Poll = no_poll,
 ) -> list[ReferenceItem]:
-    """Give every test context the responses to its nearest training contexts.
+    """Retrieve the responses to the nearest training contexts for every test context.
 
-    Candidates have the topic of the test dialog and its floor: the responder is, or is not, who spoke last
-    (openings go with openings). Nearness is the cosine of the contexts' tf-idf vectors (WordPunct tokens,
-    lower case, idf over all training contexts); ties go to the earlier one. Repeated responses, the true one
-    among them, and contexts that share no token are passed over: an item may have fewer than ``neighbours``.
+    Candidates have the topic of the test dialog and the same floor: the responder did, or did not, speak
+    last. Openings match only openings. Similarity is the cosine of tf-idf vectors (WordPunct tokens, lower
+    case, idf over all training contexts). Ties go to the earlier context. Repetitions of the true or another
+    response, and contexts without a common token, are skipped, so an item may have fewer than ``neighbours``.
     """
     documents = Documents(WordPunct().split)
     places: dict[_Place, list[int]] = defaultdict(list)
@@ -91,7 +91,7 @@ def _place(dialog: Dialog, turn: int) -> _Place:
 
 
 def _heard(dialog: Dialog, turn: int) -> list[str]:
-    """The texts before a turn; at the start of a dialog the pseudo-utterance alone."""
+    """Texts before a turn, or only the pseudo-utterance at the start of a dialog."""
     return [u.text for u in dialog.utterances[max(0, turn - CONTEXT) : turn]] or [DIALOG]
 
 
@@ -112,7 +112,7 @@ def _item(number: int, turn: int, dialog: Dialog, responses: Sequence[Utterance]
 
 
 def write_references(path: Path, items: Sequence[ReferenceItem]) -> None:
-    """Write items in the layout of ``test_multi_ref.json``, one a line; StorageError where that fails."""
+    """Write items in the layout of ``test_multi_ref.json``, one per line. Raises StorageError on failure."""
     rows = [
         {
             "dialog": item.dialog,
@@ -130,15 +130,15 @@ def write_references(path: Path, items: Sequence[ReferenceItem]) -> None:
 
 
 def read_references(path: Path) -> list[ReferenceItem]:
-    """Read ``test_multi_ref.json`` or what :func:`write_references` wrote.
+    """Read ``test_multi_ref.json`` or a file of :func:`write_references`.
 
-    An item needs ``context`` and ``responses``. DataError where the file is missing or of another layout.
+    An item needs ``context`` and ``responses``. Raises DataError if the file is missing or of another layout.
     """
     name = visible(path)
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > MAX_JSON:
             raise DataError(
-                f"{name}: {readable(size)}, and references are read up to {readable(MAX_JSON)}; split it"
+                f"{name}: {readable(size)} is more than the limit of {readable(MAX_JSON)}; split the file"
             )
         raw = file.read()
     try:
@@ -149,11 +149,11 @@ def read_references(path: Path) -> list[ReferenceItem]:
         raise DataError(
             f"{name}:{error.lineno}: not JSON ({error.msg}); write it with `dialog references`"
         ) from None
-    except ValueError as error:  # Python reads no longer numbers
+    except ValueError as error:  # Python's limit on the digits of a number
         line = re.split(rb"\d{4301}", raw, maxsplit=1)[0].count(b"\n") + 1
         raise DataError(f"{name}:{line}: a number of more than 4,300 digits; write a shorter one") from error
     except RecursionError:
-        raise DataError(f"{name}: nested too deeply for a list of references") from None
+        raise DataError(f"{name}: nested too deeply; write it with `dialog references`") from None
     if not isinstance(items, list) or not items:
         raise DataError(f"{name}: not a list of references; write it with `dialog references`")
     return [_parsed(item, f"{name}: item {number}") for number, item in enumerate(items)]
@@ -167,10 +167,10 @@ def _parsed(item: Any, name: str) -> ReferenceItem:
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise DataError(f"{name}: {key} must be a list of texts; write it with `dialog references`")
     if not item["responses"]:
-        raise DataError(f"{name}: responses is empty; it holds the true response first, then other ones")
+        raise DataError(f"{name}: responses is empty; list the true response first, then the others")
     acts = item.get("resp_dialog_acts") or [""] * len(item["responses"])
     if not isinstance(acts, list) or len(acts) != len(item["responses"]):
-        raise DataError(f"{name}: resp_dialog_acts and responses differ in number")
+        raise DataError(f"{name}: resp_dialog_acts and responses differ in number; give each one act")
     numbers = [item.get(key, -1) for key in ("dialog", "turn")]
     if not all(isinstance(number, int) for number in numbers):
         raise DataError(f"{name}: dialog and turn must be whole numbers")
@@ -188,13 +188,13 @@ def _parsed(item: Any, name: str) -> ReferenceItem:
 def align_references(
     items: Sequence[ReferenceItem], dialogs: Sequence[Dialog], source: str
 ) -> list[ReferenceItem]:
-    """The item of every example, in the order of ``list_examples``, found by its context and response.
+    """Find the item of every example by its context and response, in the order of ``list_examples``.
 
-    Positions in the file mean nothing: Zhao's own order does not follow the dialogs. Where several examples
-    have the same context and response (openings), the topic tells them apart.
+    Positions in the file are ignored, since Zhao's own order does not follow the dialogs. The topic
+    distinguishes examples with the same context and response, such as openings.
 
     Raises:
-        DataError: examples without an item or items without an example: how many, and the first.
+        DataError: examples without an item or items without an example, with their number and the first.
     """
     waiting: dict[tuple[str, ...], list[int]] = defaultdict(list)
     examples = [(n, turn) for n, dialog in enumerate(dialogs) for turn in range(len(dialog.utterances) - 1)]
@@ -236,9 +236,9 @@ def _misfit(
     if strangers:
         said = items[strangers[0]].responses[0]
         parts.append(
-            f"{len(strangers)} of {len(items)} items fit no context, the first {strangers[0]}, {said!r:.60}"
+            f"{len(strangers)} of {len(items)} items match no context, the first {strangers[0]}, {said!r:.60}"
         )
-    return f"{source}: {'; '.join(parts)}; make it for this data with `dialog references`"
+    return f"{source}: {'; '.join(parts)}; build the file for this data with `dialog references`"
 
 
 def _plain(text: str) -> str:
@@ -247,5 +247,5 @@ def _plain(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """What two spellings of an utterance have in common: lower case, single blanks, no <s> and </s>."""
+    """Normalised text of an utterance: lower case, single blanks, no <s> and </s>."""
     return " ".join(word for word in text.lower().split() if word not in (BOS, EOS))

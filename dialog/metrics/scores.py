@@ -1,4 +1,4 @@
-"""All scores of generated responses against references, and the yardsticks to read them by."""
+"""Scores of generated responses against references, with baselines for comparison (yardsticks)."""
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
@@ -21,23 +21,24 @@ BLEU_VERSIONS: dict[str, tuple[Variant, Weights]] = {
 }
 _VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
 _WARNING = (
-    "Constant answers can beat people on precision with several references: one of those often is the same "
-    "short answer. Read precision beside recall, distinct-n and most_common_share."
+    "With several references, constant answers can have a higher precision than people, since one of the "
+    "references often is the same short answer. Read precision beside recall, distinct-n and "
+    "most_common_share."
 )
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Token lists for each context: hypotheses, best first, and references, the true response first."""
+    """Token lists of each context: hypotheses with the best first, references with the true one first."""
 
     hypotheses: Sequence[Sequence[Tokens]]
     references: Sequence[Sequence[Tokens]]
 
 
 class Scorer:
-    """Scores any number of systems against the same references, whose n-grams sacreBLEU counts once.
+    """Scorer of any number of systems against the same references, whose n-grams sacreBLEU counts once.
 
-    DataError where a context lacks references, or text stands in place of a token list.
+    Raises DataError for a context without references, or text instead of a token list.
     """
 
     def __init__(self, references: Sequence[Sequence[Tokens]]) -> None:
@@ -45,16 +46,16 @@ class Scorer:
 
         self.references = groups = token_lists(references, "reference")
         most = max(map(len, groups))
-        streams: list[Any] = [  # the i-th reference of every context, None where there are fewer
+        streams: list[Any] = [  # the i-th reference of every context, None if missing
             [_line(group[i]) if i < len(group) else None for group in groups] for i in range(most)
         ]
         self._sacrebleu = BLEU(tokenize="none", force=True, references=streams)
 
     def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[Result, Result]:
-        """All scores, and BLEU precision and recall of each context.
+        """Compute all scores, and BLEU precision and recall of each context.
 
-        ``sacrebleu`` takes the first hypothesis of each context and all references as they are tokenized.
-        DataError as :func:`dialog.metrics.bleu.count_overlaps`.
+        ``sacrebleu`` scores the first hypothesis of each context against all references, with our tokens.
+        Raises DataError in the cases of :func:`dialog.metrics.bleu.count_overlaps`.
         """
         overlaps = count_overlaps(hypotheses, self.references)
         by_version = {name: bleu_by_context(overlaps, *version) for name, version in BLEU_VERSIONS.items()}
@@ -87,10 +88,11 @@ class Scorer:
 def responses_report(
     responses: Responses, split: Callable[[str], list[str]], poll: Poll = no_poll
 ) -> tuple[Result, Result]:
-    """Scores of the responses, of the same without the true response among the references, and yardsticks.
+    """Score the responses with and without the true response among the references, and the yardsticks.
 
-    ``split`` tokenizes the constant answers. With one reference a context there is no second block, and the
-    true response is scored against itself. Returns what :meth:`Scorer.score` does.
+    ``split`` tokenizes the constant answers. With one reference per context, scores without the true response
+    are omitted, and the true response is scored against itself. Returns the same pair as
+    :meth:`Scorer.score`.
     """
     scorer = Scorer(responses.references)
     poll()
@@ -121,7 +123,7 @@ def responses_report(
 
 
 def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
-    """What changes with the references: BLEU in all versions and sacreBLEU."""
+    """Scores that depend on the references: BLEU in all versions and sacreBLEU."""
     result = judge.score(hypotheses)[0]
     return {
         name: result[name] for name in (*BLEU_VERSIONS, "legacy_undefined_share", "sacrebleu", "references")
@@ -129,22 +131,22 @@ def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
 
 
 def _line(tokens: Tokens) -> str:
-    """Tokens as one line for sacreBLEU, a blank inside a token made visible so that it stays one token."""
+    """Join tokens for sacreBLEU. Blanks inside a token become ``▁``, so that it stays one token."""
     return " ".join("▁".join(token.split()) or "▁" for token in tokens)
 
 
 def _length_ratio(
     hypotheses: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]]
 ) -> float | None:
-    """Tokens of the first hypotheses over those of the references, whose mean each context counts.
+    """Tokens of the first hypotheses divided by those of the references, with the mean over a context's.
 
-    None where the references are empty.
+    Returns None if all references are empty.
     """
     expected = sum(sum(map(len, group)) / len(group) for group in references)
     return sum(len(group[0]) for group in hypotheses) / expected if expected else None
 
 
 def _spread(groups: Sequence[Sequence[Tokens]]) -> Result:
-    """How many there are in a context."""
+    """Minimum, mean and maximum number of token lists per context."""
     sizes = [len(group) for group in groups]
     return {"contexts": len(sizes), "min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}

@@ -175,7 +175,7 @@ def test_misfits_are_counted_and_the_first_is_named() -> None:
         DataError, match=r"^f: 2 of 52 contexts have no item, the first in dialog 0, turn 3; "
     ):
         align_references([*ITEMS[:3], *ITEMS[5:]], TEST, "f")
-    with pytest.raises(DataError, match=r"1 of 53 items fit no context, the first 52, "):
+    with pytest.raises(DataError, match=r"1 of 53 items match no context, the first 52, "):
         align_references([*ITEMS, ITEMS[7]], TEST, "f")
     with pytest.raises(DataError, match=r"52 of 52 contexts .* 52 of 52 items"):
         align_references(ITEMS, made_up(9, 4), "f")
@@ -223,5 +223,5 @@ def test_a_file_of_a_gigabyte_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     path.touch()
     os.truncate(path, 10**9)
-    with pytest.raises(DataError, match=r"huge\.json: 1 GB, and references are read up to 200 MB; split"):
+    with pytest.raises(DataError, match=r"huge\.json: 1 GB is more than the limit of 200 MB; split"):
         read_references(path)
