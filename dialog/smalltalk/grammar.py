@@ -1,8 +1,8 @@
-"""Acts and templates of the built-in corpus, and what a listener gathers from the last utterances.
+"""Acts and templates of the built-in corpus, and parsing of utterances and conversations.
 
-The act of an utterance is read off its text alone, so that the state of a conversation is a function of
-what a dialog model sees. The regular expression of each act is matched against *tagged* text, in which
-every word of a class is replaced by the class: ``i really like <thing> .``
+The act of an utterance is parsed from its text only. So the state of a conversation is a function of the
+input of a dialog model. The regular expression of each act is matched against *tagged* text, in which the
+class of a word replaces the word: ``i really like <thing> .``
 """
 
 import re
@@ -15,9 +15,9 @@ from dialog.utterance import Utterance
 from lm.text.tokenizers import DIALOG, WordPunct
 
 WINDOW = 9  # utterances that a conversation remembers
-NEAR = 4  # earlier things that may be taken up again
+NEAR = 4  # earlier things that may be mentioned again
 _ELEMENT = re.compile(r"\{\w+\}|\w+|[^\w\s{]+")
-# The class of what fills a slot, where the slot does not have its name, and what slots need to refer to.
+# _SLOT_TAGS: word class of a slot whose name differs. _NEEDS: offer of the state that a slot refers to.
 _THINGS = ("new", "far", "it", "old", "theirs", "heard", "misheard")
 _SLOT_TAGS = {"newlabel": "label", "kin": "who", "echo": "quality", "caller": "name", "town": "place"}
 _SLOT_TAGS |= {"samejob": "job"} | dict.fromkeys(_THINGS, "thing")
@@ -26,11 +26,11 @@ _NEEDS |= {s: s for s in ("it", "old", "theirs", "heard", "echo", "kin", "caller
 
 
 class Template(NamedTuple):
-    """One way of putting an act: tokens, and slots in braces."""
+    """A phrasing of an act: tokens, and slots in braces."""
 
     text: str
     elements: tuple[str, ...]
-    needs: frozenset[str]  # what the state must offer (`State.offers`)
+    needs: frozenset[str]  # required entries of `State.offers`
 
 
 class Act(NamedTuple):
@@ -47,38 +47,38 @@ class Act(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is understood of one utterance: its act ("" for what nobody here would say) and words."""
+    """Parse of an utterance: its act ("" if unknown) and its words by class."""
 
     act: str
     opener: str
-    last: dict[str, str]  # the last word of every class; "focus" for thing or label
-    mood: int  # +1 praises, -1 finds fault
+    last: dict[str, str]  # the last word of every class, and of thing or label as "focus"
+    mood: int  # +1 for praise, -1 for criticism
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that the next utterance depends on. Empty strings: nothing of the kind within the window."""
+    """State that determines the distribution of the next utterance. Empty strings: none in the window."""
 
     situation: str
     spoken: int = 0  # utterances in the window
     hush: bool = False  # the last utterance was a backchannel
     topic: str = ""
     focus: str = ""  # the last thing or label
-    mood: int = 0  # of the utterance that is responded to
+    mood: int = 0  # of the utterance to respond to
     stance: int = 0  # of the responder, towards `it`
-    stale: int = 0  # utterances on this topic
-    names: Mapping[str, str] = field(default_factory=dict)  # what slots refer to: it, heard, echo, kin, …
-    old: tuple[str, ...] = ()  # earlier things, the nearest first
-    theirs: tuple[str, ...] = ()  # those of the other speaker
-    who: str = ""  # whom, where, which job and with which openers the responder spoke (of) last
+    stale: int = 0  # utterances on the topic
+    names: Mapping[str, str] = field(default_factory=dict)  # referents of slots: it, heard, echo, kin, …
+    old: tuple[str, ...] = ()  # earlier things, the latest first
+    theirs: tuple[str, ...] = ()  # earlier things of the other speaker
+    who: str = ""  # the responder's last person, then last place and job, and openers used
     place: str = ""
     job: str = ""
     openers: tuple[str, ...] = ()
-    offers: frozenset[str] = frozenset()  # what templates may need
+    offers: frozenset[str] = frozenset()  # names available to templates
 
 
 class Grammar:
-    """The acts, the situations in which they follow, and the reading of utterances and conversations."""
+    """Acts, the situations in which they follow, and a parser of utterances and conversations."""
 
     def __init__(self, tables: Tables, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
@@ -110,7 +110,7 @@ class Grammar:
         return "".join(f"<{tags[token]}> " if token in tags else f"{token} " for token in tokens)
 
     def read(self, text: str) -> Reading:
-        """Understand one utterance."""
+        """Parse one utterance."""
         reading = self._read.get(text)
         if reading is None:
             tokens = self._split(text)
@@ -128,11 +128,11 @@ class Grammar:
         return reading
 
     def state(self, context: Sequence[Utterance], responder: str) -> State:
-        """What the last ``WINDOW`` utterances leave for the next speaker; ``<d>`` is no utterance."""
+        """State for the next speaker after the last ``WINDOW`` utterances, ``<d>`` not counted."""
         heard = [(u.speaker == responder, self.read(u.text)) for u in context[-WINDOW:] if u.text != DIALOG]
         if not heard:
             return State("start")
-        # Backchannels and repairs leave things as they were, so that a question waits for its answer.
+        # Backchannels and repairs are skipped, so that an earlier question still waits for its answer.
         told = [(mine, r) for mine, r in heard if not r.act or self.acts[r.act].other][::-1] or heard[::-1]
         mine, last = told[0]
         ours = [r for m, r in told if m]

@@ -1,9 +1,9 @@
-"""The built-in corpus: seeded two-party telephone small talk whose true distribution is known.
+"""The built-in corpus: seeded two-party telephone small talk with a known true distribution.
 
-An utterance is drawn in steps: an act, given the situation; one of its templates; then what fills the slots,
-left to right. Every step depends only on a state that is read off the text of the last nine utterances, so
-a model that sees these can, in principle, attain the true perplexity. Several derivations may give the same
-words; the forward algorithm sums over them, which makes the probability of every next token exact.
+An utterance is drawn in steps: an act given the situation, one of its templates, then a phrase for each slot
+from left to right. Every step depends only on a state parsed from the text of the last nine utterances. So
+a model with these as input can attain the true perplexity. Several derivations may give the same words. The
+forward algorithm sums over them, which makes the probability of every next token exact.
 """
 
 import math
@@ -22,11 +22,11 @@ from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError, visible
 from lm.text.tokenizers import EOS, WordPunct
 
-LONG_ENOUGH = 9  # utterances before anybody wants to hang up
+LONG_ENOUGH = 9  # utterances before a conversation may end
 SPLITS = {"train": 800, "valid": 100, "test": 100}  # dialogs by default
 
 Choice = TypeVar("Choice")
-# Where in which template, with which tokens of a phrase still to come, after which class words.
+# Act, template, position in the template, remaining tokens of the present phrase, class words so far.
 Derivation = tuple[Act, Template, int, Phrase, Said]
 Frontier = dict[Derivation, float]
 
@@ -34,7 +34,7 @@ _SPLIT, _JOIN = WordPunct().split, WordPunct().join
 
 
 class Process:
-    """The stochastic process behind the corpus, for the word lists and templates of ``tables``."""
+    """Stochastic process that generates the corpus from the word lists and templates of ``tables``."""
 
     def __init__(self, tables: Tables) -> None:
         self.lexicon = Lexicon(tables)
@@ -44,13 +44,13 @@ class Process:
         self._templates: dict[tuple[str, str, frozenset[str]], list[tuple[Template, float]]] = {}
 
     def acts(self, state: State) -> list[tuple[Act, float]]:
-        """The acts possible in a state, with their probabilities."""
+        """Possible acts in a state, with their probabilities."""
         weights = [(act, base * self._tendency(act, state)) for act, base in self._customary(state)]
         total = math.fsum(weight for _, weight in weights)
         return [(act, weight / total) for act, weight in weights if weight]
 
     def _customary(self, state: State) -> list[tuple[Act, float]]:
-        """The acts of a situation, with weights that depend on what the conversation is about."""
+        """Acts of a situation, with weights that depend on the group of the focus, or the topic."""
         group = self.lexicon.group.get(state.focus, state.topic)
         key = (state.situation, group)
         if key not in self._customs:
@@ -60,7 +60,7 @@ class Process:
         return self._customs[key]
 
     def _tendency(self, act: Act, state: State) -> float:
-        """How the conversation so far favours an act: 0 rules it out."""
+        """Factor of an act's weight, given the conversation so far. 0 = impossible."""
         if (
             (act.name == "close" and state.spoken < LONG_ENOUGH)
             or (act.name == "repair" and "heard" not in state.offers)
@@ -75,7 +75,7 @@ class Process:
         return math.exp(0.35 * (state.stale - 3)) if act.name.startswith("shift") else 1.0
 
     def templates(self, act: Act, state: State) -> list[tuple[Template, float]]:
-        """The ways of putting an act in a state, with their probabilities."""
+        """Usable templates of an act in a state, with their probabilities."""
         key = (act.name, state.topic, state.offers)
         if key not in self._templates:
             usable = [template for template in act.templates if template.needs <= state.offers]
@@ -100,7 +100,7 @@ class Process:
         return act, tokens
 
     def frontier(self, state: State) -> Frontier:
-        """All derivations before the first token, with their probabilities."""
+        """Derivations before the first token, with their probabilities."""
         return {
             (act, template, 0, (), ()): probability * share
             for act, probability in self.acts(state)
@@ -108,7 +108,7 @@ class Process:
         }
 
     def advance(self, state: State, frontier: Frontier, token: str) -> tuple[float, Frontier]:
-        """P(token | the tokens so far), and the derivations that remain, their probabilities summing to 1."""
+        """P(token | tokens so far), and the remaining derivations with probabilities that sum to 1."""
         reached: Frontier = defaultdict(float)
         for derivation, weight in frontier.items():
             for _, probability, following in self._expand(state, derivation, token):
@@ -117,7 +117,7 @@ class Process:
         return total, {derivation: weight / total for derivation, weight in reached.items()}
 
     def distribution(self, state: State, frontier: Frontier) -> dict[str, float]:
-        """P(next token) for every token that may come next, ``</s>`` included."""
+        """P(next token) for every possible next token, including ``</s>``."""
         shares: dict[str, list[float]] = defaultdict(list)
         for derivation, weight in frontier.items():
             for token, probability, _ in self._expand(state, derivation, None):
@@ -127,7 +127,7 @@ class Process:
     def _expand(
         self, state: State, derivation: Derivation, token: str | None
     ) -> Iterator[tuple[str, float, Derivation]]:
-        """What a derivation may go on with, or only ``token``: (token, probability, derivation)."""
+        """Yield (token, probability, derivation) for each possible next token, or only for ``token``."""
         act, template, at, rest, said = derivation
         if rest:
             if token in (None, rest[0]):
@@ -151,11 +151,11 @@ class Process:
                     yield following, probability * share, derived
 
     def topic(self, text: str) -> str:
-        """The topic of what an utterance is about, or ""."""
+        """Topic of an utterance's last thing or label, or ""."""
         return self.lexicon.topic.get(self.grammar.read(text).last.get("focus", ""), "")
 
     def converse(self, random: Random) -> tuple[Utterance, ...]:
-        """Draw a whole conversation. Who speaks next, and when it ends, follows from what was said before."""
+        """Draw a whole conversation. The next speaker and the end depend on the utterances before."""
         speaker = random.choice("AB")
         spoken: list[Utterance] = []
         while True:
@@ -168,7 +168,7 @@ class Process:
                 speaker = "B" if speaker == "A" else "A"
 
     def log_prob(self, context: Sequence[Utterance], utterance: Utterance) -> float:
-        """ln P(utterance, its end included | the utterances before it); -inf if it cannot occur."""
+        """ln P(utterance and its end | the utterances before it), -inf if it cannot occur."""
         state = self.grammar.state(context, utterance.speaker)
         frontier, log_prob = self.frontier(state), 0.0
         for token in (*_SPLIT(utterance.text), EOS):
@@ -180,10 +180,10 @@ class Process:
 
 
 def generate(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[Dialog]:
-    """The conversations of a split ("train", "valid" or "test"), the same on every machine.
+    """Generate the dialogs of a split ("train", "valid" or "test"), the same on every machine.
 
-    ``dialogs`` is how many (None: the split's default); a smaller number gives the first of them. Another
-    ``seed`` gives other conversations of the same distribution. DataError for an unknown split.
+    ``dialogs`` is their number, None = the default of the split. A smaller number gives the first of them.
+    Another ``seed`` gives other dialogs of the same distribution. Raises DataError for an unknown split.
     """
     if split not in SPLITS:
         raise DataError(f"smalltalk:{visible(split)}: no such split; use {', '.join(SPLITS)}")
@@ -191,11 +191,11 @@ def generate(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[D
     return [_dialog(split, seed, number) for number in range(count)]
 
 
-@cache  # a demo reads every split for each of its models
+@cache  # the demo generates every split for each of its models
 def _dialog(split: str, seed: int, number: int) -> Dialog:
     name = f"smalltalk/{split}/{seed}/{number}"
     process = default_process()
-    utterances = process.converse(Random(name))  # strings seed it by SHA-512
+    utterances = process.converse(Random(name))  # Random seeds with the SHA-512 of a string
     topics = Counter(topic for utterance in utterances if (topic := process.topic(utterance.text)))
     return Dialog(name, topics.most_common(1)[0][0] if topics else "", utterances)
 
@@ -212,10 +212,10 @@ def _draw(choices: Sequence[tuple[Choice, float]], random: Random) -> Choice:
 def next_token_distribution(
     context: Sequence[Utterance], responder: str, prefix: Sequence[str]
 ) -> dict[str, float]:
-    """The true P(next token) of a response after its first tokens (WordPunct, lower case), in any context.
+    """True P(next token) of a response after its first tokens (WordPunct, lower case), in any context.
 
-    ``</s>`` stands for the end of the utterance; tokens left out have probability 0. Only the last nine
-    utterances of the context matter. DataError for a prefix that cannot occur.
+    ``</s>`` is the end of the utterance. Absent tokens have probability 0. Only the last nine utterances of
+    the context matter. Raises DataError for a prefix that cannot occur.
     """
     process = default_process()
     state = process.grammar.state(context, responder)
@@ -224,22 +224,22 @@ def next_token_distribution(
         probability, frontier = process.advance(state, frontier, token)
         if not probability:
             raise DataError(
-                f"smalltalk: nobody says {' '.join(prefix)!r} here; use a prefix of possible words"
+                f"smalltalk: the prefix {' '.join(prefix)!r} cannot occur here; use possible next words"
             )
     return process.distribution(state, frontier)
 
 
 def log_prob(dialog: Dialog) -> list[float]:
-    """The true ln P of each utterance, ``</s>`` included, given all earlier ones; -inf: it cannot occur."""
+    """True ln P of each utterance with its ``</s>``, given all earlier ones, -inf if it cannot occur."""
     said = dialog.utterances
     return [default_process().log_prob(said[:turn], utterance) for turn, utterance in enumerate(said)]
 
 
 def true_nll(dialogs: Sequence[Dialog]) -> tuple[float, int]:
-    """-Σ ln P (nats) and the number of tokens, ``</s>`` included, of all utterances but each dialog's last.
+    """-Σ ln P (nats) and the number of tokens of all utterances except each dialog's last, ``</s>`` included.
 
     These are the targets of ``dialog.batches.list_examples``, so exp(nll / tokens) is the perplexity of a
-    perfect model. DataError for dialogs that are not of this corpus.
+    perfect model. Raises DataError for dialogs of another corpus.
     """
     parts: list[float] = []
     tokens = 0
@@ -248,17 +248,17 @@ def true_nll(dialogs: Sequence[Dialog]) -> tuple[float, int]:
         tokens += sum(len(_SPLIT(u.text)) + 1 for u in dialog.utterances[:-1])
         if -math.inf in parts:
             raise DataError(
-                f"{visible(dialog.id)}: is not small talk of this corpus; it has no true perplexity"
+                f"{visible(dialog.id)}: not a dialog of the built-in corpus; its true perplexity is unknown"
             )
     return -math.fsum(parts), tokens
 
 
 @cache
 def default_process() -> Process:
-    """The process of the corpus that is part of the package."""
+    """Process of the corpus in the package."""
     return Process(load_tables())
 
 
 def load_tables() -> Tables:
-    """The word lists, templates and acts of the corpus."""
+    """Load the word lists, templates and acts of the corpus."""
     return loads(files("dialog.smalltalk").joinpath("corpus.toml").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""What fills the slots of the built-in corpus's templates, as distributions that depend on what was said."""
+"""Distributions of phrases for the slots of templates, given the state of the conversation."""
 
 import math
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import numpy as np
 from dialog.smalltalk.grammar import Act, State
 from dialog.smalltalk.words import Lexicon, Options, Phrase, Support, Vector
 
-Said = tuple[str, ...]  # class words of the utterance so far
+Said = tuple[str, ...]  # words with a class in the utterance so far
 Fill = Callable[[Act, State, Said], Options]
 
 
 class Slots:
-    """Distributions for slots, each computed once."""
+    """Distributions for slots, cached."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
         self._known: dict[tuple[object, ...], Options] = {}
-        self._supports: dict[str, Support] = {}  # of {far}, by the topic that it leaves out
+        self._supports: dict[str, Support] = {}  # of {far}, by the excluded topic
         self._associations: dict[tuple[str, str, float], Vector] = {}
         self._biases: dict[tuple[str, str, str | int], Vector] = {}
         self._fill: dict[str, Fill] = {
@@ -35,7 +35,7 @@ class Slots:
         }
 
     def options(self, slot: str, act: Act, state: State, said: Said) -> Options:
-        """The distribution for a slot, given the state and the class words said before in the utterance."""
+        """Distribution for a slot, given the state and the class words before it in the utterance."""
         if slot in state.names:
             return self._only(state.names[slot])
         if slot in ("old", "theirs"):
@@ -51,7 +51,7 @@ class Slots:
         return self._blend(name, context, 0.4)
 
     def _about(self, state: State, said: Said) -> str:
-        """The thing in question: the last one of this utterance, or the focus of the conversation."""
+        """Thing that is talked about: the last one of the utterance, else the focus of the conversation."""
         return next((word for word in reversed(said) if word in self.lexicon.topic), state.focus)
 
     def _topic(self, state: State, said: Said) -> str:
@@ -116,14 +116,14 @@ class Slots:
         return self._blend(act.opener, act.name, 0.35, state.openers, 0.25)
 
     def _only(self, word: str) -> Options:
-        """One word for certain."""
+        """A single word with probability 1."""
         key = ("only", word)
         if key not in self._known:
             self._known[key] = Options(Support([(word,)]), np.ones(1))
         return self._known[key]
 
     def _earlier(self, things: tuple[str, ...], focus: str) -> Options:
-        """One of the earlier things, rather a recent one and one that goes with the focus."""
+        """One of the earlier things, with more weight on recent ones and on affinity to the focus."""
         key = ("earlier", things, focus)
         if key not in self._known:
             weights = [
@@ -145,9 +145,9 @@ class Slots:
         second: str = "",
         bias: tuple[str, str | int] = ("", 0),
     ) -> Options:
-        """List ``name`` as the context word attracts it, except that ``copy`` has the probability ``share``.
+        """Phrases of list ``name`` given a context word. ``copy`` gets the probability ``share``.
 
-        ``without`` is left out, ``second`` is another word that attracts, ``bias`` a mood or a gender.
+        ``without`` is excluded, ``second`` is another context word, and ``bias`` is a mood or a gender.
         """
         support = self.lexicon.lists[name]
         if without:
@@ -176,7 +176,7 @@ class Slots:
         return self._associations[key]
 
     def _bias(self, name: str, kind: str, value: str | int) -> Vector:
-        """Factors for the words of a list: good words in a good mood, women's names for women."""
+        """Factors for the words of a list: positive words in a good mood, women's names for women."""
         key = (name, kind, value)
         if key not in self._biases:
             words = [" ".join(phrase) for phrase in self.lexicon.lists[name].phrases]

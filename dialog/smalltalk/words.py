@@ -1,8 +1,8 @@
-"""Words of the built-in corpus: their classes, and how strongly one attracts another.
+"""Words of the built-in corpus: their classes, and the association between words.
 
-Whatever may be said at some place of an utterance is an :class:`Options`, a distribution over phrases. Those
-over large word classes come from :meth:`Lexicon.associate`, a mixture of softmaxes of random bilinear forms:
-its log-probability matrix, contexts by words, has a rank that no single softmax of small dimension reaches.
+An :class:`Options` is a distribution over phrases at one place of an utterance. Distributions over large word
+classes come from :meth:`Lexicon.associate`, a mixture of softmaxes of random bilinear forms. The rank of its
+log-probability matrix (contexts × words) exceeds that of any single softmax of small dimension.
 """
 
 import math
@@ -21,14 +21,14 @@ Phrase = tuple[str, ...]
 Vector = NDArray[np.float64]
 Tables = Mapping[str, Any]  # corpus.toml, or a smaller corpus of the same layout
 
-FACETS = 3  # softmaxes that an association mixes
-FEATURES = 4  # of a word, in each facet
+FACETS = 3  # softmaxes in the mixture of an association
+FEATURES = 4  # per word and facet
 PEOPLE = ("people_she", "people_he", "people_any")
 NAMES = ("names_she", "names_he")
 
 
 class Support:
-    """The phrases among which there is a choice, found by their first token (``""``: the empty phrase)."""
+    """Phrases of a distribution, indexed by their first token (``""``: the empty phrase)."""
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
         self.phrases = tuple(phrases)
@@ -38,16 +38,16 @@ class Support:
             self._by_first.setdefault(phrase[0] if phrase else "", []).append(index)
 
     def starting(self, token: str) -> Sequence[int]:
-        """Indices of the phrases that begin with a token; ``""`` gives the empty one."""
+        """Indices of the phrases that begin with a token. ``""`` gives the empty phrase."""
         return self._by_first.get(token, ())
 
 
 class Options:
-    """A distribution over the phrases of a support, from weights (phrases,) that are not all 0."""
+    """A distribution over the phrases of a support, from weights (phrases,), not all 0."""
 
     def __init__(self, support: Support, weights: Vector) -> None:
         self.support = support
-        # Arrays, because the garbage collector would walk through lists.
+        # An array, because the garbage collector would traverse a list.
         self.probabilities = array("d", (weights / weights.sum()).tobytes())
 
     @cached_property
@@ -59,19 +59,19 @@ class Options:
         return self.support.phrases[bisect(self._cumulative, random.random() * self._cumulative[-1])]
 
     def starting(self, token: str) -> Iterator[tuple[Phrase, float]]:
-        """The phrases that begin with a token, with their probabilities."""
+        """Phrases that begin with a token, with their probabilities."""
         for index in self.support.starting(token):
             yield self.support.phrases[index], self.probabilities[index]
 
     def items(self) -> Iterator[tuple[Phrase, float]]:
-        """All phrases with their probabilities."""
+        """Phrases with their probabilities."""
         return zip(self.support.phrases, self.probabilities, strict=True)
 
 
 class Lexicon:
-    """Every word class and phrase list, the class (``tag``), topic and group of every word, and associations.
+    """Word classes and phrase lists, the class (``tag``), topic and group of every word, and associations.
 
-    Lists are named by class, and by topic where the class depends on it: ``"place"``, ``"thing food"``.
+    The name of a list is its class, plus the topic if the class depends on it: ``"place"``, ``"thing food"``.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -119,16 +119,17 @@ class Lexicon:
             self._priors[name][0] = math.log(empty[name] * average)
 
     def _rank(self, name: str) -> None:
-        """A prior that falls with a rank drawn at random, a little flatter than Zipf's law."""
+        """Set a log prior that falls with a random rank, a little flatter than Zipf's law."""
         phrases = self.lists[name].phrases
         drawn = sorted(range(len(phrases)), key=lambda i: Random(f"{name}/{phrases[i]}").random())
         self._priors[name] = np.zeros(len(phrases))
         self._priors[name][drawn] = -0.7 * np.log(np.arange(len(phrases)) + 4.0)
 
     def features(self, word: str, side: str) -> Vector:
-        """What a word is like as a context or as a target (``side`` says which): (FACETS, FEATURES).
+        """Features (FACETS, FEATURES) of a word as ``side``, "context" or "target".
 
-        Words of one group are alike. In the first facet both sides agree, so that a group attracts itself.
+        Words of a group have similar features. In the first facet both sides agree, so that words of a group
+        attract each other.
         """
         known = self._features.get((word, side))
         if known is None:
@@ -149,7 +150,7 @@ class Lexicon:
     def associate(self, context: str, name: str, strength: float) -> Vector:
         """P(phrase of list ``name`` | context): Σ_k π_k softmax(prior + strength · x_k · y_k), (phrases,)."""
         x = self.features(context, "context")
-        # Rounded, so that another processor's last digit does not make another corpus.
+        # Rounding keeps the corpus independent of the processor's last digits.
         scores = self._priors[name] + strength * (self.targets(name) @ x[:, :, None])[:, :, 0]
         exponents = np.exp(np.round(scores - scores.max(1, keepdims=True), 6))
         shares = np.exp(np.round(1.5 * x[:, 0], 6))
@@ -157,7 +158,7 @@ class Lexicon:
         return mixed
 
     def affinity(self, context: str, other: str) -> float:
-        """A fixed number of about unit variance for a pair of words, high where they go together."""
+        """Fixed affinity of a pair of words, of about unit variance and higher for words that go together."""
         key = (context, other)
         if key not in self._affinities:
             x, y = self.features(context, "context")[1], self.features(other, "target")[1]
@@ -166,7 +167,7 @@ class Lexicon:
 
 
 def _noise(key: str) -> Vector:
-    """Fixed numbers of mean 0 and variance 1: (FACETS, FEATURES); the same on every machine."""
+    """Fixed numbers (FACETS, FEATURES) of mean 0 and variance 1, the same on every machine."""
     random = Random(f"highrank/{key}")
     draws = [sum(random.random() for _ in range(3)) - 1.5 for _ in range(FACETS * FEATURES)]
     return 2.0 * np.array(draws).reshape(FACETS, FEATURES)

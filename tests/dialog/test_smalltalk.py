@@ -373,9 +373,9 @@ def test_default_sizes() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(DataError, match=r"smalltalk:tset: no such split"):
         generate("tset")
-    with pytest.raises(DataError, match=r"nobody says 'hello quantum' here"):
+    with pytest.raises(DataError, match=r"the prefix 'hello quantum' cannot occur here"):
         next_token_distribution([], "A", ["hello", "quantum"])
     strange = Dialog("x\x1b[2J", "", tuple(say("A: the quark decays", "B: uh huh", "A: bye")))
     assert log_prob(strange)[0] == -math.inf
-    with pytest.raises(DataError, match=r"^x\\x1b\[2J: is not small talk"):
+    with pytest.raises(DataError, match=r"^x\\x1b\[2J: not a dialog of the built-in corpus"):
         true_nll([strange])
