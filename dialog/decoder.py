@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.config import DialogConfig
 from dialog.encoders import Memory
 from lm.cells.stack import recurrent_stack
+from lm.heads.states import Layers
 from lm.regularize import dropout
 
 SequenceT = TypeVar("SequenceT", Tensor, PackedSequence)
@@ -58,10 +59,9 @@ class DecoderState:
 class Decoder(nn.Module):
     """The recurrent decoder; its hidden states go to the head.
 
-    ``lower_sizes`` are the sizes of what its layers read, the highest first, for a head that reads lower
-    layers too. The states of such a head are those of the last layer, after attention and dropout, and after
-    them what the last layer reads, the one below it, and so on: as many as ``config.lower_components`` of
-    the head has.
+    ``lower_sizes`` are the sizes of the inputs of its layers, the highest first, for a head that reads lower
+    layers too. The head gets the states of the last layer, after attention and dropout. Below them are the
+    inputs of the last layer, of the one below it, and so on: as many as ``head.lower_components`` has.
     """
 
     def __init__(self, config: DialogConfig) -> None:
@@ -89,8 +89,8 @@ class Decoder(nn.Module):
         )
         return DecoderState(tuple(layers), memory)
 
-    def forward(self, words: PackedSequence, state: DecoderState, rows: Tensor) -> Tensor:
-        """What the head reads of whole responses, packed (N, ·).
+    def forward(self, words: PackedSequence, state: DecoderState, rows: Tensor) -> Layers:
+        """The hidden states of whole responses, packed (N, ·).
 
         Args:
             words: embedded inputs, packed (N, E), longest response first.
@@ -104,13 +104,14 @@ class Decoder(nn.Module):
             outputs = pack_padded_sequence(self.attention(padded, state.memory), lengths, batch_first=True)
         return self._for_head(outputs.data, [one.data for one in lower])
 
-    def step(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """One token: words (R, E) → what the head reads (R, ·), and the next state."""
+    def step(self, words: Tensor, state: DecoderState) -> tuple[Layers, DecoderState]:
+        """One token: words (R, E) → hidden states (R, ·), and the next state."""
         inputs = self._inputs(words, state.memory.summary, None)[:, None]
         outputs, lower, layers = self._run(inputs, state)
         if self.attention is not None:
             outputs = self.attention(outputs, state.memory)
-        return self._for_head(outputs, lower)[:, 0], DecoderState(layers, state.memory)
+        hidden = self._for_head(outputs, lower).map(lambda states: states[:, 0])
+        return hidden, DecoderState(layers, state.memory)
 
     def _run(
         self, inputs: SequenceT, state: DecoderState
@@ -126,9 +127,8 @@ class Decoder(nn.Module):
             after.append(last if isinstance(last, tuple) else (last,))
         return _summed(outputs) if self.config.layer_sum else inputs, read, tuple(after)
 
-    def _for_head(self, outputs: Tensor, lower: Sequence[Tensor]) -> Tensor:
-        dropped = dropout(outputs, self.dropout, self.training)
-        return torch.cat((dropped, *lower[: self.lower]), -1) if self.lower else dropped
+    def _for_head(self, outputs: Tensor, lower: Sequence[Tensor]) -> Layers:
+        return Layers(dropout(outputs, self.dropout, self.training), tuple(lower[: self.lower]))
 
     def _inputs(self, words: Tensor, summary: Tensor, rows: Tensor | None) -> Tensor:
         if not self.config.feed_context:

@@ -15,6 +15,7 @@ from dialog.decoder import Decoder, DecoderState
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
 from lm.cells.layers import uniform_parameters
 from lm.heads.head import Head
+from lm.heads.states import Layers
 
 
 class Seq2Seq(nn.Module):
@@ -44,8 +45,8 @@ class Seq2Seq(nn.Module):
         """The contexts of a batch; equal utterances are encoded once."""
         return cast(Memory, self.encoder(self.embedding, batch))
 
-    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Teacher-forced decoding: what the head reads (N, ·), targets (N,), row of every token (N,)."""
+    def hidden(self, batch: Batch) -> tuple[Layers, Tensor, Tensor]:
+        """Teacher-forced decoding: hidden states (N, ·), targets (N,), row of every token (N,)."""
         state = self.decoder.start(self.encode(batch))
         inputs = pack_padded_sequence(batch.inputs, batch.lengths, batch_first=True)
         targets = pack_padded_sequence(batch.targets, batch.lengths, batch_first=True).data

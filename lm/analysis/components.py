@@ -162,7 +162,7 @@ def components_of_run(
     if head.parts.mixes == "contexts":
         with torch.no_grad():
             readings = trained.readings(ids, poll=poll)
-            priors = (link.log_normalised(prior(hidden[:, 0]).double()) for hidden, _ in readings)
+            priors = (link.log_normalised(prior(hidden.last[:, 0]).double()) for hidden, _ in readings)
             result = prior_statistics(priors, poll)
     else:
         rows = max(1, min(64, (8 << 20) // (head.components * vocab)))  # of a block, 64 MB of float64 at most

@@ -154,7 +154,7 @@ def _add_temperatures(
             if (example := places.get(start + row)) is None:
                 continue
             with torch.no_grad():
-                tau = trained.model.head.temperatures(hidden[row])[0].tolist()
+                tau = trained.model.head.temperatures(hidden.last[row])[0].tolist()
             example.setdefault("temperature", {})[key] = tau[words[example["target"]]]
             for guess in example["guesses"][key]:
                 guess["temperature"] = tau[words[guess["word"]]]

@@ -65,7 +65,7 @@ def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
     window = max(1, min(256, _ENTRIES // vocab))
     for hidden, targets in trained.readings(ids, window=window, poll=poll):
         with torch.no_grad():
-            tau = head.temperatures(hidden[:, 0]).double().cpu()
+            tau = head.temperatures(hidden.last[:, 0]).double().cpu()
         sums += tau.sum(0)
         squares += tau.square().sum(0)
         at_words.append(tau.gather(1, targets.cpu()[:, None])[:, 0].numpy())

@@ -31,6 +31,7 @@ from lm.heads.config import HeadConfig
 from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
 from lm.heads.output_layer import Mixture, OutputLayer
 from lm.heads.precision import precise
+from lm.heads.states import Layers, States
 from lm.regularize import dropout_mask
 
 __all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
@@ -71,8 +72,8 @@ class Head(OutputLayer):
         vocab_size: V.
         embedding: the (V, E) parameter to share when ``config.tied``.
         lower_sizes: the sizes of the layers below the last that the model can hand over, the highest first.
-            A doc head takes the first few of them, as ``config.lower_components`` says: what it reads is then
-            their concatenation after the last layer's states, and stands for H in what follows.
+            A doc head reads the first few of them, as many as ``config.lower_components`` has, from the
+            ``Layers`` that it gets. Every other head takes a plain tensor as well.
 
     Raises:
         ConfigError: if tying is asked for without an embedding of the right shape, or lower layers that the
@@ -116,7 +117,7 @@ class Head(OutputLayer):
         if config.learn_context_scale:
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
 
-    def contexts(self, hidden: Tensor, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def contexts(self, hidden: States, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The vectors that meet the output matrix, and how they are mixed.
 
         Latent dropout happens here, one mask for all time steps of a stream: with ``hidden`` of shape
@@ -127,14 +128,14 @@ class Head(OutputLayer):
             contexts (..., K, E), where K = 1 unless mos, moss, doc or mixtape; log π (..., K), or None where
             probabilities are not mixed.
         """
+        last, lower = Layers.of(hidden)
         if self.latent is None:
             if self.projection is None:  # these states have had their own dropout
-                return hidden.unsqueeze(-2), None
-            return self._drop(self.projection(hidden), streams).unsqueeze(-2), None
-        last, *below = hidden.split((self.hidden_size, *self.lower_sizes), -1) if self.lower else (hidden,)
+                return last.unsqueeze(-2), None
+            return self._drop(self.projection(last), streams).unsqueeze(-2), None
         latent = self.latent(last)
-        if below:
-            others = (layer(states) for layer, states in zip(self.lower, below, strict=True))
+        if self.lower:
+            others = (layer(states) for layer, states in zip(self.lower, lower, strict=True))
             latent = torch.cat((latent, *others), -1)
         copies = self.components if self.config.shared_latent_mask else 1
         latent = self._drop(torch.tanh(latent), streams, copies) * self.scale
@@ -148,7 +149,7 @@ class Head(OutputLayer):
         return latent, log_prior
 
     def objective(
-        self, hidden: Tensor, targets: Tensor, streams: Tensor | None = None
+        self, hidden: States, targets: Tensor, streams: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What training minimises, and :meth:`loss`, which is a part of it: sums over tokens in nats.
 
@@ -161,13 +162,15 @@ class Head(OutputLayer):
             objective = objective * self.mean_word_temperature(mixture.states)
         if config.prior_penalty:
             of_streams = config.prior_penalty_of == "streams"
-            penalty = prior_penalty(mixture.log_prior, _streams(hidden, streams) if of_streams else None)
+            penalty = prior_penalty(
+                mixture.log_prior, _streams(Layers.of(hidden).last, streams) if of_streams else None
+            )
             objective = objective + targets.numel() * config.prior_penalty * penalty
         return objective, loss
 
     def loss(
         self,
-        hidden: Tensor,
+        hidden: States,
         targets: Tensor,
         weights: Tensor | None = None,
         streams: Tensor | None = None,
@@ -186,7 +189,7 @@ class Head(OutputLayer):
 
     def nll(
         self,
-        hidden: Tensor,
+        hidden: States,
         targets: Tensor,
         streams: Tensor | None = None,
         component_temperature: float = 1.0,
@@ -199,7 +202,7 @@ class Head(OutputLayer):
         return self.mixture_nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(
-        self, hidden: Tensor, component_temperature: float = 1.0, operand: Tensor | None = None
+        self, hidden: States, component_temperature: float = 1.0, operand: Tensor | None = None
     ) -> Tensor:
         """log P(v) of every word, (..., V), normalised and at least float32.
 
@@ -210,32 +213,33 @@ class Head(OutputLayer):
         """
         mixture = self._flat(hidden, None)
         log_probs = self.mixture_log_probs(mixture, component_temperature, operand)
-        return log_probs.view(*hidden.shape[:-1], self.vocab_size)
+        return log_probs.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
-    def component_log_probs(self, hidden: Tensor) -> Tensor:
+    def component_log_probs(self, hidden: States) -> Tensor:
         """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss or doc.
 
         Its logsumexp over K is :meth:`log_probs`, over V the log prior.
         """
         joint = self.joint_log_probs(self._flat(hidden, None))
-        return joint.view(*hidden.shape[:-1], *joint.shape[1:])
+        return joint.view(*Layers.of(hidden).last.shape[:-1], *joint.shape[1:])
 
-    def temperatures(self, hidden: Tensor) -> Tensor:
-        """What the logits are divided by, (..., V); ones where nothing divides them."""
-        return self.word_temperatures(self._states(hidden)).view(*hidden.shape[:-1], self.vocab_size)
+    def temperatures(self, hidden: States) -> Tensor:
+        """Divisors of the logits, (..., V); ones for a head without temperature."""
+        last = Layers.of(hidden).last
+        return self.word_temperatures(self._rows(last)).view(*last.shape[:-1], self.vocab_size)
 
-    def _flat(self, hidden: Tensor, streams: Tensor | None) -> Mixture:
+    def _flat(self, hidden: States, streams: Tensor | None) -> Mixture:
         """A row for every token, at least float32."""
         contexts, log_prior = self.contexts(hidden, streams)
         contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
         if log_prior is None:
             log_prior = contexts.new_zeros(len(contexts), 1)
         log_prior = log_prior.reshape(len(contexts), log_prior.shape[-1])
-        return Mixture(contexts, log_prior, self._states(hidden))
+        return Mixture(contexts, log_prior, self._rows(Layers.of(hidden).last))
 
-    def _states(self, hidden: Tensor) -> Tensor:
+    def _rows(self, last: Tensor) -> Tensor:
         """The last layer's states (N, H), which temperatures and gates read, at least float32."""
-        return precise(hidden[..., : self.hidden_size]).reshape(-1, self.hidden_size)
+        return precise(last).reshape(-1, self.hidden_size)
 
     def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
         """Latent dropout; the mask of the first of ``copies`` equal parts of every state is that of all."""

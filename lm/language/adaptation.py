@@ -171,7 +171,9 @@ def dynamic_nll(
         reader, tokens = trained.begin(ids, paper=paper, model=model)
         for targets in tokens.split(setting.window):
             hidden, count = reader.read(targets), len(targets)
-            weights = hidden.new_ones(count, requires_grad=True)  # the gradient at one is its token's nll
+            weights = hidden.last.new_ones(
+                count, requires_grad=True
+            )  # the gradient at one is its token's nll
             loss = model.head.loss(
                 model.for_head(hidden), targets, weights, component_temperature=temperature
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -96,7 +97,7 @@ def generate(
             with torch.no_grad():
                 if token is not None:
                     outputs = model(token[None], outputs.state)
-                log_probs = model.head.log_probs(outputs.hidden[-1], temperature)  # (1, V)
+                log_probs = model.head.log_probs(outputs.hidden.map(itemgetter(-1)), temperature)  # (1, V)
                 token = _draw(log_probs, forbidden, generator.random(), options)
             index = int(token)
             yield Generated(sample, vocabulary.tokens[index], float(log_probs[0, index]), writer.add(index))

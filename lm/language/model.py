@@ -13,6 +13,7 @@ from lm.cells.layers import recurrent_layer
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.heads.head import Head
+from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
 
@@ -24,8 +25,7 @@ _TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal that
 class Outputs(NamedTuple):
     """What a window gives."""
 
-    # (T, B, H) of the last layer, or of their sum, dropped, and after it those below that the head reads
-    hidden: Tensor
+    hidden: Layers  # (T, B, H) of the last layer, or of their sum, dropped, and those below that a head reads
     raw: Tensor  # (T, B, H) before dropout
     state: State  # after the window
 
@@ -97,12 +97,13 @@ class LanguageModel(nn.Module):
             outputs.append(output)
             after.append(last)
         raw = sum(outputs[1:], outputs[0]) if rates.layer_sum else outputs[-1]
-        read = [self._drop(raw, rates.output_dropout), *lower[: len(self.head.lower_sizes)]]
-        return Outputs(torch.cat(read, -1) if len(read) > 1 else read[0], raw, after)
+        last = self._drop(raw, rates.output_dropout)
+        return Outputs(Layers(last, tuple(lower[: len(self.head.lower_sizes)])), raw, after)
 
-    def for_head(self, hidden: Tensor) -> Tensor:
+    def for_head(self, hidden: Layers) -> Layers:
         """Hidden states (T, B, H) as the head's own dropout takes them: (T · B, H) for a mask each step."""
-        return hidden.flatten(0, 1) if self.config.dropout_masks == "per_step" else hidden
+        per_step = self.config.dropout_masks == "per_step"
+        return hidden.map(lambda states: states.flatten(0, 1)) if per_step else hidden
 
     def _drop(self, states: Tensor, rate: float) -> Tensor:
         drop = dropout if self.config.dropout_masks == "per_step" else locked_dropout

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lm.disk.storage import require_writable, write_atomic
 from lm.errors import visible
+from lm.heads.states import Layers
 from lm.language.corpus import text_part
 from lm.language.model import LanguageModel
 from lm.language.shards import line_ids
@@ -66,7 +67,7 @@ def token_nll(
     return np.concatenate(pieces)
 
 
-def hidden_nll(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Floats:
+def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperature: float = 1.0) -> Floats:
     """−log P in nats, (n,), of the targets of one of :meth:`TrainedLm.readings` of the model."""
     with torch.no_grad():
         nll = model.head.nll(model.for_head(hidden), targets[:, None], component_temperature=temperature)

@@ -71,10 +71,9 @@ class LmTask:
         self._carried = detached(outputs.state)
         objective, nll = self.model.head.objective(self.model.for_head(outputs.hidden), batch.targets)
         tokens, model = batch.targets.numel(), self.config.model
-        last = outputs.hidden[..., : self.model.head.hidden_size]
         penalty = torch.zeros((), device=nll.device)
         if model.activation_penalty:
-            penalty = penalty + model.activation_penalty * activation_penalty(last.float())
+            penalty = penalty + model.activation_penalty * activation_penalty(outputs.hidden.last.float())
         if model.slowness_penalty:
             penalty = penalty + model.slowness_penalty * slowness_penalty(outputs.raw.float())
         if model.weight_penalty:

@@ -19,6 +19,7 @@ from torch import Tensor
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import DataError
+from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
 from lm.language.windows import Ids
@@ -37,7 +38,7 @@ class Reader:
         self._model, self._last = model, last
         self._state = model.initial_state(1)
 
-    def read(self, targets: Tensor) -> Tensor:
+    def read(self, targets: Tensor) -> Layers:
         """Hidden states (n, 1, H) that the next n tokens, ``targets`` (n,), are predicted from.
 
         No gradient goes back to what was read before.
@@ -48,7 +49,7 @@ class Reader:
 
     def readings(
         self, tokens: Tensor, window: int = READ_LENGTH, poll: Poll = no_poll
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Layers, Tensor]]:
         """:meth:`read` for the next tokens (N,), window by window, with each window's; without gradients."""
         for targets in tokens.split(window):
             poll()
@@ -110,7 +111,7 @@ class TrainedLm:
         model: LanguageModel | None = None,
         window: int = READ_LENGTH,
         poll: Poll = no_poll,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Layers, Tensor]]:
         """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window.
 
         ``paper``, ``model`` and DataError are those of :meth:`begin`; ``poll`` is called for every window.
@@ -129,7 +130,7 @@ class TrainedLm:
         head = copy.deepcopy(self.model.head).to(dtype)
         for hidden, _ in self.readings(ids, window=rows, poll=poll):
             with torch.no_grad():
-                block = head.log_probs(hidden[:, 0].to(dtype))
+                block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
             yield block
 
     def component_log_probs(
@@ -139,7 +140,7 @@ class TrainedLm:
         head = copy.deepcopy(self.model.head).double()
         for hidden, targets in self.readings(ids, window=rows, poll=poll):
             with torch.no_grad():
-                block = head.component_log_probs(hidden[:, 0].double())
+                block = head.component_log_probs(hidden.map(lambda states: states[:, 0].double()))
             yield block, targets
 
 

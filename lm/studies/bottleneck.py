@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lm.disk.storage import make_folder, write_json
 from lm.engine.config import OptimConfig
@@ -37,6 +37,7 @@ from lm.engine.optim import Schedule, build_optimizer
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import HEADS, Head
+from lm.heads.states import Layers
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.studies.known_language import Language, measured_rank
 from lm.studies.points import Points
@@ -168,6 +169,11 @@ class Point:
         )
         return Head(config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
 
+    def layers(self, states: Tensor) -> Layers:
+        """States (C, ``width``) as layers of the hidden size."""
+        last, *lower = states.split(self.hidden_size, 1)
+        return Layers(last, tuple(lower))
+
 
 def mixes(kind: str) -> bool:
     """Whether a kind of head has components."""
@@ -270,7 +276,7 @@ def train_point(
     late = math.nan
     for step in range(steps):
         poll()
-        loss = -(joint * head.log_probs(table.weight)).sum()
+        loss = -(joint * head.log_probs(point.layers(table.weight))).sum()
         if step == steps * 9 // 10:
             late = loss.item() - language.entropy
         optimizer.zero_grad()
@@ -281,7 +287,7 @@ def train_point(
     count = sum(parameter.numel() for parameter in model.parameters())
     model.double()
     with torch.no_grad():
-        log_probs = head.log_probs(table.weight)
+        log_probs = head.log_probs(point.layers(table.weight))
     if not log_probs.isfinite().all():
         raise DivergenceError(f"{point.kind} with E = {point.embedding_size} diverged; lower --lr")
     kl = language.divergence(log_probs)

@@ -13,11 +13,12 @@ from lm.engine.optim import build_optimizer
 from lm.engine.shapes import shapes_only
 from lm.engine.update import StepLoss, Updater
 from lm.heads.head import Head
+from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 
 STEPS, VOCAB = 70, 10_000
-LossOf = Callable[[Head, Tensor, Tensor], Tensor]
+LossOf = Callable[[Head, Layers, Tensor], Tensor]
 SOFTMAX = ("head.kind=softmax", "head.components=1", "head.latent_dropout=0")
 BFLOAT16 = ("head.products=bfloat16",)
 
@@ -72,7 +73,7 @@ def _work(config: LmConfig, loss: LossOf) -> Work:
     return update
 
 
-def naive_of_head(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
+def naive_of_head(head: Head, hidden: Layers, targets: Tensor) -> Tensor:
     """The papers' formula on the contexts of a head."""
     contexts, log_prior = head.contexts(hidden)
     assert log_prior is not None

@@ -22,6 +22,7 @@ from lm.analysis.examples import Wanted, compare_runs, example_tables, find_exam
 from lm.disk.storage import canonical_json
 from lm.errors import ConfigError, DataError, Interrupted
 from lm.heads.head import Head, HeadConfig
+from lm.heads.states import Layers
 
 WORDS = tuple(f"w{index}" for index in range(11))
 
@@ -141,22 +142,22 @@ class StandIn:
 
     def readings(
         self, ids: np.ndarray, *, window: int = 256, poll: Any = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Layers, Tensor]]:
         for start in range(0, len(ids), window):
             part = slice(start, min(start + window, len(ids)))
-            yield self.states[part, None], torch.from_numpy(ids[part])
+            yield Layers(self.states[part, None]), torch.from_numpy(ids[part])
 
     def log_probs(self, ids: np.ndarray, poll: Any = None, rows: int = 256) -> Iterator[Tensor]:
         head = copy.deepcopy(self.model.head).double()
         for hidden, _ in self.readings(ids, window=rows):
-            yield head.log_probs(hidden[:, 0].double()).detach()
+            yield head.log_probs(hidden.last[:, 0].double()).detach()
 
     def component_log_probs(
         self, ids: np.ndarray, poll: Any = None, rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]:
         head = copy.deepcopy(self.model.head).double()
         for hidden, targets in self.readings(ids, window=rows):
-            yield head.component_log_probs(hidden[:, 0].double()).detach(), targets
+            yield head.component_log_probs(hidden.last[:, 0].double()).detach(), targets
 
 
 class Vocabulary(SimpleNamespace):

@@ -36,7 +36,7 @@ def test_a_profile_is_the_mean_over_contexts_and_over_words() -> None:
     trained = tiny_lm(temperature="sigmoid")
     ids = ids_of(trained, 50)
     found = profile(trained, ids)
-    hidden = torch.cat([states[:, 0] for states, _ in trained.readings(ids)])
+    hidden = torch.cat([states.last[:, 0] for states, _ in trained.readings(ids)])
     with torch.no_grad():
         tau = trained.model.head.temperatures(hidden).numpy()
     np.testing.assert_allclose(found.by_word, tau.mean(0))
@@ -122,7 +122,7 @@ def test_guesses_have_their_temperatures(tmp_path: Path) -> None:
     ids = ids_of(hot, 300)
     result = compare_runs(plain, hot, ids, Wanted(count=4, margin=0.0))
     with torch.no_grad():
-        states = torch.cat([states[:, 0] for states, _ in hot.readings(ids)])
+        states = torch.cat([states.last[:, 0] for states, _ in hot.readings(ids)])
         tau = hot.model.head.temperatures(states)
     words = hot.codec.vocabulary.tokens
     assert len(result["examples"]) == 4

@@ -40,7 +40,7 @@ def test_a_temperature_is_in_the_loss_that_is_learnt_from(head: dict[str, object
     hidden, targets = next(iter(trained.readings(ids, window=5)))
     bias = trained.model.head.bias
     assert bias is not None
-    log_probs = trained.model.head.log_probs(hidden[:, 0], component_temperature=temperature)
+    log_probs = trained.model.head.log_probs(hidden.last[:, 0], component_temperature=temperature)
     (wanted,) = torch.autograd.grad(-log_probs.gather(1, targets[:, None]).sum(), bias)
     loss = trained.model.head.loss(hidden, targets, component_temperature=temperature)
     (found,) = torch.autograd.grad(loss, bias)

@@ -43,7 +43,7 @@ def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np
     for token in ids.tolist():
         with torch.no_grad():
             outputs = trained.model(torch.tensor([[last]]), state)
-            log_probs = trained.model.head.log_probs(outputs.hidden[0, 0], temperature)
+            log_probs = trained.model.head.log_probs(outputs.hidden.last[0, 0], temperature)
         state, last = outputs.state, token
         nll.append(-float(log_probs[token]))
     return np.array(nll)

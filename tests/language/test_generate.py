@@ -29,7 +29,7 @@ def after(trained: TrainedLm, prompt: str, temperature: float = 1.0) -> torch.Te
     ids = [vocabulary.eos, *vocabulary.ids(prompt.split())]
     with torch.no_grad():
         outputs = trained.model(torch.tensor(ids)[:, None], trained.model.initial_state(1))
-        return trained.model.head.log_probs(outputs.hidden[-1, 0], temperature)
+        return trained.model.head.log_probs(outputs.hidden.last[-1, 0], temperature)
 
 
 @pytest.mark.parametrize("head", [{}, MIXTURE])
@@ -107,7 +107,7 @@ def test_the_prompts_lines_end_in_eos() -> None:
         vocabulary = trained.codec.vocabulary
         ids = [vocabulary.eos, *vocabulary.ids(["so", "<eos>", "you"])]
         outputs = trained.model(torch.tensor(ids)[:, None], trained.model.initial_state(1))
-        log_probs = trained.model.head.log_probs(outputs.hidden[-1, 0])
+        log_probs = trained.model.head.log_probs(outputs.hidden.last[-1, 0])
     (piece,) = words(trained, "so\nyou", max_tokens=1)
     assert piece.log_prob == pytest.approx(float(log_probs[vocabulary.ids([piece.token])[0]]), abs=1e-12)
 

@@ -18,6 +18,7 @@ from lm.engine.progress import NullReporter
 from lm.engine.update import Updater
 from lm.errors import ConfigError, DataError
 from lm.heads.config import HeadConfig
+from lm.heads.states import Layers
 from lm.language.config import LmConfig, ModelConfig, WindowConfig
 from lm.language.describe import describe
 from lm.language.model import LanguageModel, count_parameters, sized
@@ -126,7 +127,7 @@ def test_the_output_is_the_sum_of_all_layers(cell: CellConfig) -> None:
         inputs, _ = layer(inputs, before)
         total = total + inputs
     outputs = model(tokens, state)
-    torch.testing.assert_close(outputs.hidden, total)
+    torch.testing.assert_close(outputs.hidden.last, total)
     torch.testing.assert_close(outputs.raw, total)
 
 
@@ -177,12 +178,12 @@ def test_masks_for_each_step_differ_and_shared_ones_do_not(
         assert shapes.pop() == (steps, B, 5)
         assert not shapes
         if place == "output":
-            dropped = hidden == 0
+            dropped = hidden.last == 0
             assert bool((dropped == dropped[:1]).all()) == (masks == "shared")
 
 
 def test_the_heads_own_dropout_follows_the_kind_of_mask() -> None:
-    hidden = torch.ones(T, B, 5).double()
+    hidden = Layers(torch.ones(T, B, 5).double())
     for masks in ("shared", "per_step"):
         head = {"embedding_size": 5, "kind": "mos", "components": 2, "latent_dropout": 0.5}
         model = model_of(config(head=head, dropout_masks=masks)).train()

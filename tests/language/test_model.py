@@ -39,7 +39,7 @@ def test_a_doc_head_reads_the_layers_below() -> None:
     model = LanguageModel(own.model_copy(update={"head": head}), V)
     assert model.head.lower_sizes == (7, 5)
     outputs = model(inputs := tokens(), model.initial_state(B))
-    last, below, words = outputs.hidden.split((6, 7, 5), -1)
+    last, (below, words) = outputs.hidden
     torch.testing.assert_close(words, model.embedding(inputs))
     first, _ = model.layers[0](words, model.initial_state(B)[0])
     torch.testing.assert_close(below, first)
@@ -81,7 +81,7 @@ def test_without_dropout_the_stack_is_torchs() -> None:
         reference.load_state_dict(layer.state_dict())
         words, _ = reference(words)
     outputs = model(inputs, model.initial_state(B))
-    torch.testing.assert_close(outputs.hidden, words)
+    torch.testing.assert_close(outputs.hidden.last, words)
     torch.testing.assert_close(outputs.raw, words)
     assert model.head.weight is model.embedding.weight
 
@@ -89,12 +89,12 @@ def test_without_dropout_the_stack_is_torchs() -> None:
 def test_windows_join_to_the_whole() -> None:
     model = LanguageModel(config(), V).eval()
     inputs, state = torch.randint(V, (11, B)), model.initial_state(B)
-    whole = model(inputs, state).hidden
+    whole = model(inputs, state).hidden.last
     pieces = []
     for part in inputs.split([4, 1, 6]):
         outputs = model(part, state)
         state = state_from(state_tensors(detached(outputs.state)), torch.device("cpu"))
-        pieces.append(outputs.hidden)
+        pieces.append(outputs.hidden.last)
     torch.testing.assert_close(torch.cat(pieces), whole)
 
 
@@ -105,8 +105,8 @@ def test_an_episodic_model_reads_every_sentence_from_a_zero_state(kind: CellKind
     model = LanguageModel(own, V, eos).double()
     start = [(h + 1, c + 1) for h, c in model.initial_state(1)]  # which it forgets
     text = torch.tensor([token for words in sentences for token in (eos, *words)])[:, None]
-    whole = model(text, start).hidden
-    alone = [model(torch.tensor([eos, *words])[:, None], start).hidden for words in sentences]
+    whole = model(text, start).hidden.last
+    alone = [model(torch.tensor([eos, *words])[:, None], start).hidden.last for words in sentences]
     torch.testing.assert_close(whole, torch.cat(alone))
     grads = torch.autograd.grad(
         whole[:1].sum(), list(model.parameters()), allow_unused=True, retain_graph=True
@@ -115,7 +115,7 @@ def test_an_episodic_model_reads_every_sentence_from_a_zero_state(kind: CellKind
     assert set(grads[0].nonzero()[:, 0].tolist()) == {eos}
     remembering = LanguageModel(own, V, eos=V).double()
     remembering.load_state_dict(model.state_dict())
-    assert not torch.equal(remembering(text, start).hidden, whole)
+    assert not torch.equal(remembering(text, start).hidden.last, whole)
     with pytest.raises(ValueError, match="number of <eos>"):
         LanguageModel(own, V)(text, start)
 
@@ -235,12 +235,12 @@ def test_each_dropout_acts_in_training_alone(place: str) -> None:
     expected = calm(inputs, state)
     torch.manual_seed(1)
     first, again = model(inputs, state), model(inputs, state)
-    assert not torch.equal(first.hidden, again.hidden)
-    assert not torch.equal(first.hidden, expected.hidden)
+    assert not torch.equal(first.hidden.last, again.hidden.last)
+    assert not torch.equal(first.hidden.last, expected.hidden.last)
     if place == "output":
         torch.testing.assert_close(first.raw, expected.raw)
     model.eval()
-    torch.testing.assert_close(model(inputs, state).hidden, expected.hidden)
+    torch.testing.assert_close(model(inputs, state).hidden.last, expected.hidden.last)
 
 
 def test_penalties_are_their_formulas() -> None:

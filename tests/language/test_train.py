@@ -142,7 +142,7 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
             torch.from_numpy(ids[1:].astype(np.int64)),
         )
         outputs = tiny.model(inputs[:, None], tiny.model.initial_state(1))
-        expected = float(tiny.model.head.nll(outputs.hidden[:, 0], targets).double().sum())
+        expected = float(tiny.model.head.nll(outputs.hidden.last[:, 0], targets).double().sum())
     assert tokens == len(ids)
     assert total == pytest.approx(expected, rel=1e-5)
 

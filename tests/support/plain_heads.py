@@ -1,17 +1,48 @@
 """The probabilities of every head, written out naively, and small heads to compare with them."""
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lm.heads.head import HEADS, Head, HeadConfig
+from lm.heads.states import Layers, States
 
 H, V, N = 5, 13, 9
 KINDS = sorted(HEADS)
 MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
 OF_SOFTMAXES = ("mos", "moss", "doc")  # whose components are distributions
 LOWER = 2  # of H, where a head reads two layers
+
+
+class HeadOnTwoLayers(Head):
+    """A head that reads two layers, for tests of all kinds: one tensor (..., H) holds them side by side."""
+
+
+def _cut(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def cutting(self: Head, hidden: States, *args: object, **named: object) -> object:
+        if isinstance(hidden, Tensor):
+            hidden = Layers(hidden[..., :-LOWER], (hidden[..., -LOWER:],))
+        return method(self, hidden, *args, **named)
+
+    return cutting
+
+
+for _name in (
+    "contexts",
+    "objective",
+    "loss",
+    "nll",
+    "log_probs",
+    "component_log_probs",
+    "temperatures",
+    "_flat",
+):
+    setattr(HeadOnTwoLayers, _name, _cut(getattr(Head, _name)))
 
 
 def settings_of(kind: str, components: int = 3) -> dict[str, object]:
@@ -32,7 +63,7 @@ def head_on(config: HeadConfig, vocab: int = V, embedding: torch.nn.Parameter | 
     """A head that reads H numbers, of one layer or of two."""
     if not config.lower_components:
         return Head(config, H, vocab, embedding)
-    return Head(config, H - LOWER, vocab, embedding, lower_sizes=(LOWER, 99))
+    return HeadOnTwoLayers(config, H - LOWER, vocab, embedding, lower_sizes=(LOWER, 99))
 
 
 def make_head(kind: str, components: int = 3, size: int = 4, **settings: object) -> Head:
