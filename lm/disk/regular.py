@@ -1,4 +1,4 @@
-"""Opening of files that may only be regular files, without following links where asked."""
+"""Opening of regular files, optionally without following links."""
 
 import errno
 import os
@@ -10,9 +10,9 @@ from lm.errors import DataError, visible
 
 
 def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file to read its bytes; links are followed on demand alone.
+    """Open a regular file to read its bytes. With ``follow=False``, links are rejected.
 
-    Never waits for a pipe and never reads a device: OSError for all that is no regular file.
+    Never waits for a pipe and never reads a device. Raises OSError if the file is not regular.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -22,26 +22,26 @@ def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file of the user's data; DataError where it is empty, no regular file or not readable."""
+    """Open a file of user data. Raises DataError if it is empty, not a regular file or unreadable."""
     name = visible(path)
     try:
         stream = open_file(path)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            problem = "not a regular file; save its content to a file and name that"
+            problem = "not a regular file; save its content to a file and name that file"
         else:
             problem = f"cannot be read ({error.strerror}); check path and permissions"
         raise DataError(f"{name}: {problem}") from error
     except ValueError as error:
-        raise DataError(f"{name}: a path cannot hold a NUL character; choose another") from error
+        raise DataError(f"{name}: NUL character in the path; choose another path") from error
     if os.fstat(stream.fileno()).st_size == 0:
         stream.close()
-        raise DataError(f"{name}: the file is empty; check how it was made")
+        raise DataError(f"{name}: the file is empty; create it again")
     return stream
 
 
 def require_regular(folder: Path) -> None:
-    """DataError where a folder that another library will read holds a pipe or a device."""
+    """Raise DataError if a folder for another library contains a pipe or a device."""
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
         if not path.is_dir() and not path.is_file():
             raise DataError(f"{visible(path)}: not a regular file; remove it, or save its content to a file")

@@ -1,7 +1,6 @@
-"""The few file operations that must survive a crash: files and folders appear whole, by rename, or never.
+"""Crash-safe file operations: files and folders appear complete, by rename, or not at all.
 
-Every change on disk is one call of ``os``, and every failure of one is a :class:`StorageError` that names
-the path and what to do about it.
+Every change on disk is one call of ``os``. Every failure is a :class:`StorageError` with path and remedy.
 """
 
 import errno
@@ -26,21 +25,21 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 CHUNK = 4 << 20  # bytes in one write or read
 SEAL = "sha256"
-MAX_JSON = 200_000_000  # bytes of a JSON file that are still believable
+MAX_JSON = 200_000_000  # bytes; a larger JSON file is damaged or foreign
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _NO_ROOM = "free {needed} there, then run the same command again"
-_NO_LOCKS = "the file system cannot lock files: choose a folder on another one"
-_DEVICE = "check the disk, or keep the run on another one"
+_NO_LOCKS = "the file system cannot lock files: choose a folder on another file system"
+_DEVICE = "check the disk, or move the run to another disk"
 _REMEDIES = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
     errno.EFBIG: "raise the file-size limit (ulimit -f) to at least {needed}",
-    errno.EROFS: "the file system is read-only: choose a folder on another one",
+    errno.EROFS: "the file system is read-only: choose a folder on another file system",
     errno.EACCES: "check the owner and the mode of the file and its folder",
     errno.EPERM: "check the owner and the mode of the file and its folder",
     errno.EIO: _DEVICE,
     errno.ESTALE: _DEVICE,
-    errno.ENOENT: "check that the path is right and its folder complete",
+    errno.ENOENT: "check the path and the content of its folder",
     errno.ENOTDIR: "a part of the path is a file: choose another path",
     errno.EISDIR: "name a file inside it",
     errno.ENOTEMPTY: "remove it or choose another path",
@@ -48,13 +47,13 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOLCK: _NO_LOCKS,
     errno.ENOTSUP: _NO_LOCKS,
-    errno.ENXIO: "replace it by a file",
-    errno.ELOOP: "replace the symbolic link by what it points to",
+    errno.ENXIO: "replace it with a regular file",
+    errno.ELOOP: "replace the symbolic link with its target",
 }
 
 
 def readable(size: int, *, up: bool = True) -> str:
-    """A size in bytes to three digits, rounded up or down, with its unit."""
+    """Format a size in bytes with three digits, rounded up or down, and a unit."""
     step = 10 ** max(0, len(str(size)) - 3)
     size = (-(-size // step) if up else size // step) * step
     unit = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
@@ -63,7 +62,7 @@ def readable(size: int, *, up: bool = True) -> str:
 
 @contextmanager
 def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn an ``OSError`` into a StorageError that names ``path``; a full disk lacks ``needed`` bytes."""
+    """Convert an ``OSError`` to a StorageError with ``path``. A full disk's remedy names ``needed`` bytes."""
     try:
         yield
     except OSError as error:
@@ -75,18 +74,18 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
     except ValueError as error:
         if "\0" not in str(path):
             raise
-        raise StorageError(f"{visible(path)}: a path cannot hold a NUL character; choose another") from error
+        raise StorageError(f"{visible(path)}: NUL character in the path; choose another path") from error
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte, in chunks; raises OSError, with a part written, when the disk refuses."""
+    """Write all bytes, in chunks. Raises OSError, possibly after a partial write."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest[:CHUNK]) :]
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Create ``path``, which must not exist, with its bytes on the disk before this returns."""
+    """Create a file, which must not exist, and sync it to the disk before returning."""
     with storage_errors(path, len(data)):
         _write_new(path, data)
 
@@ -101,7 +100,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    """Sync a file's bytes, or the names in a folder, to the disk."""
     with storage_errors(path):
         _sync(path)
 
@@ -112,13 +111,13 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     except OSError as error:
         if not (error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(fd).st_mode)):
-            raise  # some network file systems cannot sync a folder, and none of them reorders its names
+            raise  # some network file systems cannot sync a folder, but they do not reorder its names
     finally:
         os.close(fd)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and the parents it lacks, durably; one that exists is left alone."""
+    """Create a folder and its missing parents durably. An existing folder is not an error."""
     with storage_errors(path):
         if os.path.isdir(path):
             return
@@ -132,16 +131,16 @@ def make_folder(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename, durably only once the folder of ``target`` is synced; a file there is replaced."""
+    """Rename, replacing a file at ``target``. Durable only after a sync of the folder of ``target``."""
     with storage_errors(target):
         os.rename(source, target)
 
 
 def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
-    """Replace ``path`` as a whole by ``data``, or by what ``data(temporary_path)`` writes.
+    """Replace ``path`` atomically with ``data``, or with the output of ``data(temporary_path)``.
 
-    Whatever happens, the path holds its old content or the new one. Raises StorageError, which names the
-    path and never the temporary one, also where the path is a folder, a device or a symbolic link.
+    After any failure the path holds its old content or the new one. Raises StorageError, which names the path
+    and never the temporary one, also for a folder, a device or a symbolic link.
     """
     needed = 0 if callable(data) else len(data)
     with storage_errors(path, needed):
@@ -166,12 +165,12 @@ def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
 
 
 def _temporary(path: Path) -> tuple[Path, int]:
-    """A new file beside ``path``, open and locked, which tells the living from what the dead left."""
+    """A new file beside ``path``, open and locked. Files of killed processes are not locked."""
     while True:
-        number = secrets.randbelow(10**12)  # in a container a killed process had the same number, too
+        number = secrets.randbelow(10**12)  # not the PID: in a container a killed process had the same
         tmp = path.parent / f".{path.name}.{number}.tmp"
         fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        with suppress(OSError):  # busy: somebody tidies up; or the file system has no locks
+        with suppress(OSError):  # locked by a clean-up, or no locks on the file system
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.lexists(tmp):
             return tmp, fd
@@ -179,7 +178,7 @@ def _temporary(path: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Remove what killed processes left of files that they wrote into ``folder``, or of one of them."""
+    """Remove temporary files of killed processes in ``folder``, or only those of the file ``name``."""
     leftover = re.compile(rf"\.{re.escape(name) or '.+'}\.\d{{1,12}}\.tmp", re.ASCII | re.DOTALL)
     with suppress(OSError):
         for found in filter(leftover.fullmatch, os.listdir(folder)):
@@ -197,7 +196,7 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def commit_folder(tmp: Path, final: Path) -> None:
-    """Give the finished flat folder ``tmp`` its name: sync its files and itself, rename, sync the parent."""
+    """Publish the finished flat folder ``tmp``: sync its files and itself, rename, sync the parent."""
     with storage_errors(tmp):
         names = sorted(os.listdir(tmp))
     for name in names:
@@ -206,14 +205,14 @@ def commit_folder(tmp: Path, final: Path) -> None:
 
 
 def publish_folder(tmp: Path, final: Path) -> None:
-    """The second half of :func:`commit_folder`, for files that :func:`write_new` has synced already."""
+    """Second half of :func:`commit_folder`, for files that :func:`write_new` has already synced."""
     sync(tmp)
     move(tmp, final)
     sync(final.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a file, a link (never what it points to) or a folder; what does not exist is fine."""
+    """Delete a file, a link (never its target) or a folder, if it exists."""
     with storage_errors(path), suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
@@ -224,7 +223,7 @@ def remove_tree(path: Path) -> None:
 
 
 def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
-    """The bytes of a regular file; StorageError where it is missing, unreadable or longer than ``limit``."""
+    """Read a regular file. Raises StorageError if it is missing, unreadable or over ``limit`` bytes."""
     with storage_errors(path), open_file(path, follow=follow) as file:
         data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
     if data is None or len(data) > limit:
@@ -233,7 +232,7 @@ def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
 
 
 def sha256_file(path: Path, *, follow: bool = True, size: int | None = None) -> str:
-    """SHA-256 of a regular file in hex, or of its first ``size`` bytes; raises StorageError."""
+    """SHA-256 of a regular file in hex, or of its first ``size`` bytes. Raises StorageError."""
     with storage_errors(path), open_file(path, follow=follow) as file:
         if size is None:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -241,7 +240,7 @@ def sha256_file(path: Path, *, follow: bool = True, size: int | None = None) -> 
 
 
 def digest_of(fd: int, size: int) -> "hashlib._Hash":
-    """SHA-256 of the first ``size`` bytes of an open file, or of all where it has fewer; raises OSError."""
+    """SHA-256 of an open file's first ``size`` bytes, or of all if it is shorter. Raises OSError."""
     digest, at = hashlib.sha256(), 0
     while at < size and (block := os.pread(fd, min(CHUNK, size - at), at)):
         digest.update(block)
@@ -250,12 +249,12 @@ def digest_of(fd: int, size: int) -> "hashlib._Hash":
 
 
 def canonical_json(value: JSON) -> bytes:
-    """The one spelling of a value: sorted keys, no spaces, ASCII, exact floats; ValueError on NaN, ±inf."""
+    """Canonical JSON: sorted keys, no spaces, ASCII, exact floats. Raises ValueError for NaN and ±inf."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def parse_json(data: bytes, path: Path) -> JSON:
-    """Parse bytes of ``path``; StorageError where they are not JSON (NaN and ±inf included)."""
+    """Parse the bytes of ``path``. Raises StorageError if they are not JSON, also for NaN and ±inf."""
     try:
         value: JSON = json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -264,13 +263,13 @@ def parse_json(data: bytes, path: Path) -> JSON:
 
 
 def sealed(value: Mapping[str, JSON]) -> dict[str, JSON]:
-    """An object with the SHA-256 of all that is in it, as ``sha256``."""
+    """Add the SHA-256 of an object's content to it, as ``sha256``."""
     rest = {name: part for name, part in value.items() if name != SEAL}
     return rest | {SEAL: hashlib.sha256(canonical_json(rest)).hexdigest()}
 
 
 def is_sealed(value: JSON) -> bool:
-    """Whether an object holds what :func:`sealed` gave it, and nothing has changed since."""
+    """True if an object has the ``sha256`` of :func:`sealed` and is unchanged."""
     try:
         return isinstance(value, Mapping) and value.get(SEAL) == sealed(value)[SEAL]
     except (ValueError, RecursionError):
@@ -282,12 +281,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_json(path: Path, *, limit: int = MAX_JSON, follow: bool = True) -> JSON:
-    """Read a JSON file of at most ``limit`` bytes; raises StorageError."""
+    """Read a JSON file of at most ``limit`` bytes. Raises StorageError."""
     return parse_json(read_file(path, limit=limit, follow=follow), path)
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every NaN and ±inf in it, which JSON lacks."""
+    """Replace every NaN and ±inf in a value, which JSON lacks, with None."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -296,19 +295,19 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: JSON) -> None:
-    """Replace ``path`` by a readable JSON file, atomically; ValueError on NaN and ±inf, which JSON lacks."""
+    """Write a readable JSON file atomically. Raises ValueError for NaN and ±inf, which JSON lacks."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     data = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
     write_atomic(path, data)
 
 
 def require_writable(path: Path) -> None:
-    """Raise StorageError where :func:`write_atomic` could not write a file: for a check before long work."""
+    """Raise StorageError if :func:`write_atomic` could not write a file, as a check before long work."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise StorageError(f"{visible(path)}: its folder does not exist; make it first")
+        raise StorageError(f"{visible(path)}: its folder does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"{visible(path)}: its folder may not be written to; choose another path")
+        raise StorageError(f"{visible(path)}: no permission to write to its folder; choose another path")
     with storage_errors(path):
         _require_replaceable(path)
 
@@ -317,12 +316,12 @@ def _require_replaceable(path: Path) -> None:
     if not os.path.lexists(path) or stat.S_ISREG(mode := os.lstat(path).st_mode):
         return
     if stat.S_ISDIR(mode):
-        raise StorageError(f"{visible(path)}: is a folder; name a file")
+        raise StorageError(f"{visible(path)}: is a folder; name a file instead")
     raise StorageError(f"{visible(path)}: not a regular file; choose another path")
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raise StorageError unless ``needed`` bytes are free at ``folder``, which may not exist yet."""
+    """Raise StorageError unless ``needed`` bytes are free on the disk of ``folder``, which need not exist."""
     existing = folder.absolute()
     with storage_errors(folder, needed):
         while not os.path.isdir(existing) and existing != existing.parent:
@@ -330,6 +329,6 @@ def require_space(folder: Path, needed: int) -> None:
         free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
-            f"{visible(folder)}: {readable(needed)} are needed and {readable(free, up=False)} are free; "
+            f"{visible(folder)}: needs {readable(needed)}, but only {readable(free, up=False)} are free; "
             f"free {readable(needed - free)} more, or choose a folder on another disk"
         )

@@ -230,7 +230,7 @@ def test_free_space_is_checked_where_the_folder_will_be(tmp_path: Path) -> None:
     storage.require_space(tmp_path / "not" / "yet", 1)
     with pytest.raises(StorageError) as error:
         storage.require_space(tmp_path / "not" / "yet", 10**18)
-    assert "1 EB are needed" in str(error.value)
+    assert "needs 1 EB" in str(error.value)
     assert not contents(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_what_is_lacking_is_told_in_numbers_that_add_up(
 ) -> None:
     usage = storage.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.raises(StorageError, match=r"1\.05 MB are needed and 1 MB are free; free 48\.6 kB more"):
+    with pytest.raises(StorageError, match=r"needs 1\.05 MB, but only 1 MB are free; free 48\.6 kB more"):
         storage.require_space(tmp_path, 1 << 20)
 
 
@@ -332,5 +332,5 @@ def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_without_permission_is_refused_beforehand(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="may not be written to"):
+    with pytest.raises(StorageError, match="no permission to write"):
         storage.require_writable(tmp_path / "x")

@@ -180,7 +180,7 @@ def test_opening_finishes_what_a_killed_writer_left(tmp_path: Path) -> None:
 def test_preflight_names_both_sizes(tmp_path: Path) -> None:
     with open_run(tmp_path) as run:
         run.preflight(1)
-        with pytest.raises(StorageError, match=r"1 EB are needed and [\d.]+ [GT]B are free"):
+        with pytest.raises(StorageError, match=r"needs 1 EB, but only [\d.]+ [GT]B are free"):
             run.preflight(10**18)
 
 
