@@ -71,7 +71,7 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
         if not path.exists():
             raise missing(source, "dialog prepare")
     except OSError as error:
-        raise DataError(f"{shown}: cannot read it ({error.strerror}); check path and permissions") from error
+        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
     return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
 
 

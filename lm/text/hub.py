@@ -1,4 +1,4 @@
-"""Data sets that the ``datasets`` library opens: stored in a folder, or fetched from the hub by name."""
+"""Data sets of the ``datasets`` library: saved in a folder, or fetched from the hub by name."""
 
 import os
 import ssl
@@ -10,23 +10,23 @@ from typing import Any
 from lm.disk.regular import require_regular
 from lm.errors import DataError, visible
 
-HUB = "hf:"  # how the name of a data set of the hub begins; no other name leads to a network
-_STORED = ("state.json", "dataset_dict.json")  # of a folder that save_to_disk wrote
-_SECONDS = 5.0  # for the hub to answer
+HUB = "hf:"  # prefix of data sets of the hub, the only names that cause network access
+_STORED = ("state.json", "dataset_dict.json")  # files in a folder of save_to_disk
+_SECONDS = 5.0  # time limit of the hub's answer
 
 
 def load_tables(source: str) -> dict[str, Any]:
-    """Tables by split of a data set in a folder, or of the hub: ``hf:NAME`` or ``hf:NAME:CONFIG``.
+    """Load the tables by split of a data set in a folder, or of the hub: ``hf:NAME`` or ``hf:NAME:CONFIG``.
 
-    The split is ``""`` where there are none. DataError where it cannot be loaded: before any retries where
-    the hub cannot be reached.
+    An unsplit data set has the single key ``""``. Raises DataError if it cannot be loaded, without retries if
+    the hub is unreachable.
     """
     shown, name = visible(source), source.removeprefix(HUB)
     path, config = name, ""
     if not Path(name).exists():
         if not source.startswith(HUB):
             raise DataError(
-                f"{shown}: no such folder; check the path, or call a data set of the hub {HUB}NAME"
+                f"{shown}: no such folder; check the path, or write {HUB}NAME for a data set of the hub"
             )
         path, _, config = name.partition(":")
         _require_hub(shown)
@@ -38,14 +38,14 @@ def load_tables(source: str) -> dict[str, Any]:
             loaded: Any = datasets.load_from_disk(path)
         else:
             loaded = datasets.load_dataset(path, config or None)
-    except Exception as error:  # network, hub, file formats: the library raises what it likes
+    except Exception as error:  # network, hub, file formats: the library raises any exception
         detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{shown}: cannot be loaded ({detail}); check name and configuration") from error
+        raise DataError(f"{shown}: cannot load it ({detail}); check name and configuration") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
 
 
 def _require_hub(shown: str) -> None:
-    """Raise DataError within seconds unless the hub answers, or the user wants a copy from the cache."""
+    """Raise DataError within seconds unless the hub answers, or HF_HUB_OFFLINE selects the cache."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -55,8 +55,8 @@ def _require_hub(shown: str) -> None:
         return  # it answers
     except (OSError, ValueError) as error:
         if isinstance(getattr(error, "reason", error), ssl.SSLError):
-            return  # it answers; the library has certificates of its own
+            return  # it answers, and the library has its own certificates
         raise DataError(
-            f"{shown}: {visible(address)} cannot be reached; connect to a network, "
-            "or set HF_HUB_OFFLINE=1 to take a copy that was fetched before"
+            f"{shown}: cannot reach {visible(address)}; connect to a network, "
+            "or set HF_HUB_OFFLINE=1 to use the cached copy"
         ) from error

@@ -1,4 +1,4 @@
-"""Strict, memory-bounded reading of text files, and the one policy for input that is not as it should be."""
+"""Strict, memory-bounded reading of text files, and the policy for bad input (``--on-bad-line``)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal
 from lm.errors import ConfigError, DataError, visible
 
 OnBadLine = Literal["error", "skip"]
-Line = tuple[int, str]  # number from 1, text without its line end
+Line = tuple[int, str]  # number from 1, text without the line end
 
 MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
 _EXCERPT = 80
@@ -21,7 +21,7 @@ _SIGNATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A piece of the input that is not in the output, and why."""
+    """A dropped piece of the input, with the reason."""
 
     file: str
     line: int
@@ -30,9 +30,9 @@ class Dropped:
 
 
 class InputLog:
-    """The policy for bad input (``error`` stops, ``skip`` leaves it out) and a list of what is left out.
+    """Policy for bad input (``error`` raises, ``skip`` drops it) and the list of dropped pieces.
 
-    ``command`` is the one that can leave it out, for the remedy in error messages; None where none can.
+    ``command`` is the command whose ``--on-bad-line skip`` error messages suggest, None = none.
     """
 
     def __init__(self, on_bad_line: OnBadLine = "error", command: str | None = "dialog prepare") -> None:
@@ -45,9 +45,9 @@ class InputLog:
     def bad(
         self, file: str, line: int, reason: str, remedy: str, *, column: int = 0, excerpt: str = ""
     ) -> None:
-        """Bad input at a place: DataError, or an entry of ``dropped`` where bad input is skipped.
+        """Report bad input: raise DataError, or append to ``dropped`` if bad input is skipped.
 
-        ``reason`` is counted over the whole input, so it holds nothing that changes from line to line.
+        Reports count equal reasons over the whole input, so ``reason`` must not vary from line to line.
         """
         if self.on_bad_line == "error":
             place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
@@ -57,19 +57,19 @@ class InputLog:
         self.drop(file, line, reason, excerpt)
 
     def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:
-        """Record what the format's own rules leave out; never an error."""
+        """Record input that the format's own rules drop. Never raises."""
         self.dropped.append(Dropped(file, line, reason, excerpt[:_EXCERPT]))
 
 
 def read_lines(
     stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
 ) -> Iterator[Line]:
-    """Lines of a UTF-8 text, split at ``\\n`` only: U+2028, U+0085, form feeds, lone CR stay inside a line.
+    """Read the lines of a UTF-8 text, split only at ``\\n``.
 
-    The stream stands at the beginning of line ``first``; reading ends after line ``last``, or with the file.
-
-    A byte-order mark and the CR of a CRLF are removed. Invalid UTF-8, NUL bytes and lines longer than 16 MiB
-    are bad lines, named with line and column. DataError too where the whole file is UTF-16 or compressed.
+    U+2028, U+0085, form feeds and lone CRs stay inside a line. A byte-order mark and the CR of a CRLF are
+    removed. The stream must be at the beginning of line ``first``. Reading ends after line ``last``, or with
+    the file. Invalid UTF-8, NUL bytes and lines longer than 16 MiB are bad lines, reported with line and
+    column. Raises DataError if the whole file is UTF-16 or compressed.
     """
     number = first - 1
     while (last is None or number < last) and (raw := _read_line(stream, name)):
@@ -80,12 +80,12 @@ def read_lines(
                     raise DataError(f"{visible(name)}: {message}")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if len(raw) > MAX_LINE:
-            log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "check that lines end in a newline")
+            log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "end lines with a newline")
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name)
             continue
         if b"\0" in raw:
-            log.bad(name, number, "NUL byte", "the file is not text", column=raw.index(b"\0") + 1)
+            log.bad(name, number, "NUL byte", "choose a text file", column=raw.index(b"\0") + 1)
             continue
         try:
             yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
@@ -95,7 +95,7 @@ def read_lines(
                 name,
                 number,
                 "not UTF-8",
-                "convert the file with `iconv -f cp1252 -t utf-8` or what its encoding is",
+                "convert the file with `iconv -f cp1252 -t utf-8`, or from its own encoding",
                 column=column,
                 excerpt=f"byte 0x{raw[error.start]:02x}",
             )

@@ -1,12 +1,12 @@
-"""The folder that a ``prepare`` command writes: there as a whole or not at all, and known by its manifest.
+"""Output folder of a ``prepare`` command, which appears by rename and is verified by its manifest.
 
 ::
 
-    OUT/report.json     what was found
-    OUT/dropped.jsonl   one object for each piece left out: file, line, reason, excerpt
-    OUT/manifest.json   options, and size and SHA-256 of every file that was read and written
+    OUT/report.json     counts
+    OUT/dropped.jsonl   one object per dropped piece: file, line, reason, excerpt
+    OUT/manifest.json   options, and size and SHA-256 of all input and output files
 
-Beside them lie the splits. The folder appears by rename.
+The folder also contains the splits.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ from lm.text.lines import Dropped
 MANIFEST = "manifest.json"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
 _BLOCK = 1 << 20  # bytes hashed between polls
-_DIALOG = "dialog prepare"  # the command of manifests that name none
+_DIALOG = "dialog prepare"  # default command of old manifests
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is in the folder; ``unchanged`` where it was there already, from the same input and options."""
+    """A prepared folder and its report. ``unchanged``: it existed already, of the same input and options."""
 
     folder: Path
     report: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Prepared:
 
 
 def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
-    """Size and SHA-256 of the files of a source; DataError where one cannot be read."""
+    """Size and SHA-256 of a source's files. Raises DataError if one cannot be read."""
     found = {}
     for path in paths:
         digest = hashlib.sha256()
@@ -64,9 +64,9 @@ def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
 
 
 def recorded_hashes(split: Path) -> dict[str, str]:
-    """SHA-256 of the files of a split, by name, that the manifest beside it has; {} without a manifest.
+    """SHA-256 of a split's files by name, from the manifest beside the split, {} without a manifest.
 
-    DataError where the manifest is damaged.
+    Raises DataError if the manifest is damaged.
     """
     path = split.absolute().parent / MANIFEST
     if not os.path.lexists(path):
@@ -75,7 +75,7 @@ def recorded_hashes(split: Path) -> dict[str, str]:
         value = read_json(path)
         known = _KEYS & set(value) if isinstance(value, dict) else set()
         if not isinstance(value, dict) or not known:
-            return {}  # of something else
+            return {}  # not the manifest of a prepared folder
         if known != _KEYS:
             raise StorageError(f"{visible(path)}: damaged")
         start = f"{split.absolute().name}/"
@@ -86,15 +86,15 @@ def recorded_hashes(split: Path) -> dict[str, str]:
 
 
 def damaged_outputs(folder: Path) -> list[str]:
-    """One line for each file of a prepared folder that is not what its manifest recorded."""
+    """One line for each file of a prepared folder that differs from its manifest."""
     path, mend = folder / MANIFEST, "restore it from a copy"
     try:
         value = read_json(path)
         if not isinstance(value, dict) or not set(value) >= _KEYS:
-            raise ValueError("of something else")
+            raise ValueError("not the manifest of a prepared folder")
         outputs = {Path(name): str(sha256) for name, sha256 in dict(value["outputs"]).items()}
         if any(name.is_absolute() or ".." in name.parts for name in outputs):
-            raise ValueError("files of other folders")
+            raise ValueError("it names files of other folders")
     except (StorageError, TypeError, ValueError):
         return [f"{visible(path)}: missing or damaged; {mend}"]
     problems = []
@@ -105,35 +105,35 @@ def damaged_outputs(folder: Path) -> list[str]:
             problems.append(f"{str(error).split(';')[0]}; {mend}")
             continue
         if not whole:
-            problems.append(f"{visible(folder / name)}: edited or damaged since it was prepared; {mend}")
+            problems.append(f"{visible(folder / name)}: edited or damaged after preparation; {mend}")
     return problems
 
 
 def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, str]) -> None:
-    """DataError unless a file that is open has the SHA-256 that a manifest recorded, if there is one."""
+    """Raise DataError if the SHA-256 of an open file differs from a recorded one."""
     if hashes and hashlib.file_digest(stream, "sha256").hexdigest() != hashes.get(path.name):
         raise DataError(
-            f"{visible(path)}: damaged or edited, its SHA-256 is not the manifest's; prepare the corpus again"
+            f"{visible(path)}: damaged or edited, SHA-256 differs from the manifest; prepare the corpus again"
         )
     stream.seek(0)
 
 
 class OutputFolder:
-    """Where ``command`` writes its result, and what is there from an earlier time.
+    """Output folder of ``command``, with its lock, its temporary folders and an earlier result.
 
-    ``poll`` is called before every file that is hashed. StorageError where there is something else, which is
-    never replaced: no folder of ours, the result of another source, or files that were put beside ours.
+    ``poll`` is called before every file that is hashed. Foreign content is never replaced: a foreign folder,
+    the result of another source, or files added to ours. It raises StorageError.
     """
 
     def __init__(self, path: Path, command: str, poll: Poll = no_poll) -> None:
         self.path = path
         self.command = command
         self._poll = poll
-        self._held = False  # by alone
+        self._held = False  # the lock, by `alone`
         self._out = out = Path(os.path.abspath(path))
-        self._lock = out.with_name(f".{out.name}.lock")  # there while somebody writes
-        self._tmp = out.with_name(f".{out.name}.tmp")  # where the result is built
-        self._old = out.with_name(f".{out.name}.old")  # where an older one waits until it is replaced
+        self._lock = out.with_name(f".{out.name}.lock")  # exists while a process writes
+        self._tmp = out.with_name(f".{out.name}.tmp")  # the result being built
+        self._old = out.with_name(f".{out.name}.old")  # the older result until it is replaced
         self._manifest = self._read_manifest()
 
     def _read_manifest(self) -> dict[str, Any] | None:
@@ -153,27 +153,27 @@ class OutputFolder:
         return dict(value)
 
     def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
-        """The result that is there, if it is whole and was made from the ``wanted`` input and options.
+        """The existing result if it is complete and made from the ``wanted`` input and options, else None.
 
-        Outside of :meth:`alone`, None too where another process is writing, or was killed and left something.
+        Outside :meth:`alone`, also None while another process writes, or after one was killed.
         """
         disturbed = not self._held and any(map(os.path.lexists, (self._lock, self._tmp, self._old)))
         if disturbed or self._manifest is None:
             return None
         made_from = {key: value for key, value in self._manifest.items() if key != "outputs"}
-        if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # which reads them all
+        if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # reads all files
             return None
         report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
 
     def require_replaceable(self, wanted: Mapping[str, Any]) -> None:
-        """Raise StorageError where another source's result is there, or files that we have not written."""
+        """Raise StorageError if the folder holds the result of another source, or foreign files."""
         if self._manifest is None:
             return
         source, inputs = self._manifest["source"], self._manifest["inputs"]
         if source != wanted["source"] and contents(inputs) != contents(wanted["inputs"]):
             raise StorageError(
-                f"{visible(self.path)}: holds what `{self.command} {visible(source)}` wrote;"
+                f"{visible(self.path)}: holds the result of `{self.command} {visible(source)}`;"
                 " choose another --out, or remove it"
             )
         ours = {self.path / name for name in (MANIFEST, *self._manifest["outputs"])}
@@ -181,20 +181,20 @@ class OutputFolder:
             files = [path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink()]
         if strangers := sorted(set(files) - ours):
             raise StorageError(
-                f"{visible(strangers[0])}: not written by `{self.command}`, and would be lost;"
+                f"{visible(strangers[0])}: not written by `{self.command}` and would be lost;"
                 " move it elsewhere"
             )
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within, no other process writes the result, and what is there is as the last one left it.
+        """Context manager: lock the result against other processes, and restore it after a killed one.
 
-        StorageError at once where another is writing it.
+        Raises StorageError at once if another process is writing.
         """
         make_folder(self._out.parent)
         refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
         with alone(self._lock, refusal):
-            self._restore()  # for a process that was killed
+            self._restore()  # after a killed process
             self._manifest = self._read_manifest()
             self._held = True
             try:
@@ -203,7 +203,7 @@ class OutputFolder:
                 self._held = False
 
     def _restore(self) -> None:
-        """The older result in its place if no other has taken it, and nothing beside it."""
+        """Put the older result back unless a new one has replaced it, and remove temporary folders."""
         if os.path.lexists(self._old) and not os.path.lexists(self._out):
             move(self._old, self._out)
         remove_tree(self._old)
@@ -211,12 +211,15 @@ class OutputFolder:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """An empty folder, which becomes the result if the body ends well, or vanishes; :meth:`alone`."""
+        """Context manager: an empty folder that becomes the result, or is removed on an exception.
+
+        Use within :meth:`alone`.
+        """
         with storage_errors(self.path):
             self._tmp.mkdir()
         try:
             yield self._tmp
-            for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after what is in it
+            for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after its content
                 sync(path)
             if self._out.exists():
                 move(self._out, self._old)
@@ -231,7 +234,7 @@ class OutputFolder:
         report: Mapping[str, Any],
         dropped: Iterable[Dropped],
     ) -> Prepared:
-        """Write, beside the splits in the ``folder`` being built, the report and, last, the manifest."""
+        """Write the report, the dropped pieces and, last, the manifest into the ``folder`` being built."""
         (folder / "report.json").write_bytes(_json(report, indent=1))
         (folder / "dropped.jsonl").write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
         manifest = {**wanted, "outputs": self._files(folder)}
@@ -239,7 +242,7 @@ class OutputFolder:
         return Prepared(self.path, report, unchanged=False)
 
     def _files(self, folder: Path) -> dict[str, str]:
-        """SHA-256 of every file below a folder, but for the manifest."""
+        """SHA-256 of every file below a folder except the manifest."""
         hashes = {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
             self._poll()
@@ -248,7 +251,7 @@ class OutputFolder:
 
 
 def contents(inputs: Mapping[str, Any]) -> list[str]:
-    """What was read, wherever it lay."""
+    """Sizes and hashes of inputs, regardless of their paths."""
     return sorted(map(repr, inputs.values()))
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: WordPunct, white space, characters, and sentencepiece models trained on given texts."""
+"""Tokenizers: WordPunct, white space, characters, bytes, and trained sentencepiece models."""
 
 import io
 import re
@@ -12,21 +12,21 @@ from lm.errors import ConfigError, DataError
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 DIALOG = "<d>"  # the text of the pseudo-utterance that opens every dialog
 SPECIALS = (PAD, UNK, BOS, EOS, DIALOG)
-SPACE = "▁"  # how the character and sentencepiece tokenizers write a blank
+SPACE = "▁"  # a blank in the character and sentencepiece tokenizers
 
 TokenizerKind = Literal["wordpunct", "whitespace", "char", "unigram", "bpe"]
-StoredKind = TokenizerKind | Literal["byte"]  # bytes are for what `lm prepare` reads as such
+StoredKind = TokenizerKind | Literal["byte"]  # bytes only for corpora that `lm prepare` reads as bytes
 
 _WORD_PUNCT = re.compile(r"\w+|[^\w\s]+")
 _WORD = re.compile(r"\w")
-_SUFFIXES = frozenset(("s", "t", "re", "ve", "ll", "d", "m", "em", "clock"))  # follow an apostrophe at once
+_SUFFIXES = frozenset(("s", "t", "re", "ve", "ll", "d", "m", "em", "clock"))  # directly after an apostrophe
 _LEFT = frozenset(".,;:!?)]}%…")  # attached to the word before
 _RIGHT = frozenset("([{$#")  # attached to the word after
 _BOTH = frozenset({"-", "/", "&", "@"})
 
 
 class Tokenizer(Protocol):
-    """Splits a text into tokens and joins tokens into a text for display."""
+    """Interface: split a text into tokens, and join tokens into a text for display."""
 
     @property
     def kind(self) -> StoredKind: ...
@@ -50,7 +50,7 @@ class WordPunct:
         return _WORD_PUNCT.findall(text.lower() if self.lowercase else text)
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Undo the splitting for display: ``don ' t`` → ``don't``; splitting that gives ``tokens`` back."""
+        """Join tokens for display: ``don ' t`` → ``don't``. Splitting the result gives ``tokens`` again."""
         pieces: list[str] = []
         for index, token in enumerate(tokens):
             if index and _blank_between(tokens, index):
@@ -64,7 +64,7 @@ def _is_word(token: str) -> bool:
 
 
 def _blank_between(tokens: Sequence[str], index: int) -> bool:
-    """Whether display puts a blank before ``tokens[index]``; never between a word and its own apostrophe."""
+    """True if display puts a blank before ``tokens[index]``, never between a word and its apostrophe."""
     before, after = tokens[index - 1], tokens[index]
     if _is_word(before) == _is_word(after) or before in SPECIALS or after in SPECIALS:
         return True
@@ -97,7 +97,7 @@ class Whitespace:
 
 @dataclass(frozen=True, slots=True)
 class Char:
-    """Single characters; a run of white space is the one token ``▁``."""
+    """Single characters. A run of white space is one token ``▁``."""
 
     lowercase: bool = True
     kind: TokenizerKind = "char"
@@ -111,9 +111,9 @@ class Char:
 
 @dataclass(frozen=True, slots=True)
 class Byte:
-    """The bytes of the UTF-8 text, each as the character of that number; never lower-cased.
+    """Bytes of the UTF-8 text, each as the character with its number, never lower-cased.
 
-    Bytes that are no UTF-8 stand in the text as ``surrogateescape`` has it, so nothing is lost either way.
+    Invalid bytes are in the text as ``surrogateescape`` encodes them, so the conversion is lossless.
     """
 
     lowercase: bool = False
@@ -129,7 +129,7 @@ class Byte:
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """Subwords of a sentencepiece model, kept as the bytes that were trained."""
+    """Subwords of a sentencepiece model, stored as the bytes of the trained model."""
 
     kind: TokenizerKind
     model: bytes
@@ -148,7 +148,7 @@ class SentencePiece:
         return "".join(tokens).replace(SPACE, " ").strip()
 
     def pieces(self) -> list[str]:
-        """The learned subwords, without sentencepiece's own ``<unk>``."""
+        """Learned subwords, without sentencepiece's own ``<unk>``."""
         processor = self._processor
         return [
             processor.id_to_piece(i) for i in range(processor.get_piece_size()) if i != processor.unk_id()
@@ -166,16 +166,16 @@ PLAIN: dict[str, Callable[[bool], Tokenizer]] = {
 def train_sentencepiece(
     kind: TokenizerKind, texts: Sequence[str], size: int, lowercase: bool
 ) -> SentencePiece:
-    """Learn about ``size`` pieces from all the texts, in one thread: the same texts give the same bytes.
+    """Train about ``size`` pieces on all texts, in one thread. The same texts give the same bytes.
 
-    ConfigError where ``size`` is too small for the characters of the texts, DataError where they are empty.
+    Raises ConfigError if ``size`` is too small for the characters of the texts, DataError for empty texts.
     """
     import sentencepiece
 
     if not any(text.strip() for text in texts):
         raise DataError("the training texts contain no token; check data.train")
     if size < 1:
-        raise ConfigError(f"data.vocab_size leaves no room for {kind} pieces; raise it")
+        raise ConfigError(f"data.vocab_size: too small for any {kind} piece; raise it")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

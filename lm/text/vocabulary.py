@@ -1,11 +1,11 @@
-"""The vocabulary, and the codec that joins it to a tokenizer: text ↔ token ids.
+"""Vocabulary, and the codec of a tokenizer and a vocabulary: text ↔ token ids.
 
-There are two kinds. Of a dialog, every utterance stands in ``<s>`` and ``</s>``, batches are filled with
-``<pad>``, and all other words are ``<unk>``. A language model reads one running text in which every line ends
-in ``<eos>``; it has ``<unk>`` only where the text has it or words were left out.
+There are two kinds of vocabulary. In a dialog's, ``<s>`` and ``</s>`` enclose every utterance, ``<pad>``
+fills batches, and unknown words are ``<unk>``. A language model reads one running text in which every line
+ends in ``<eos>``. Its vocabulary has ``<unk>`` only if the text contains it or rare words were cut.
 
-A codec is stored with the run that trained on it, as ``vocabulary.json`` (a list of ``[token, count]`` in
-the order of the ids), ``tokenizer.json`` and, for sentencepiece, ``tokenizer.model``.
+A codec is stored in its run. ``vocabulary.json`` is a list of ``[token, count]`` in the order of the ids.
+The tokenizer is in ``tokenizer.json`` and, for sentencepiece, ``tokenizer.model``.
 """
 
 import hashlib
@@ -55,15 +55,15 @@ __all__ = [
 EOS_WORD = "<eos>"  # the end of a line in language models
 RESTORE = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
 _FOREIGN = 0.5  # share of unknown tokens
-_UNKNOWN = "\uffff"  # a noncharacter, in no text and so in no vocabulary
+_UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
 
 
 class Vocabulary:
-    """Tokens with their ids and how often training has them.
+    """Tokens with their ids and counts in training.
 
-    In a dialog's, which is ``framed``, ``<pad>`` is 0, ``<unk>`` 1, and the others follow by falling
-    frequency; ``eos`` is ``</s>``. In a language model's, all stand by falling frequency, ``eos`` is
-    ``<eos>``, which also stands before a text (``bos``), and ``unk`` is None where it has no ``<unk>``.
+    A dialog vocabulary is ``framed``: ``<pad>`` is 0, ``<unk>`` is 1, the others follow by falling
+    frequency, and ``eos`` is ``</s>``. In a language model's, all tokens are ordered by falling frequency.
+    Its ``eos`` and ``bos`` are ``<eos>``, and ``unk`` is None if it has no ``<unk>``.
     """
 
     pad = 0
@@ -74,11 +74,11 @@ class Vocabulary:
         self.counts = tuple(counts)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
-            raise ValueError("a token occurs twice, or tokens and counts differ in number")
+            raise ValueError("repeated token, or different numbers of tokens and counts")
         self.framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
         if not self.framed and EOS_WORD not in self._ids:
             raise ValueError(
-                f"a vocabulary has {EOS_WORD}, or starts with {PAD}, {UNK} and has {BOS} and {EOS}"
+                f"a vocabulary must have {EOS_WORD}, or start with {PAD}, {UNK} and have {BOS} and {EOS}"
             )
         self.bos, self.eos = (
             self._ids[mark] for mark in ((BOS, EOS) if self.framed else (EOS_WORD, EOS_WORD))
@@ -87,11 +87,12 @@ class Vocabulary:
 
     @classmethod
     def build(cls, counts: Mapping[str, int], size: int, required: Sequence[str] = (BOS, EOS)) -> Self:
-        """``<pad>``, ``<unk>`` and the ``size`` most frequent tokens of ``counts``, as Zhao et al. (2017).
+        """Build a dialog vocabulary: ``<pad>``, ``<unk>`` and the ``size`` most frequent tokens.
 
-        Ties go to the token that comes first in ``counts``. ``required`` tokens are kept whatever their
-        count, at the cost of the least frequent others; ``<unk>`` has the count of all that is left out.
-        ConfigError where ``size`` cannot hold the required tokens.
+        The definition is that of Zhao et al. (2017). Ties go to the token that comes first in ``counts``.
+        ``required`` tokens are kept regardless of their count, instead of the least frequent others.
+        ``<unk>`` has the total count of dropped tokens. Raises ConfigError if ``size`` is too small for the
+        required tokens.
         """
         if size < len(required):
             raise ConfigError(
@@ -100,7 +101,7 @@ class Vocabulary:
         candidates = dict.fromkeys(required, 0) | {t: n for t, n in counts.items() if t not in (PAD, UNK)}
         free = size - len(required)
         others = [token for token in candidates if token not in required]
-        others = sorted(others, key=lambda token: -candidates[token])[:free]  # stable: ties stay in order
+        others = sorted(others, key=lambda token: -candidates[token])[:free]  # stable: ties keep their order
         kept = set(others).union(required)
         ranked = sorted(
             (token for token in candidates if token in kept), key=lambda token: -candidates[token]
@@ -110,13 +111,12 @@ class Vocabulary:
 
     @classmethod
     def of_text(cls, counts: Mapping[str, int], size: int = 0, outside: int | None = None) -> Self:
-        """The vocabulary of a language model: the tokens of ``counts`` by falling frequency.
+        """Build a language model's vocabulary: the tokens of ``counts`` by falling frequency.
 
-        Ties go to the token that comes first in ``counts``, where the lines are counted as ``<eos>``.
-        ``size``, if not 0, is the most tokens that the vocabulary has: the least frequent are left out and
-        are ``<unk>``. So are the ``outside`` tokens of training that are not in ``counts``; None says that
-        no text has any.
-        ConfigError where ``size`` leaves room for no word.
+        ``counts`` has the number of lines as ``<eos>``. Ties go to the token that comes first in ``counts``.
+        ``size`` is the maximum number of tokens, 0 = no limit. The least frequent tokens beyond it become
+        ``<unk>``. ``outside`` is the number of training tokens missing from ``counts``, which are ``<unk>``,
+        too. None = no text has such tokens. Raises ConfigError if ``size`` is too small for any word.
         """
         words = sorted((t for t in counts if t not in (EOS_WORD, UNK)), key=lambda token: -counts[token])
         marks = {EOS_WORD: counts.get(EOS_WORD, 0)}
@@ -126,7 +126,7 @@ class Vocabulary:
             room = size - len(marks)
             if room < 1:
                 raise ConfigError(
-                    f"data.vocab_size = {size}: leaves room for no word beside {' '.join(marks)}"
+                    f"data.vocab_size = {size}: too small for a word besides {' '.join(marks)}; raise it"
                 )
             if UNK in marks:
                 marks[UNK] += sum(counts[token] for token in words[room:])
@@ -137,9 +137,9 @@ class Vocabulary:
         return cls(ranked, [kept[token] for token in ranked])
 
     def ids(self, tokens: Iterable[str]) -> list[int]:
-        """Ids of tokens, special ones included; ``<unk>`` for what is not in the vocabulary.
+        """Ids of tokens, including special ones, with ``<unk>`` for unknown tokens.
 
-        KeyError, with the token, where the vocabulary has no ``<unk>`` either.
+        Raises KeyError with the unknown token if the vocabulary has no ``<unk>``.
         """
         if self.unk is None:
             return [self._ids[token] for token in tokens]
@@ -157,7 +157,7 @@ class Vocabulary:
 
 
 class Codec:
-    """A tokenizer and a vocabulary: what turns text into ids and back."""
+    """A tokenizer and a vocabulary, which convert text to ids and back."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self.tokenizer = tokenizer
@@ -165,13 +165,13 @@ class Codec:
         self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
 
     def encode(self, text: str, place: str = "") -> list[int]:
-        """Ids of an utterance, without ``<s>`` and ``</s>``; for a language model of a line, with ``<eos>``.
+        """Ids of an utterance without ``<s>`` and ``</s>``, or of a language model's line with ``<eos>``.
 
-        DataError, naming the word and ``place``, for a word that a vocabulary without ``<unk>`` lacks.
+        Raises DataError with the word and ``place`` for an unknown word if the vocabulary has no ``<unk>``.
 
-        An utterance never yields a special token (a ``<s>`` that someone typed is an unknown word), but for
-        the exact text ``<d>``, the pseudo-utterance that opens a dialog, and ``<unk>``, which is one unknown
-        token with every tokenizer, so that what :meth:`decode` shows of it comes back as it was.
+        A typed special token such as ``<s>`` is an unknown word, with two exceptions. The exact text ``<d>``
+        is the pseudo-utterance that opens a dialog. ``<unk>`` is one unknown token with every tokenizer, so
+        that it survives :meth:`decode` and encoding again.
         """
         if not self.vocabulary.framed:
             return self.line_ids(self.tokenizer.split(text), place)
@@ -183,20 +183,20 @@ class Codec:
         ]
 
     def line_ids(self, tokens: Sequence[str], place: str = "") -> list[int]:
-        """Ids of a line that is split already, with ``<eos>``; DataError as :meth:`encode`."""
+        """Ids of a tokenized line, with ``<eos>``. Raises DataError as :meth:`encode` does."""
         try:
             ids = self.vocabulary.ids(tokens)
         except KeyError as error:
             where = f"{visible(place)}: " if place else ""
             raise DataError(
                 f"{where}the vocabulary has neither the word {visible(repr(error.args[0]))} nor {UNK}; "
-                "train with this text as one of the splits, or with a smaller vocabulary, which has it"
+                f"train with the text as one of the splits, or with a smaller vocabulary, which has {UNK}"
             ) from error
         ids.append(self.vocabulary.eos)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text for display, without ``<pad>``, ``<s>`` and ``</s>``; ``<eos>`` ends a line."""
+        """Text for display, without ``<pad>``, ``<s>`` and ``</s>``. ``<eos>`` becomes a line end."""
         words = self.vocabulary.words(ids)
         if self.vocabulary.framed:
             return self.tokenizer.join([word for word in words if word not in (PAD, BOS, EOS)])
@@ -209,7 +209,7 @@ class Codec:
         return "\n".join(map(self.tokenizer.join, lines))
 
     def _files(self) -> dict[str, bytes]:
-        """The stored form: file name → content."""
+        """Stored form: file name → content."""
         pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
         settings: dict[str, Any] = {"kind": self.tokenizer.kind, "lowercase": self.tokenizer.lowercase}
         files = {"vocabulary.json": json.dumps(pairs, ensure_ascii=False, indent=0).encode()}
@@ -220,18 +220,18 @@ class Codec:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of tokenizer and vocabulary: equal exactly when two codecs give the same ids."""
+        """SHA-256 of tokenizer and vocabulary, equal if and only if two codecs give the same ids."""
         known = json.dumps(self.vocabulary.tokens).encode() + self._files()["tokenizer.json"]
         return hashlib.sha256(known).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the codec into an existing folder. StorageError where that fails."""
+        """Write the codec into an existing folder. Raises StorageError on failure."""
         for name, content in self._files().items():
             write_atomic(folder / name, content)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read what :meth:`save` wrote. StorageError where a file is missing, damaged or not ours."""
+        """Read the files of :meth:`save`. Raises StorageError if one is missing, damaged or foreign."""
         path = folder / "tokenizer.json"
         try:
             settings = json.loads(_read(path))
@@ -240,7 +240,7 @@ class Codec:
                 path = folder / "tokenizer.model"
                 model = _read(path)
                 if hashlib.sha256(model).hexdigest() != settings["model_sha256"]:
-                    raise ValueError("its SHA-256 is not the one in tokenizer.json")
+                    raise ValueError("its SHA-256 differs from that in tokenizer.json")
                 tokenizer: Tokenizer = SentencePiece(kind, model, lowercase)
             else:
                 tokenizer = PLAIN[kind](lowercase)
@@ -257,7 +257,7 @@ class Codec:
 
 
 def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
-    """``unknown: zürich, qqq``: the words of a text that are read as ``<unk>``, each once; empty for none."""
+    """Message ``unknown: zürich, qqq`` with the words of a text that become ``<unk>``, or an empty string."""
     vocabulary = codec.vocabulary
     if vocabulary.unk is None or (vocabulary.framed and text == DIALOG):
         return ""
@@ -272,16 +272,16 @@ def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
 def _read(path: Path) -> bytes:
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_JSON:
-            raise ValueError("larger than any that we write")
+            raise ValueError("larger than any file of a codec")
         return file.read()
 
 
 def require_known(unknown: float, source: object) -> None:
-    """DataError where so large a share of a text is unknown that a run cannot have been trained for it."""
+    """Raise DataError if over half of a text is unknown, so that it is of another language or spelling."""
     if unknown > _FOREIGN:
         raise DataError(
             f"{visible(source)}: {unknown:.0%} of its tokens are unknown to the run;"
-            " evaluate on the language and the spelling that the run was trained on"
+            " evaluate text in the language and spelling of the training text"
         )
 
 
@@ -293,12 +293,12 @@ def build_codec(
     lowercase: bool = True,
     extra_counts: Mapping[str, int] | None = None,
 ) -> Codec:
-    """Learn tokenizer and vocabulary from the training texts and nothing else.
+    """Build tokenizer and vocabulary from only the training texts.
 
-    ``extra_counts`` gives how often special tokens occur in training (``<s>``, ``</s>`` and, for dialogs,
-    ``<d>``); they compete for, and always get, a place among the ``vocab_size`` most frequent. The vocabulary
-    has ``vocab_size`` + 2 tokens, fewer where the texts have fewer. ConfigError for an unknown kind or a size
-    that cannot hold the special tokens, DataError where the texts are empty.
+    ``extra_counts`` are the counts of special tokens in training: ``<s>``, ``</s>`` and, for dialogs,
+    ``<d>``. Special tokens are always among the ``vocab_size`` most frequent. The vocabulary has
+    ``vocab_size`` + 2 tokens, or fewer if the texts have fewer. Raises ConfigError for an unknown kind or a
+    size too small for the special tokens, DataError for empty texts.
     """
     if kind not in get_args(TokenizerKind):
         raise ConfigError(f"data.tokenizer = {kind!r}: must be one of {', '.join(get_args(TokenizerKind))}")
@@ -312,7 +312,7 @@ def build_codec(
     for text in texts:
         counts.update(tokenizer.split(text))
     for special in SPECIALS:
-        counts[UNK] += counts.pop(special, 0)  # in a text these are unknown words, as encode() has it
+        counts[UNK] += counts.pop(special, 0)  # in a text these are unknown words, as in encode()
     if counts.total() == 0:
         raise DataError("the training texts contain no token; check data.train")
     if isinstance(tokenizer, SentencePiece):

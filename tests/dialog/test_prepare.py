@@ -428,7 +428,7 @@ def test_who_comes_second_looks_again_at_what_is_there(tmp_path: Path) -> None:
     other = wanted | {"source": "b", "inputs": {"b": 2}}
     with second.alone():
         assert second.current(wanted) is not None
-        with pytest.raises(StorageError, match="holds what `dialog prepare a` wrote"):
+        with pytest.raises(StorageError, match="holds the result of `dialog prepare a`"):
             second.require_replaceable(other)
     (tmp_path / "out/thesis.tex").write_text("precious")
     with second.alone(), pytest.raises(StorageError, match=r"thesis\.tex"):

@@ -368,7 +368,7 @@ def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_scored_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "scores.jsonl"
     (tmp_path / "bad.txt").write_bytes(b"you\n" * 9 + b"\xff\n")
-    with pytest.raises(DataError, match=r"bad\.txt:10.* what its encoding is$"):
+    with pytest.raises(DataError, match=r"bad\.txt:10.* from its own encoding$"):
         score_file(run, tmp_path / "bad.txt", out)
     assert not list(tmp_path.glob("*scores*"))
     result = score_file(run, tmp_path / "test.txt", out)

@@ -63,7 +63,9 @@ def test_another_corpus_and_files_of_others_are_not_replaced(tmp_path: Path) -> 
     prepare(source, out, DEFAULTS)
     with Path(other, "train.txt").open("a") as file:
         file.write("more\n")
-    with pytest.raises(StorageError, match=rf"out: holds what `lm prepare {source}` wrote; choose another"):
+    with pytest.raises(
+        StorageError, match=rf"out: holds the result of `lm prepare {source}`; choose another"
+    ):
         prepare(other, out, DEFAULTS)
     assert contents(out) == first
     (out / "train" / "notes").write_text("mine")
