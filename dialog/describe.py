@@ -104,5 +104,5 @@ def _decoder_floats(config: DialogConfig) -> int:
 def _head_floats(config: DialogConfig, head: Head) -> int:
     """Contexts and their gradients for all tokens; logits only for a chunk of them."""
     tokens = _responses(config) * config.data.max_tokens
-    vectors = head.components * head.size * (3 if head.latent is not None else 1)
+    vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
     return tokens * vectors + head_scratch(head, tokens)

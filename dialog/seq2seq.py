@@ -84,7 +84,7 @@ class Seq2Seq(nn.Module):
     ) -> tuple[Tensor, DecoderState]:
         """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state.
 
-        The head's products are in bfloat16 if the ``operand`` is given that its ``rounded`` returns.
+        The head's products are in bfloat16 if the ``operand`` is given that its ``output.rounded()`` returns.
         """
         hidden, after = self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
         return self.head.log_probs(hidden, component_temperature, operand), after

@@ -156,7 +156,7 @@ class TrainedModel:
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
         state = self._start(items)
-        operand = self.model.head.rounded() if decode.products == "bfloat16" else None
+        operand = self.model.head.output.rounded() if decode.products == "bfloat16" else None
         step = partial(self.model.step, operand=operand)
         if decode.method == "beam":
             return beam_search(step, state, len(items), decode, marks, poll)

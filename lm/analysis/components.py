@@ -165,7 +165,7 @@ def components_of_run(
             priors = (link.log_normalised(prior(hidden.last[:, 0]).double()) for hidden, _ in readings)
             result = prior_statistics(priors, poll)
     else:
-        rows = max(1, min(64, (8 << 20) // (head.components * vocab)))  # of a block, 64 MB of float64 at most
+        rows = max(1, min(64, (8 << 20) // (head.config.components * vocab)))  # 64 MB of float64
         blocks = trained.component_log_probs(ids, poll=poll, rows=rows)
         result = component_statistics(blocks, trained.codec.vocabulary.tokens, shown, poll)
     return {"head": head.config.kind} | result

@@ -214,7 +214,7 @@ def rank_of_run(
         result = kept
     head = trained.model.head
     bias = head.bias is not None
-    linear = head.config.kind in LINEAR_HEADS and head.one_pass
+    linear = head.config.kind in LINEAR_HEADS and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
     ceiling = min(width + 1 + bias, *result.shape) if linear else None
     return rank_report(result) | {

@@ -22,7 +22,7 @@ from lm.engine.progress import Reporter
 from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.links import EXP
 from lm.heads.loss_options import LossOptions, Output, rounded
-from lm.heads.mixture_loss import mixture_log_probs, mixture_loss
+from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss
 from lm.runs.inputs import saved_settings
 
 C = TypeVar("C", bound=BaseModel)
@@ -112,8 +112,8 @@ def _decoding(head: HeadConfig, sizes: tuple[int, int], device: torch.device) ->
     contexts, prior, output = inputs.contexts.detach(), inputs.prior, inputs.output
     operand = rounded(output.weight.detach())
     return Tried(
-        lambda: mixture_log_probs(contexts, prior, output, LossOptions(EXP)),
-        lambda: mixture_log_probs(contexts, prior, output, LossOptions(EXP), operand),
+        lambda: one_pass_log_probs(contexts, prior, output, LossOptions(EXP)),
+        lambda: one_pass_log_probs(contexts, prior, output, LossOptions(EXP), operand),
     )
 
 
@@ -149,7 +149,7 @@ class _Inputs(NamedTuple):
 
     def gradients(self, bf16: bool) -> object:
         options = LossOptions(EXP, bf16_products=bf16)
-        loss = mixture_loss(self.contexts, self.prior, self.output, self.targets, None, options)
+        loss = one_pass_loss(self.contexts, self.prior, self.output, self.targets, None, options)
         return torch.autograd.grad(loss, (self.contexts, self.output.weight))
 
 

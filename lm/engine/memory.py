@@ -38,9 +38,10 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers that the loss holds besides: what becomes of a chunk's logits, and gradients of parameters."""
-    rows = min(tokens, head.chunk) * head.rows_per_token
-    logits = rows * head.vocab_size * head.logit_buffers * head.logit_bytes // FLOAT
-    return logits + 2 * sum(parameter.numel() for parameter in head.learned())
+    output = head.output
+    rows = min(tokens, output.chunk) * output.rows_per_token
+    logits = rows * head.vocab_size * output.logit_buffers * output.logit_bytes // FLOAT
+    return logits + 2 * sum(parameter.numel() for parameter in output.learned())
 
 
 def require_memory(needed: int, device: torch.device, remedy: str) -> None:

@@ -29,10 +29,13 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
-from lm.heads.output_layer import Mixture, OutputLayer
-from lm.heads.precision import precise
+from lm.heads.loss_options import LossOptions
+from lm.heads.mixer import Mixer, rows_of_last
+from lm.heads.mixtape import WordGates
+from lm.heads.output_layer import OutputLayer
+from lm.heads.plif import PiecewiseLinear
 from lm.heads.states import Layers, States
-from lm.regularize import dropout_mask
+from lm.heads.temperature import WordTemperature
 
 __all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
 
@@ -60,11 +63,14 @@ HEADS: dict[str, HeadParts] = {
 }
 
 
-class Head(OutputLayer):
+class Head(nn.Module):
     """A decoder head of any kind.
 
-    Logits and probabilities are float32 or better whatever the precision of the model. For log-probabilities
-    in float64 throughout, as ranks need them, ask ``copy.deepcopy(head).double()`` at ``hidden.double()``.
+    It owns every parameter, under the names that checkpoints have. Its ``mixer`` takes hidden states to
+    contexts, and its ``output`` takes contexts to probabilities.
+
+    Logits and probabilities are float32 or better regardless of the precision of the model. For
+    log-probabilities in float64 throughout, as ranks need them, use ``copy.deepcopy(head).double()``.
 
     Args:
         config: kind, K, E, tying, bias, dropout; see :class:`lm.heads.config.HeadConfig`.
@@ -80,6 +86,9 @@ class Head(OutputLayer):
             model has not.
     """
 
+    bias: nn.Parameter | None  # (V,)
+    shift: nn.Parameter | None  # () of sigsoftmax
+
     def __init__(
         self,
         config: HeadConfig,
@@ -88,21 +97,31 @@ class Head(OutputLayer):
         embedding: nn.Parameter | None = None,
         lower_sizes: Sequence[int] = (),
     ) -> None:
-        super().__init__(config, HEADS[config.kind].link, hidden_size, vocab_size)
-        self.parts = HEADS[config.kind]
-        size, components = self.size, self.components
-        self.rows_per_token = components if self.parts.mixes in ("logits", "probabilities") else 1
+        super().__init__()
+        self.config, self.parts = config, HEADS[config.kind]
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        self.size = config.embedding_size or hidden_size
+        bf16 = config.products == "bfloat16"
+        self.options = LossOptions(self.parts.link, bf16_products=bf16, skip_below=config.skip_below)
+        self._add_mixer(tuple(lower_sizes))
+        self._add_output(embedding)
+        self.scale: nn.Parameter | float = config.context_scale
+        if config.learn_context_scale:
+            self.scale = nn.Parameter(torch.tensor(config.context_scale))
+
+    def _add_mixer(self, lower_sizes: tuple[int, ...]) -> None:
+        config, size, components = self.config, self.size, self.config.components
         self.projection: nn.Linear | None = None
         self.latent: nn.Linear | None = None
         self.prior: nn.Linear | None = None
         if self.parts.mixes == "nothing":
-            if size != hidden_size:
-                self.projection = nn.Linear(hidden_size, size, bias=False)
+            if size != self.hidden_size:
+                self.projection = nn.Linear(self.hidden_size, size, bias=False)
         else:
-            self.latent = nn.Linear(hidden_size, (components - sum(config.lower_components)) * size)
+            self.latent = nn.Linear(self.hidden_size, (components - sum(config.lower_components)) * size)
             if components > 1 and self.parts.mixes != "logits":
-                self.prior = nn.Linear(hidden_size, components, bias=False)
-        self.lower_sizes = tuple(lower_sizes[: len(config.lower_components)])
+                self.prior = nn.Linear(self.hidden_size, components, bias=False)
+        self.lower_sizes = lower_sizes[: len(config.lower_components)]
         if len(self.lower_sizes) < len(config.lower_components):
             raise ConfigError(
                 f"head.lower_components: {config.kind} reads {len(config.lower_components)} layers below the"
@@ -112,41 +131,61 @@ class Head(OutputLayer):
             nn.Linear(lower, count * size)
             for lower, count in zip(self.lower_sizes, config.lower_components, strict=True)
         )
-        self.add_output(embedding)
-        self.scale: nn.Parameter | float = config.context_scale
-        if config.learn_context_scale:
-            self.scale = nn.Parameter(torch.tensor(config.context_scale))
 
-    def contexts(self, hidden: States, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The vectors that meet the output matrix, and how they are mixed.
+    def _add_output(self, embedding: nn.Parameter | None) -> None:
+        config, shape = self.config, (self.vocab_size, self.size)
+        if not config.tied:
+            self.weight = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
+        elif embedding is None or embedding.shape != shape:
+            found = "none" if embedding is None else tuple(embedding.shape)
+            raise ConfigError(
+                f"head.tied: needs an embedding of shape {shape}, found {found};"
+                " set head.embedding_size to the model's embedding size"
+            )
+        else:
+            self.weight = embedding
+        self.bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.output_bias else None
+        self.shift = nn.Parameter(torch.zeros(())) if config.learn_shift else None
+        self.gates: WordGates | None = None
+        self.pointwise: PiecewiseLinear | None = None
+        self.temperature: WordTemperature | None = None
+        if config.kind == "mixtape" and config.components > 1:
+            self.gates = WordGates(config, self.hidden_size, self.vocab_size)
+        if config.kind == "plif":
+            self.pointwise = PiecewiseLinear(config.intervals, config.interval_range)
+        if config.temperature not in ("none", "constant"):
+            self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
 
-        Latent dropout happens here, one mask for all time steps of a stream: with ``hidden`` of shape
-        (T, B, H) a stream is a column; with (N, H), ``streams`` (N,) numbers the stream of every token
-        (None: every token is its own).
+    @property
+    def mixer(self) -> Mixer:
+        """The upper half, as the head is now."""
+        return Mixer(
+            config=self.config,
+            size=self.size,
+            training=self.training,
+            projection=self.projection,
+            latent=self.latent,
+            lower=self.lower,
+            prior=self.prior,
+            prior_link=self.parts.prior_link,
+            scale=self.scale,
+            mixes_contexts=self.parts.mixes == "contexts",
+        )
 
-        Returns:
-            contexts (..., K, E), where K = 1 unless mos, moss, doc or mixtape; log π (..., K), or None where
-            probabilities are not mixed.
-        """
-        last, lower = Layers.of(hidden)
-        if self.latent is None:
-            if self.projection is None:  # these states have had their own dropout
-                return last.unsqueeze(-2), None
-            return self._drop(self.projection(last), streams).unsqueeze(-2), None
-        latent = self.latent(last)
-        if self.lower:
-            others = (layer(states) for layer, states in zip(self.lower, lower, strict=True))
-            latent = torch.cat((latent, *others), -1)
-        copies = self.components if self.config.shared_latent_mask else 1
-        latent = self._drop(torch.tanh(latent), streams, copies) * self.scale
-        latent = latent.unflatten(-1, (self.components, self.size))  # (..., K, E)
-        if self.prior is None:
-            return latent, None
-        log_prior = self.parts.prior_link.log_normalised(precise(self.prior(last)))
-        if self.parts.mixes == "contexts":
-            prior = log_prior.exp().to(latent.dtype)
-            return torch.einsum("...k,...ke->...e", prior, latent).unsqueeze(-2), None
-        return latent, log_prior
+    @property
+    def output(self) -> OutputLayer:
+        """The lower half, as the head is now."""
+        return OutputLayer(
+            options=self.options,
+            rows_per_token=self.config.components if self.parts.mixes in ("logits", "probabilities") else 1,
+            weight=self.weight,
+            bias=self.bias,
+            shift=self.shift,
+            gates=self.gates,
+            pointwise=self.pointwise,
+            temperature=self.temperature,
+            divisor=self.config.temperature_value if self.config.temperature == "constant" else 1.0,
+        )
 
     def objective(
         self, hidden: States, targets: Tensor, streams: Tensor | None = None
@@ -155,11 +194,11 @@ class Head(OutputLayer):
 
         They are the same but for ``config.temperature_loss_scaling`` and ``config.prior_penalty``.
         """
-        mixture, config = self._flat(hidden, streams), self.config
+        mixture, output, config = self.mixer.mixture(hidden, streams), self.output, self.config
         weights = mixture.contexts.new_ones(targets.numel())
-        objective = loss = self.mixture_loss(mixture, targets.reshape(-1), weights)
+        objective = loss = output.loss(mixture, targets.reshape(-1), weights)
         if config.temperature_loss_scaling:
-            objective = objective * self.mean_word_temperature(mixture.states)
+            objective = objective * output.mean_word_temperature(mixture.states)
         if config.prior_penalty:
             of_streams = config.prior_penalty_of == "streams"
             penalty = prior_penalty(
@@ -180,12 +219,12 @@ class Head(OutputLayer):
 
         Args:
             hidden: (..., H).  targets: (...) word ids.  weights: (...) or None for ones.
-            streams: see :meth:`contexts`.  component_temperature: that of :meth:`log_probs`.
+            streams: see ``mixer.contexts``.  component_temperature: that of :meth:`log_probs`.
         """
-        mixture = self._flat(hidden, streams)
+        mixture = self.mixer.mixture(hidden, streams)
         flat = mixture.contexts.new_ones(targets.numel()) if weights is None else weights.reshape(-1)
         flat = flat.to(mixture.contexts.dtype)
-        return self.mixture_loss(mixture, targets.reshape(-1), flat, component_temperature)
+        return self.output.loss(mixture, targets.reshape(-1), flat, component_temperature)
 
     def nll(
         self,
@@ -198,8 +237,8 @@ class Head(OutputLayer):
 
         ``component_temperature`` is that of :meth:`log_probs`.
         """
-        mixture = self._flat(hidden, streams)
-        return self.mixture_nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
+        mixture = self.mixer.mixture(hidden, streams)
+        return self.output.nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(
         self, hidden: States, component_temperature: float = 1.0, operand: Tensor | None = None
@@ -207,12 +246,12 @@ class Head(OutputLayer):
         """log P(v) of every word, (..., V), normalised and at least float32.
 
         Without gradients, what it needs beside the result does not depend on the number of tokens, and the
-        products are in bfloat16 if the ``operand`` is given that :meth:`rounded` returns.
+        products are in bfloat16 if the ``operand`` is given that ``output.rounded()`` returns.
         ``component_temperature`` divides the logits of every component. For a mixture that differs from
         tempering the mixed distribution, which callers do on the result.
         """
-        mixture = self._flat(hidden, None)
-        log_probs = self.mixture_log_probs(mixture, component_temperature, operand)
+        mixture = self.mixer.mixture(hidden)
+        log_probs = self.output.log_probs(mixture, component_temperature, operand)
         return log_probs.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: States) -> Tensor:
@@ -220,40 +259,13 @@ class Head(OutputLayer):
 
         Its logsumexp over K is :meth:`log_probs`, over V the log prior.
         """
-        joint = self.joint_log_probs(self._flat(hidden, None))
+        joint = self.output.joint_log_probs(self.mixer.mixture(hidden))
         return joint.view(*Layers.of(hidden).last.shape[:-1], *joint.shape[1:])
 
     def temperatures(self, hidden: States) -> Tensor:
         """Divisors of the logits, (..., V); ones for a head without temperature."""
-        last = Layers.of(hidden).last
-        return self.word_temperatures(self._rows(last)).view(*last.shape[:-1], self.vocab_size)
-
-    def _flat(self, hidden: States, streams: Tensor | None) -> Mixture:
-        """A row for every token, at least float32."""
-        contexts, log_prior = self.contexts(hidden, streams)
-        contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
-        if log_prior is None:
-            log_prior = contexts.new_zeros(len(contexts), 1)
-        log_prior = log_prior.reshape(len(contexts), log_prior.shape[-1])
-        return Mixture(contexts, log_prior, self._rows(Layers.of(hidden).last))
-
-    def _rows(self, last: Tensor) -> Tensor:
-        """The last layer's states (N, H), which temperatures and gates read, at least float32."""
-        return precise(last).reshape(-1, self.hidden_size)
-
-    def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
-        """Latent dropout; the mask of the first of ``copies`` equal parts of every state is that of all."""
-        rate = self.config.latent_dropout
-        if not self.training or rate == 0:
-            return states
-        width = states.shape[-1] // copies
-        if streams is not None:
-            count = int(streams.max()) + 1 if streams.numel() else 0
-            mask = dropout_mask(states, (count, width), rate)[streams]
-        else:
-            places = states.shape[:-1] if states.dim() < 3 else (1, *states.shape[1:-1])
-            mask = dropout_mask(states, (*places, width), rate)
-        return states * (mask if copies == 1 else torch.cat([mask] * copies, -1))
+        tau = self.output.word_temperatures(rows_of_last(hidden))
+        return tau.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
 
 def prior_penalty(log_prior: Tensor, streams: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ PACKED = 640  # words at once in products of float32 on a CPU, where MKL copies 
 ADDED = 2048  # words of the output matrix whose bfloat16 gradient stays in the cache until it is added
 
 
-def mixture_loss(
+def one_pass_loss(
     contexts: Tensor,
     log_prior: Tensor,
     output: Output,
@@ -54,7 +54,7 @@ def mixture_loss(
         token_weights = contexts.new_ones(contexts.shape[0])
     wanted = any(tensor.requires_grad for tensor in (contexts, log_prior, *output) if tensor is not None)
     if not (wanted and torch.is_grad_enabled()):
-        return (token_weights * mixture_nll(contexts, log_prior, output, targets, options)).sum()
+        return (token_weights * one_pass_nll(contexts, log_prior, output, targets, options)).sum()
     loss: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
         contexts, log_prior, *output, targets, token_weights, options
     )
@@ -62,7 +62,7 @@ def mixture_loss(
 
 
 @torch.no_grad()
-def mixture_nll(
+def one_pass_nll(
     contexts: Tensor,
     log_prior: Tensor,
     output: Output,
@@ -85,7 +85,7 @@ def mixture_nll(
 
 
 @torch.no_grad()
-def mixture_log_probs(
+def one_pass_log_probs(
     contexts: Tensor,
     log_prior: Tensor,
     output: Output,

@@ -7,20 +7,17 @@ stands here as in the papers, and goes through chunks of tokens (:mod:`lm.heads.
 N tokens · H hidden size · K components · E context size · V words.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lm.errors import ConfigError
 from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share
-from lm.heads.config import HeadConfig
-from lm.heads.links import Link
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
+from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
-from lm.heads.mixture_loss import mixture_log_probs, mixture_loss, mixture_nll
+from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nll
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.temperature import WordTemperature
@@ -30,24 +27,11 @@ from lm.heads.temperature import WordTemperature
 FORMULA_BUFFERS = 12
 
 
-class Mixture(NamedTuple):
-    """What the distributions of N tokens are made of."""
+@dataclass(frozen=True)
+class OutputLayer:
+    """The part of a head below its mixture; its modules and parameters are the head's own."""
 
-    contexts: Tensor  # (N, K, E)
-    log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
-    states: Tensor  # (N, H) the hidden states that temperatures and gates are computed from
-
-
-class OutputLayer(nn.Module):
-    """The output matrix, its bias and whatever turns logits into probabilities.
-
-    Args:
-        config: see :class:`lm.heads.config.HeadConfig`.
-        link: the link function of the kind of head.
-        hidden_size: H.
-        vocab_size: V.
-    """
-
+    options: LossOptions
     rows_per_token: int  # of logits: K, or 1 where contexts are mixed
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
@@ -55,43 +39,7 @@ class OutputLayer(nn.Module):
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
-
-    def __init__(self, config: HeadConfig, link: Link, hidden_size: int, vocab_size: int) -> None:
-        super().__init__()
-        self.config = config
-        self.hidden_size, self.vocab_size = hidden_size, vocab_size
-        self.size = config.embedding_size or hidden_size
-        self.components = config.components
-        bf16 = config.products == "bfloat16"
-        self.options = LossOptions(link, bf16_products=bf16, skip_below=config.skip_below)
-        self._fixed = config.temperature_value if config.temperature == "constant" else 1.0
-
-    def add_output(self, embedding: nn.Parameter | None) -> None:
-        """Makes the parameters of this layer; ``embedding`` (V, E) is shared where ``config.tied``.
-
-        Raises:
-            ConfigError: if tying is asked for without an embedding of the right shape.
-        """
-        config, shape = self.config, (self.vocab_size, self.size)
-        if not config.tied:
-            self.weight = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
-        elif embedding is None or embedding.shape != shape:
-            found = "none" if embedding is None else tuple(embedding.shape)
-            raise ConfigError(
-                f"head.tied: needs an embedding of shape {shape}, found {found};"
-                " set head.embedding_size to the model's embedding size"
-            )
-        else:
-            self.weight = embedding
-        self.bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.output_bias else None
-        self.shift = nn.Parameter(torch.zeros(())) if config.learn_shift else None
-        self.gates = self.pointwise = self.temperature = None
-        if config.kind == "mixtape" and self.components > 1:
-            self.gates = WordGates(config, self.hidden_size, self.vocab_size)
-        if config.kind == "plif":
-            self.pointwise = PiecewiseLinear(config.intervals, config.interval_range)
-        if config.temperature not in ("none", "constant"):
-            self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
+    divisor: float  # of all logits: a constant temperature, or 1
 
     @property
     def one_pass(self) -> bool:
@@ -108,46 +56,42 @@ class OutputLayer(nn.Module):
         """Bytes of a logit in them."""
         return self.options.entry_bytes if self.one_pass else 4
 
-    def mixture_loss(
-        self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0
-    ) -> Tensor:
+    def loss(self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar, with logits divided by ``temperature``.
 
         targets and weights: (N,).
         """
         with torch.autocast(weights.device.type, enabled=False):
             if self.one_pass:
-                contexts, output = self._tempered(mixture.contexts, temperature)
-                return mixture_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
+                contexts, output = self.tempered(mixture.contexts, temperature)
+                return one_pass_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
             bf16 = self.options.bf16_products and torch.is_grad_enabled()
             formula = partial(self._nll, temperature=temperature, bf16=bf16)
             return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
 
     @torch.no_grad()
-    def mixture_nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
+    def nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
         """−log P(target), (N,) nats, with logits divided by ``temperature``; exact, without gradients."""
         with torch.autocast(targets.device.type, enabled=False):
             if self.one_pass:
-                contexts, output = self._tempered(mixture.contexts, temperature)
-                return mixture_nll(contexts, mixture.log_prior, output, targets, self.options)
+                contexts, output = self.tempered(mixture.contexts, temperature)
+                return one_pass_nll(contexts, mixture.log_prior, output, targets, self.options)
             return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self.chunk)
 
     def rounded(self) -> Tensor:
-        """The output matrix as it is now, for products of :meth:`mixture_log_probs` in bfloat16."""
+        """The output matrix as it is now, for products of :meth:`log_probs` in bfloat16."""
         return rounded(self.weight.detach())
 
-    def mixture_log_probs(
-        self, mixture: Mixture, temperature: float, operand: Tensor | None = None
-    ) -> Tensor:
+    def log_probs(self, mixture: Mixture, temperature: float, operand: Tensor | None = None) -> Tensor:
         """log P(v), (N, V), with logits divided by ``temperature``.
 
         Without gradients, products are in bfloat16 where the ``operand`` of :meth:`rounded` is given.
         """
         with torch.autocast(mixture.contexts.device.type, enabled=False):
             if self.one_pass and not torch.is_grad_enabled():
-                contexts, output = self._tempered(mixture.contexts, temperature)
+                contexts, output = self.tempered(mixture.contexts, temperature)
                 options = replace(self.options, bf16_products=False)
-                return mixture_log_probs(contexts, mixture.log_prior, output, options, operand)
+                return one_pass_log_probs(contexts, mixture.log_prior, output, options, operand)
             taken = None if torch.is_grad_enabled() else operand
             return self._whole(partial(self._log_probs, temperature=temperature, operand=taken), mixture)
 
@@ -159,7 +103,7 @@ class OutputLayer(nn.Module):
     def word_temperatures(self, states: Tensor) -> Tensor:
         """What divides the logits at hidden states (N, H), (N, V)."""
         if self.temperature is None:
-            return states.new_full((states.shape[0], self.vocab_size), self._fixed)
+            return states.new_full((len(states), len(self.weight)), self.divisor)
         with torch.autocast(states.device.type, enabled=False):
             tau: Tensor = self.temperature(states)
         return tau
@@ -167,7 +111,7 @@ class OutputLayer(nn.Module):
     def mean_word_temperature(self, states: Tensor) -> Tensor:
         """Its mean over states and words, a scalar without gradient."""
         if self.temperature is None:
-            return states.new_tensor(self._fixed)
+            return states.new_tensor(self.divisor)
         with torch.autocast(states.device.type, enabled=False):
             return self.temperature.mean(states, self.chunk)
 
@@ -176,16 +120,16 @@ class OutputLayer(nn.Module):
         """Tokens that go through the loss at once."""
         # only the one-pass loss keeps its logits in bfloat16
         options = self.options if self.one_pass else replace(self.options, bf16_products=False)
-        return options.tokens_per_chunk(self.rows_per_token, self.vocab_size, self.weight.device.type)
+        return options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """A formula of all tokens: by chunks, unless gradients are wanted of it."""
         return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self.chunk)
 
-    def _tempered(self, contexts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Output]:
+    def tempered(self, contexts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Output]:
         """What gives the logits divided by ``temperature`` and by the constant one, at least float32."""
         bias, shift = (None if p is None else precise(p) for p in (self.bias, self.shift))
-        return tempered(contexts, Output(precise(self.weight), bias, shift), temperature * self._fixed)
+        return tempered(contexts, Output(precise(self.weight), bias, shift), temperature * self.divisor)
 
     def learned(self) -> list[nn.Parameter]:
         """The parameters below the mixture."""
@@ -204,7 +148,7 @@ class OutputLayer(nn.Module):
         operand: Tensor | None = None,
     ) -> Tensor:
         """log g of the logits of n tokens, (n, K, V); (n, 1, V) where they are mixed."""
-        contexts, output = self._tempered(contexts, temperature)
+        contexts, output = self.tempered(contexts, temperature)
         if self.gates is None:
             logits = product(contexts, output.weight, bf16, operand)
         else:

@@ -50,5 +50,5 @@ def _activations(config: LmConfig, head: Head) -> int:
     by_torch = config.cell.is_plain and config.cell.kind == "lstm"
     floats = _TORCH_LSTM if by_torch else config.cell.floats
     per_token = 2 * sizes[0] + sum((floats + 2) * size for size in sizes[1:])
-    per_token += head.components * head.size * (3 if head.latent is not None else 1)
+    per_token += head.config.components * head.size * (3 if head.latent is not None else 1)
     return tokens * per_token + head_scratch(head, tokens)

@@ -95,7 +95,7 @@ def exact_step(model: Seq2Seq) -> StepFunction[DecoderState]:
 
 
 def rounded_step(model: Seq2Seq) -> StepFunction[DecoderState]:
-    return partial(model.step, operand=model.head.rounded())
+    return partial(model.step, operand=model.head.output.rounded())
 
 
 def plain_step(model: Seq2Seq) -> StepFunction[DecoderState]:

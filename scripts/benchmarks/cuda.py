@@ -20,7 +20,7 @@ from benchmarks.timing import Case, Ceiling, Variant, Work
 from lm.heads.fused_switch import FUSED
 from lm.heads.links import EXP, SIGSOFTMAX
 from lm.heads.loss_options import LossOptions, Output
-from lm.heads.mixture_loss import mixture_nll
+from lm.heads.mixture_loss import one_pass_nll
 
 CALLS = 10
 SHAPES = ((15, 10_000, 840), (5, 10_000, 840), (1, 10_000, 840), (15, 33_278, 840), (1, 33_278, 8192))
@@ -159,7 +159,9 @@ def _fused(options: LossOptions, inputs: Inputs) -> object:
 
 def _nll(inputs: Inputs) -> object:
     output = Output(inputs.weight, inputs.bias, None)
-    return mixture_nll(inputs.contexts, inputs.prior.log_softmax(1), output, inputs.targets, LossOptions(EXP))
+    return one_pass_nll(
+        inputs.contexts, inputs.prior.log_softmax(1), output, inputs.targets, LossOptions(EXP)
+    )
 
 
 def _roofline() -> Roofline:

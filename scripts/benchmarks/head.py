@@ -12,7 +12,7 @@ from lm.engine.shapes import shapes_only
 from lm.heads.head import Head, HeadConfig
 from lm.heads.links import EXP, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
-from lm.heads.mixture_loss import mixture_loss, mixture_nll
+from lm.heads.mixture_loss import one_pass_loss, one_pass_nll
 
 TOKENS, SIZE = 840, 280  # PTB of Yang et al. (2018): 12 streams of 70 tokens, contexts of 280
 PRECISIONS = ("float32", "bfloat16")
@@ -140,7 +140,7 @@ def _evaluation(ceiling: Ceiling) -> Case:
         output = Output(inputs.weight.detach(), inputs.bias.detach(), None)
         prior = inputs.prior.detach().log_softmax(1)
         contexts = inputs.contexts.detach()
-        return lambda: mixture_nll(contexts, prior, output, inputs.targets, options)
+        return lambda: one_pass_nll(contexts, prior, output, inputs.targets, options)
 
     floor = ceiling.seconds(2 * TOKENS * 15 * SIZE * 10_000)
     return Case("evaluation, K = 15, V = 10,000", [Variant("nll", work, floor)], ("tokens", TOKENS))
@@ -165,7 +165,7 @@ def work_on(loss: Callable[[Inputs], Tensor], components: int, vocab: int, token
 def ours(options: LossOptions, inputs: Inputs) -> Tensor:
     """The product's own loss of the inputs."""
     output = Output(inputs.weight, inputs.bias, None)
-    return mixture_loss(inputs.contexts, inputs.prior.log_softmax(1), output, inputs.targets, None, options)
+    return one_pass_loss(inputs.contexts, inputs.prior.log_softmax(1), output, inputs.targets, None, options)
 
 
 def naive_loss(

@@ -47,7 +47,7 @@ def _floor(config: LmConfig, ceiling: Ceiling) -> float:
     layers = sum(parameter.numel() for parameter in model.layers.parameters())
     head = sum(parameter.numel() for parameter in model.head.parameters()) - model.head.weight.numel()
     tokens = config.train.batch_size * STEPS
-    output = model.head.components * model.head.weight.numel()
+    output = config.head.components * model.head.weight.numel()
     precision = "bfloat16" if config.head.products == "bfloat16" else "float32"  # auto is for trainings
     return ceiling.seconds(6 * tokens * (layers + head)) + ceiling.seconds(6 * tokens * output, precision)
 
@@ -75,7 +75,7 @@ def _work(config: LmConfig, loss: LossOf) -> Work:
 
 def naive_of_head(head: Head, hidden: Layers, targets: Tensor) -> Tensor:
     """The papers' formula on the contexts of a head."""
-    contexts, log_prior = head.contexts(hidden)
+    contexts, log_prior = head.mixer.contexts(hidden)
     assert log_prior is not None
     return naive_loss(
         contexts.flatten(0, 1), log_prior.flatten(0, 1), head.weight, head.bias, targets.flatten()

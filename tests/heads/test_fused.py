@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lm.heads.links import EXP, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
-from lm.heads.mixture_loss import mixture_loss
+from lm.heads.mixture_loss import one_pass_loss
 from tests.support.plain_heads import example, make_head
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -190,10 +190,10 @@ def test_a_vocabulary_of_one_word_has_no_loss_and_nothing_to_learn(fused: Any, d
 def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, device: str, kind: str) -> None:
     head = make_head(kind).float().to(device)
     hidden, targets, weights = (part.to(device) for part in example())
-    contexts, log_prior, _ = head._flat(hidden.detach().float(), None)
+    contexts, log_prior, _ = head.mixer.mixture(hidden.detach().float())
     contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
-    output, options = head._tempered(contexts)[1], LossOptions(head.parts.link)
-    loss = mixture_loss(contexts, log_prior, output, targets, weights.float(), options)
+    output, options = head.output.tempered(contexts)[1], LossOptions(head.parts.link)
+    loss = one_pass_loss(contexts, log_prior, output, targets, weights.float(), options)
     leaves = {"of_contexts": contexts, "of_prior": log_prior, "of_weight": head.weight, "of_bias": head.bias}
     if head.shift is not None:
         leaves["of_shift"] = head.shift

@@ -44,10 +44,10 @@ def test_log_probs_are_the_papers_formula(kind: str, scale: float) -> None:
         assert head.log_probs(hidden.float()[:0]).shape == (0, V)
         if kind != "relu":  # whose logarithm magnifies the rounding of logits near 0 without bound
             torch.testing.assert_close(low.double(), log_probs, rtol=1e-5, atol=1e-5)
-            rounded = head.log_probs(hidden.float(), operand=head.rounded())
+            rounded = head.log_probs(hidden.float(), operand=head.output.rounded())
             torch.testing.assert_close(rounded, low, rtol=0.02, atol=0.05)
             assert not torch.equal(rounded, low)
-            other = head.log_probs(hidden.float(), operand=torch.zeros_like(head.rounded()))
+            other = head.log_probs(hidden.float(), operand=torch.zeros_like(head.output.rounded()))
             assert not torch.equal(other, rounded), "what was rounded before is what is read"
 
 
@@ -179,7 +179,7 @@ def test_component_log_probs_mix_to_log_probs() -> None:
         joint = head.component_log_probs(hidden)
         assert joint.shape == (2, 3, 3 if kind in OF_SOFTMAXES else 1, V)
         torch.testing.assert_close(joint.logsumexp(-2), head.log_probs(hidden))
-        _, log_prior = head.contexts(hidden)
+        _, log_prior = head.mixer.contexts(hidden)
         if log_prior is not None:
             torch.testing.assert_close(joint.logsumexp(-1), log_prior)
 
@@ -213,15 +213,15 @@ def test_latent_dropout_is_shared_over_time_and_off_in_evaluation(kind: str) -> 
     hidden = torch.randn(1, 3, H, dtype=torch.float64).expand(
         4, 3, H
     )  # (T, B, H), the same state at every time
-    contexts, _ = head.contexts(hidden)
+    contexts, _ = head.mixer.contexts(hidden)
     torch.testing.assert_close(contexts[0], contexts[3])
     assert (contexts == 0).any()
     streams = torch.tensor([0, 1, 0, 1])
-    flat, _ = head.contexts(hidden[0, :1].expand(4, H), streams)
+    flat, _ = head.mixer.contexts(hidden[0, :1].expand(4, H), streams)
     torch.testing.assert_close(flat[0], flat[2])
     assert (flat[0] - flat[1]).abs().max() > 1e-3
     head.eval()
-    assert not (head.contexts(hidden)[0] == 0).any()
+    assert not (head.mixer.contexts(hidden)[0] == 0).any()
 
 
 def test_tying_shares_the_embedding_and_refuses_a_wrong_one() -> None:

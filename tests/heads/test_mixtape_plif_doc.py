@@ -105,7 +105,7 @@ def test_the_penalty_on_the_prior_is_the_squared_coefficient_of_variation() -> N
     head = make_head("doc", prior_penalty=0.5)
     hidden, targets, _ = example()
     objective, loss = head.objective(hidden, targets)
-    totals = head.contexts(hidden)[1].exp().sum(0)
+    totals = head.mixer.contexts(hidden)[1].exp().sum(0)
     mean = totals.mean()
     variation = ((totals - mean) ** 2).mean() / mean**2
     torch.testing.assert_close(objective, loss + N * 0.5 * variation)
@@ -123,7 +123,7 @@ def test_the_penalty_of_streams_is_that_of_the_authors_code(flat: bool) -> None:
     streams = torch.arange(4).repeat(7)
     batch = (hidden.flatten(0, 1), targets.flatten(), streams) if flat else (hidden, targets, None)
     objective, loss = head.objective(*batch)
-    totals = head.contexts(hidden)[1].exp().sum(0)  # (B, K)
+    totals = head.mixer.contexts(hidden)[1].exp().sum(0)  # (B, K)
     variation = ((totals - totals.mean()) ** 2).sum() / (totals.numel() - 1) * (totals.shape[1] - 1)
     torch.testing.assert_close(objective, loss + 28 * 0.5 * variation / totals.mean() ** 2)
 
@@ -134,9 +134,11 @@ def test_components_of_doc_share_a_mask_where_the_authors_do(shared: bool, flat:
     head = make_head("doc", components=3, latent_dropout=0.5, shared_latent_mask=shared).train()
     hidden = torch.randn(6, 5, example()[0].shape[-1], dtype=torch.float64)
     if flat:
-        contexts = head.contexts(hidden.flatten(0, 1), torch.arange(5).repeat(6))[0].unflatten(0, (6, 5))
+        contexts = head.mixer.contexts(hidden.flatten(0, 1), torch.arange(5).repeat(6))[0].unflatten(
+            0, (6, 5)
+        )
     else:
-        contexts = head.contexts(hidden)[0]
+        contexts = head.mixer.contexts(hidden)[0]
     dropped = contexts == 0  # (T, B, K, E)
     assert 0 < dropped.float().mean() < 1
     assert (dropped == dropped[:1]).all(), "one mask for all time steps"

@@ -13,7 +13,7 @@ from torch import Tensor
 from lm.heads.head import HEADS, Head
 from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
-from lm.heads.mixture_loss import PACKED, mixture_loss, mixture_nll
+from lm.heads.mixture_loss import PACKED, one_pass_loss, one_pass_nll
 from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_probabilities
 
 
@@ -23,7 +23,7 @@ def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
         with torch.no_grad():
             head.weight.mul_(0.5)
             head.bias.copy_(torch.tensor([4.0, -4.0]).repeat(V)[:V])
-            contexts, _ = head.contexts(hidden)
+            contexts, _ = head.mixer.contexts(hidden)
             logits = contexts @ head.weight.t() + head.bias
         assert logits.abs().min() > 0.3
         assert logits.min() < 0 < logits.max()
@@ -141,7 +141,7 @@ def test_gradients_with_bfloat16_products_are_within_a_two_thousandth(
 
     def gradients(bf16_products: bool) -> tuple[Tensor, ...]:
         options, output = LossOptions(link, bf16_products), Output(weight, bias, shift)
-        loss = mixture_loss(contexts, log_prior, output, targets, None, options)
+        loss = one_pass_loss(contexts, log_prior, output, targets, None, options)
         return loss, *torch.autograd.grad(loss, leaves)
 
     for exact, rounded in zip(gradients(False), gradients(True), strict=True):
@@ -244,7 +244,7 @@ import torch
 sys.path.insert(0, "scripts")
 from benchmarks.timing import peak_megabytes
 from lm.heads.links import EXP
-from lm.heads.mixture_loss import PACKED, LossOptions, Output, mixture_loss, mixture_nll
+from lm.heads.mixture_loss import PACKED, LossOptions, Output, one_pass_loss, one_pass_nll
 
 def work(tokens, rows=0):
     sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
@@ -253,7 +253,7 @@ def work(tokens, rows=0):
 
     def run():
         output, options = Output(weight, bias, None), LossOptions(EXP, rows=rows)
-        mixture_loss(contexts, scores.log_softmax(1), output, targets, None, options).backward()
+        one_pass_loss(contexts, scores.log_softmax(1), output, targets, None, options).backward()
 
     return run
 
@@ -314,7 +314,7 @@ def test_small_posteriors_are_left_out_of_contexts_and_matrix_alone(link: Link, 
     def gradients(skip_below: float) -> tuple[Tensor, ...]:
         options = LossOptions(link, bf16_products=bf16, rows=44, skip_below=skip_below)
         output = Output(weight, bias, None)
-        loss = mixture_loss(contexts, prior.log_softmax(1), output, targets, weights, options)
+        loss = one_pass_loss(contexts, prior.log_softmax(1), output, targets, weights, options)
         return loss, *torch.autograd.grad(loss, (contexts, prior, weight, bias))
 
     exact, some, hardly = gradients(0), gradients(bound), gradients(1e-30)
@@ -349,7 +349,7 @@ def test_what_is_left_of_the_gradient_of_a_token_that_is_all_but_certain_is_righ
     def gradient(dtype: torch.dtype) -> Tensor:
         wide = [leaf.to(dtype) for leaf in leaves]
         output, options = Output(wide[1], wide[2], None), LossOptions(link, bf16 and dtype != torch.float64)
-        loss = mixture_loss(wide[0], wide[0].new_zeros(1, 1), output, torch.tensor([7]), None, options)
+        loss = one_pass_loss(wide[0], wide[0].new_zeros(1, 1), output, torch.tensor([7]), None, options)
         return torch.autograd.grad(loss, leaves[2])[0][7]
 
     exact = gradient(torch.float64)
@@ -366,7 +366,7 @@ def test_huge_logits_and_a_single_word_give_finite_losses_and_gradients(link: Li
         leaves = [leaf.requires_grad_() for leaf in (contexts, weight)]
         prior = torch.zeros(6, 2).log_softmax(1)
         output, options = Output(weight, None, None), LossOptions(link, bf16)
-        loss = mixture_loss(contexts, prior, output, targets, None, options)
+        loss = one_pass_loss(contexts, prior, output, targets, None, options)
         assert all(found.isfinite().all() for found in (loss, *torch.autograd.grad(loss, leaves)))
         if words == 1:
             assert loss.item() == pytest.approx(0, abs=1e-6)
@@ -376,7 +376,7 @@ def test_huge_logits_and_a_single_word_give_finite_losses_and_gradients(link: Li
 def test_vocabularies_of_several_blocks_of_words_have_the_formulas_loss(words: int) -> None:
     contexts, weight, bias = torch.randn(7, 2, 5), torch.randn(words, 5), torch.randn(words)
     log_prior, targets = torch.randn(7, 2).log_softmax(1), torch.randint(words, (7,))
-    nll = mixture_nll(contexts, log_prior, Output(weight, bias, None), targets, LossOptions(EXP))
+    nll = one_pass_nll(contexts, log_prior, Output(weight, bias, None), targets, LossOptions(EXP))
     log_p = torch.log_softmax(contexts.double() @ weight.double().t() + bias, 2)
     joint = log_prior + log_p[torch.arange(7), :, targets]
     torch.testing.assert_close(nll.double(), -joint.logsumexp(1), rtol=1e-6, atol=1e-6)

@@ -22,7 +22,7 @@ def tempered_head(kind: str, form: str, rows: int = 4, **settings: object) -> He
 
 def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
     """log P with every tensor written out; τ (N, V)."""
-    contexts, log_prior = head.contexts(hidden)
+    contexts, log_prior = head.mixer.contexts(hidden)
     logits = contexts @ head.weight.t() + head.bias
     if head.config.kind == "mixtape":
         logits = mixed_logits(head, hidden)[:, None]
@@ -54,7 +54,7 @@ def test_everything_that_a_head_says_is_the_tempered_formula(kind: str, form: st
     tau = naive_temperature(head, hidden)
     torch.testing.assert_close(head.temperatures(hidden), tau)
     states = hidden[:, : head.hidden_size]
-    torch.testing.assert_close(head.mean_word_temperature(states), tau.mean())
+    torch.testing.assert_close(head.output.mean_word_temperature(states), tau.mean())
     wanted = naive_log_probs(head, hidden, tau)
     torch.testing.assert_close(head.log_probs(hidden), wanted)
     torch.testing.assert_close(head.component_log_probs(hidden).logsumexp(1), wanted)
@@ -99,7 +99,7 @@ def test_the_published_temperature_has_a_constant_mean_and_hardly_moves() -> Non
             tau = head.temperatures(hidden)
         mean = 2 * (1 + 1 / words)
         torch.testing.assert_close(tau.mean(1), torch.full((20,), mean, dtype=torch.float64))
-        assert head.mean_word_temperature(hidden).item() == pytest.approx(mean, rel=1e-12)
+        assert head.output.mean_word_temperature(hidden).item() == pytest.approx(mean, rel=1e-12)
         assert (tau > 2 + 0.01).sum(1).max() < 2 / 0.01  # shares sum to 1
         assert tau.median() < 2.0003
 
@@ -156,7 +156,7 @@ def test_a_chunk_decides_the_memory_and_not_the_number_of_tokens() -> None:
     hidden, targets, _ = example()
     head.loss(hidden, targets).backward()
     head.nll(hidden, targets)
-    head.mean_word_temperature(hidden)
+    head.output.mean_word_temperature(hidden)
     assert longest == 2  # six rows of three components
 
 

@@ -187,7 +187,7 @@ def test_the_heads_own_dropout_follows_the_kind_of_mask() -> None:
     for masks in ("shared", "per_step"):
         head = {"embedding_size": 5, "kind": "mos", "components": 2, "latent_dropout": 0.5}
         model = model_of(config(head=head, dropout_masks=masks)).train()
-        contexts, _ = model.head.contexts(model.for_head(hidden))
+        contexts, _ = model.head.mixer.contexts(model.for_head(hidden))
         dropped = contexts.reshape(T, B, -1) == 0
         assert bool((dropped == dropped[:1]).all()) == (masks == "shared")
         assert not torch.equal(dropped[:, 0], dropped[:, 1]), "streams share a mask"

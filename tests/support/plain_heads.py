@@ -1,14 +1,12 @@
 """The probabilities of every head, written out naively, and small heads to compare with them."""
 
 import math
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lm.heads.head import HEADS, Head, HeadConfig
+from lm.heads.mixer import Mixer, Mixture
 from lm.heads.states import Layers, States
 
 H, V, N = 5, 13, 9
@@ -18,31 +16,30 @@ OF_SOFTMAXES = ("mos", "moss", "doc")  # whose components are distributions
 LOWER = 2  # of H, where a head reads two layers
 
 
+def _cut(hidden: States) -> Layers:
+    """Two layers that lie side by side in one tensor (..., H)."""
+    return hidden if isinstance(hidden, Layers) else Layers(hidden[..., :-LOWER], (hidden[..., -LOWER:],))
+
+
+class MixerOfTwoLayers(Mixer):
+    """The upper half of :class:`HeadOnTwoLayers`."""
+
+    def contexts(self, hidden: States, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return super().contexts(_cut(hidden), streams)
+
+    def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
+        return super().mixture(_cut(hidden), streams)
+
+
 class HeadOnTwoLayers(Head):
-    """A head that reads two layers, for tests of all kinds: one tensor (..., H) holds them side by side."""
+    """A head that reads two layers from one tensor, for tests that have one tensor for every kind."""
 
+    @property
+    def mixer(self) -> Mixer:
+        return MixerOfTwoLayers(**vars(super().mixer))
 
-def _cut(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def cutting(self: Head, hidden: States, *args: object, **named: object) -> object:
-        if isinstance(hidden, Tensor):
-            hidden = Layers(hidden[..., :-LOWER], (hidden[..., -LOWER:],))
-        return method(self, hidden, *args, **named)
-
-    return cutting
-
-
-for _name in (
-    "contexts",
-    "objective",
-    "loss",
-    "nll",
-    "log_probs",
-    "component_log_probs",
-    "temperatures",
-    "_flat",
-):
-    setattr(HeadOnTwoLayers, _name, _cut(getattr(Head, _name)))
+    def temperatures(self, hidden: States) -> Tensor:
+        return super().temperatures(_cut(hidden))
 
 
 def settings_of(kind: str, components: int = 3) -> dict[str, object]:
@@ -107,7 +104,7 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
         state = hidden if head.projection is None else hidden @ head.projection.weight.t()
         return normalise(state @ head.weight.t() + head.bias, kind, head.shift)
     latent = torch.tanh(hidden @ head.latent.weight.t() + head.latent.bias) * head.scale
-    latent = latent.view(len(hidden), head.components, head.size)
+    latent = latent.view(len(hidden), head.config.components, head.size)
     prior = torch.ones(len(hidden), 1).double()
     if head.prior is not None:
         prior = normalise(hidden @ head.prior.weight.t(), kind, None)
@@ -135,8 +132,8 @@ def increasing(head: Head, logits: Tensor) -> Tensor:
 def mixed_logits(head: Head, hidden: Tensor) -> Tensor:
     """Mixtape's logits, word by word and gate by gate."""
     gates, contexts = head.gates, torch.tanh(head.latent(hidden)) * head.scale
-    contexts = contexts.view(len(hidden), head.components, head.size)
-    latent = gates.latent.weight.view(head.components - 1, -1, H)
+    contexts = contexts.view(len(hidden), head.config.components, head.size)
+    latent = gates.latent.weight.view(head.config.components - 1, -1, H)
     columns = []
     for word in range(V):
         before = hidden @ gates.common.weight.t()  # u g, (N, K − 1)
@@ -144,7 +141,7 @@ def mixed_logits(head: Head, hidden: Tensor) -> Tensor:
             before = before + torch.tanh(torch.einsum("kdh,nh->nkd", latent, hidden)) @ gates.words[word]
             before = before + gates.bias[:, word]
         share = before.sigmoid()
-        if head.components == 2:
+        if head.config.components == 2:
             prior = torch.stack((share[:, 0], 1 - share[:, 0]), 1)
         else:
             top, left, right = share.unbind(1)

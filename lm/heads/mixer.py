@@ -1,0 +1,103 @@
+"""From hidden states to context vectors and the prior that mixes them: the upper half of a head.
+
+N tokens · H hidden size · K components · E context size.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lm.heads.config import HeadConfig
+from lm.heads.links import Link
+from lm.heads.precision import precise
+from lm.heads.states import Layers, States
+from lm.regularize import dropout_mask
+
+
+class Mixture(NamedTuple):
+    """Contexts, prior and hidden states of N tokens, of which their distributions are made."""
+
+    contexts: Tensor  # (N, K, E)
+    log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
+    states: Tensor  # (N, H) the hidden states that temperatures and gates are computed from
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """The part of a head above the output matrix; its layers and parameters are the head's own.
+
+    A head mixes nothing where ``latent`` is None. It mixes contexts where ``mixes_contexts``, and otherwise
+    distributions or logits.
+    """
+
+    config: HeadConfig
+    size: int  # E
+    training: bool
+    projection: nn.Linear | None
+    latent: nn.Linear | None
+    lower: nn.ModuleList  # a linear layer for each layer below the last that is read
+    prior: nn.Linear | None
+    prior_link: Link
+    scale: Tensor | float
+    mixes_contexts: bool
+
+    def contexts(self, hidden: States, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The vectors that meet the output matrix, and their weights.
+
+        Latent dropout happens here, one mask for all time steps of a stream: with ``hidden`` of shape
+        (T, B, H) a stream is a column; with (N, H), ``streams`` (N,) numbers the stream of every token
+        (None: every token is its own).
+
+        Returns:
+            contexts (..., K, E), where K = 1 unless mos, moss, doc or mixtape; log π (..., K), or None where
+            probabilities are not mixed.
+        """
+        last, lower = Layers.of(hidden)
+        if self.latent is None:
+            if self.projection is None:  # these states have had their own dropout
+                return last.unsqueeze(-2), None
+            return self._drop(self.projection(last), streams).unsqueeze(-2), None
+        latent = self.latent(last)
+        if self.lower:
+            others = (layer(states) for layer, states in zip(self.lower, lower, strict=True))
+            latent = torch.cat((latent, *others), -1)
+        copies = self.config.components if self.config.shared_latent_mask else 1
+        latent = self._drop(torch.tanh(latent), streams, copies) * self.scale
+        latent = latent.unflatten(-1, (self.config.components, self.size))  # (..., K, E)
+        if self.prior is None:
+            return latent, None
+        log_prior = self.prior_link.log_normalised(precise(self.prior(last)))
+        if self.mixes_contexts:
+            prior = log_prior.exp().to(latent.dtype)
+            return torch.einsum("...k,...ke->...e", prior, latent).unsqueeze(-2), None
+        return latent, log_prior
+
+    def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
+        """A row for every token, at least float32."""
+        contexts, log_prior = self.contexts(hidden, streams)
+        contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
+        if log_prior is None:
+            log_prior = contexts.new_zeros(len(contexts), 1)
+        return Mixture(contexts, log_prior.reshape(len(contexts), log_prior.shape[-1]), rows_of_last(hidden))
+
+    def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
+        """Latent dropout; the mask of the first of ``copies`` equal parts of every state is that of all."""
+        rate = self.config.latent_dropout
+        if not self.training or rate == 0:
+            return states
+        width = states.shape[-1] // copies
+        if streams is not None:
+            count = int(streams.max()) + 1 if streams.numel() else 0
+            mask = dropout_mask(states, (count, width), rate)[streams]
+        else:
+            places = states.shape[:-1] if states.dim() < 3 else (1, *states.shape[1:-1])
+            mask = dropout_mask(states, (*places, width), rate)
+        return states * (mask if copies == 1 else torch.cat([mask] * copies, -1))
+
+
+def rows_of_last(hidden: States) -> Tensor:
+    """The last layer's states (N, H), which temperatures and gates read, at least float32."""
+    last = Layers.of(hidden).last
+    return precise(last).reshape(-1, last.shape[-1])
