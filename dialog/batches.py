@@ -1,8 +1,8 @@
-"""From conversations to examples and to the tensors of a batch.
+"""Examples from dialogs, and batches of examples as tensors.
 
-Following Zhao et al. (2017), every dialog begins with the pseudo-utterance ``<d>`` and every utterance but
-the last is a response to at most ``context`` earlier ones. Unlike their loader, which groups dialogs of one
-length and drops what is left over, no example is lost.
+Following Zhao et al. (2017), every dialog begins with the pseudo-utterance ``<d>``, and every utterance
+except the last is a response to at most ``context`` earlier ones. Their loader groups dialogs of equal length
+and drops incomplete groups. Ours keeps every example.
 
 U distinct utterances of a batch · R responses · S context utterances · L tokens of an utterance · T tokens
 of a response.
@@ -20,12 +20,12 @@ from torch import Tensor
 from dialog.corpora.corpus import Dialog, Utterance
 from lm.text.vocabulary import DIALOG, Codec
 
-START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance; nobody speaks it
+START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance, without a speaker
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A response and what came before it; ``dialog`` and ``turn`` count from 0 in the corpus."""
+    """A response and its context. ``dialog`` and ``turn`` count from 0 in the corpus."""
 
     dialog: int
     turn: int
@@ -35,7 +35,7 @@ class Example:
 
 
 def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = False) -> list[Example]:
-    """Every example of the dialogs, in order: all utterances are responses, the last one if ``last``."""
+    """List the examples of dialogs in order: one per utterance, except the last ones unless ``last``."""
     examples = []
     for number, dialog in enumerate(dialogs):
         history = (START, *dialog.utterances)
@@ -46,27 +46,27 @@ def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = Fals
 
 
 def next_example(said: Sequence[Utterance], responder: str, context: int = 9) -> Example:
-    """The example that ``list_examples`` would make of whatever ``responder`` says next in a dialog."""
+    """Example of ``list_examples`` for the next utterance of ``responder``, with an empty response."""
     return Example(0, len(said), (START, *said)[-context:], responder, Utterance(responder, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An example in token ids, ``<s>`` and ``</s>`` included; ``floors`` is 1 where the responder spoke."""
+    """An example in token ids with ``<s>`` and ``</s>``. ``floors`` is 1 for the responder's utterances."""
 
     context: tuple[tuple[int, ...], ...]
     floors: tuple[int, ...]
     response: tuple[int, ...]
-    cut: int = 0  # tokens of the response that are left out
+    cut: int = 0  # tokens cut from the response
 
 
 class Encoder:
-    """Turns examples into token ids with a codec, remembering the utterances it has seen.
+    """Converts examples to token ids with a codec, and caches utterances.
 
     Args:
-        codec: of the run.
-        max_tokens: cap of an utterance of the context, ``<s>`` and ``</s>`` counted.
-        max_response: cap of a response, likewise; 0 is none.
+        codec: codec of the run.
+        max_tokens: maximum tokens of a context utterance, including ``<s>`` and ``</s>``.
+        max_response: maximum tokens of a response, likewise; 0 = no limit.
     """
 
     def __init__(self, codec: Codec, max_tokens: int, max_response: int = 0) -> None:
@@ -75,11 +75,11 @@ class Encoder:
         self._seen: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def utterance(self, utterance: Utterance) -> tuple[int, ...]:
-        """``<s>`` … ``</s>``, at most ``max_tokens`` long: the words that are too many at the end are cut."""
+        """Ids of ``<s>`` … ``</s>``, cut at the end to ``max_tokens``."""
         return self._marked(utterance.text, self.max_tokens)
 
     def item(self, example: Example) -> Item:
-        """The example in token ids."""
+        """Convert an example to token ids."""
         text = example.response.text
         response = self._marked(text, self.max_response or len(self._encoded(text)) + 2)
         return Item(
@@ -96,7 +96,7 @@ class Encoder:
         return ids
 
     def _marked(self, text: str, most: int) -> tuple[int, ...]:
-        """At most so many tokens of a text, its marks counted; equal ones are stored once."""
+        """First ``most`` tokens of a text, including ``<s>`` and ``</s>``. Equal tuples are stored once."""
         vocabulary, words = self.codec.vocabulary, self._encoded(text)[: most - 2]
         key = (text, len(words))
         if key not in self._seen:
@@ -116,10 +116,10 @@ class Batch:
     inputs: Tensor  # (R, T) responses from <s> on
     targets: Tensor  # (R, T) responses up to </s>
     lengths: Tensor  # (R,) on the CPU, longest first
-    order: Tensor  # (R,) which item a row is
+    order: Tensor  # (R,) index of each row's item
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; the lengths stay on the CPU, where packing wants them."""
+        """Move the batch to a device, except the lengths, which packing needs on the CPU."""
         if device.type == "cpu":
             return self
         moved = {
@@ -135,7 +135,7 @@ class Batch:
 
 
 def collate(items: Sequence[Item], pad: int) -> Batch:
-    """One batch of items, rows ordered by response length so that packing need not sort."""
+    """Batch items. Rows are ordered by response length, so that packing need not sort."""
     rows = sorted(range(len(items)), key=lambda row: -len(items[row].response))
     known: dict[tuple[int, ...], int] = {}
     context = [[known.setdefault(u, len(known)) for u in items[row].context] for row in rows]
@@ -163,16 +163,16 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 def encode_examples(
     examples: Iterable[Example], codec: Codec, max_tokens: int, max_response: int = 0
 ) -> list[Item]:
-    """All examples in token ids."""
+    """Convert examples to token ids."""
     encoder = Encoder(codec, max_tokens, max_response)
     return [encoder.item(example) for example in examples]
 
 
 def segments(examples: Sequence[Example], size: int) -> list[range]:
-    """Runs of at most ``size`` examples of one dialog (0: whole dialogs), as ranges of indices.
+    """Split examples into runs of at most ``size`` neighbours of one dialog, 0 = whole dialogs.
 
-    Neighbours in a dialog share most of their context, so a batch made of segments encodes each
-    utterance once where single examples would encode it up to ``context`` times.
+    Returns ranges of indices. Neighbours share most of their context, so a batch of segments encodes each
+    utterance once. Batches of single examples would encode it up to ``context`` times.
     """
     starts = [i for i, e in enumerate(examples) if i == 0 or e.dialog != examples[i - 1].dialog]
     runs = []
@@ -183,7 +183,7 @@ def segments(examples: Sequence[Example], size: int) -> list[range]:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """A permutation that depends on nothing but its arguments, so any position in it can be resumed."""
+    """Permutation that depends only on its arguments, so that training can resume at any position."""
     order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
     return order
 
@@ -191,10 +191,10 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
 def grouped(
     runs: Sequence[range], size: int, items: Sequence[Item], most: int, start: int = 0
 ) -> Iterator[list[int]]:
-    """Example indices of the batches from number ``start`` on.
+    """Yield the example indices of each batch, from batch number ``start`` on.
 
-    A batch has ``size`` runs. Where its responses, padded to the longest, would be of more than ``most``
-    tokens it is divided, so that memory grows with the longest single response and not with all.
+    A batch has ``size`` runs. If its padded responses exceed ``most`` tokens, it is divided. So memory
+    depends on the longest single response, not on the sum.
     """
     return islice(_grouped(runs, size, items, most), start, None)
 
@@ -213,7 +213,7 @@ def _grouped(runs: Sequence[range], size: int, items: Sequence[Item], most: int)
 
 
 def fingerprint(items: Iterable[Item]) -> str:
-    """SHA-256 of items in token ids: changes when text, speakers, order, dialogs or the vocabulary do."""
+    """SHA-256 of items in token ids, which depends on text, speakers, order, dialogs and vocabulary."""
     digest = hashlib.sha256()
     for item in items:
         for row in (*item.context, item.floors, item.response):

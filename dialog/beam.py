@@ -1,8 +1,8 @@
 """Batched beam search over any step function.
 
-A step function maps the last token and the state of each of R rows to normalised log-probabilities (R, V)
-and the next state; ``state.select(rows)`` reorders, repeats or drops rows. Nothing else is known of the
-model, and each source's result depends on its own rows alone: batch size and order change nothing.
+A step function maps the last token and the state of each of R rows to normalised log-probabilities (R, V) and
+the next state. ``state.select(rows)`` reorders, repeats or drops rows. The search needs no more of the model.
+Each source's result depends only on its own rows, not on the batch size or order.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from lm.stop import Poll, no_poll
 
 
 class StepState(Protocol):
-    """What a decoder carries from token to token; the first dimension of everything in it is R."""
+    """Interface of a decoder's state between tokens, for R rows."""
 
     def select(self, rows: Tensor) -> Self:
-        """The state whose row i is row ``rows[i]`` of this one; rows may repeat or be left out."""
+        """State whose row i is row ``rows[i]`` of the present one. Rows may repeat or be dropped."""
         ...
 
 
@@ -31,7 +31,7 @@ StepFunction = Callable[[Tensor, StateT], tuple[Tensor, StateT]]
 
 
 class Marks(NamedTuple):
-    """Ids with a meaning: what every response starts and ends with, and what none may contain."""
+    """Special ids: start and end of every response, and ids forbidden in responses."""
 
     bos: int
     eos: int
@@ -40,9 +40,9 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A decoded response: ``tokens`` without <s> and </s>; ``log_prob`` in nats, </s> included if finished.
+    """A decoded response: ``tokens`` without <s> and </s>, ``log_prob`` in nats, with </s> if finished.
 
-    ``score`` is ``log_prob / length ** length_penalty``; the length counts </s> of a finished response.
+    ``score`` is ``log_prob / length ** length_penalty``. The length counts the </s> of a finished response.
     """
 
     tokens: tuple[int, ...]
@@ -52,14 +52,14 @@ class Hypothesis:
 
 
 class Constraints:
-    """What a response may not contain: forbidden ids, </s> before the minimum length, repeated n-grams."""
+    """Constraints on responses: no forbidden ids, no </s> before the minimum length, no repeated n-grams."""
 
     def __init__(self, config: DecodeConfig, marks: Marks) -> None:
         self._eos, self._forbidden = marks.eos, list(marks.forbidden)
         self._min_length, self._ngram = config.min_length, config.no_repeat_ngram
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
-        """``log_probs`` (R, V) with -inf where the tokens so far, ``history`` (R, t), exclude a token."""
+        """Set ``log_probs`` (R, V) of tokens that the history (R, t) excludes to -inf."""
         if bool(log_probs.sum().isnan()):
             raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
         length = history.shape[1]
@@ -76,7 +76,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class _Hypotheses:
-    """N places for hypotheses of each of S sources; the log-probability of an empty place is -inf."""
+    """N places for hypotheses of each of S sources. The log-probability of an empty place is -inf."""
 
     tokens: Tensor  # (S, N, T)
     lengths: Tensor  # (S, N), </s> not counted
@@ -84,12 +84,12 @@ class _Hypotheses:
     scores: Tensor  # (S, N), float64
 
     def rows(self, sources: Tensor) -> "_Hypotheses":
-        """Those of some of the sources."""
+        """Hypotheses of some sources."""
         parts = (self.tokens, self.lengths, self.log_probs, self.scores)
         return _Hypotheses(*(part[sources] for part in parts))
 
     def best(self, other: "_Hypotheses", count: int) -> "_Hypotheses":
-        """The best ``count`` of both; on equal scores those of ``self`` and earlier places come first."""
+        """Best ``count`` hypotheses of both. On equal scores ``self`` and earlier places come first."""
         scores, order = torch.cat([self.scores, other.scores], 1).sort(dim=1, descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
         steps = order.unsqueeze(-1).expand(-1, -1, self.tokens.shape[-1])
@@ -99,7 +99,7 @@ class _Hypotheses:
         return _Hypotheses(tokens, lengths, log_probs, scores)
 
     def listed(self, source: int, *, finished: bool) -> list[Hypothesis]:
-        """The hypotheses of one source, without the empty places."""
+        """Hypotheses of one source, without empty places."""
         parts = (self.tokens, self.lengths, self.log_probs, self.scores)
         places = zip(*(part[source].tolist() for part in parts), strict=True)
         return [
@@ -110,7 +110,7 @@ class _Hypotheses:
 
 
 class _Search:
-    """The live and the finished hypotheses of the sources still at work: S sources, W live rows each."""
+    """Live and finished hypotheses of the S active sources, with W live rows each."""
 
     def __init__(self, sources: int, config: DecodeConfig, *, eos: int, device: torch.device) -> None:
         self.config, self.eos = config, eos
@@ -129,7 +129,7 @@ class _Search:
         return self.history.shape[2]
 
     def extend(self, log_probs: Tensor) -> None:
-        """Ranks the continuations, given the next token's ``log_probs`` (S·W, V), constraints applied."""
+        """Rank the continuations, given the constrained ``log_probs`` (S·W, V) of the next token."""
         count, self.width = self.live.shape
         beam, vocab = self.config.beam, log_probs.shape[1]
         # The best 2·beam of a source are among the best 2·beam of each of its rows.
@@ -142,7 +142,7 @@ class _Search:
         ends = tokens == self.eos
         self._finish(parents[:, :beam], totals[:, :beam].masked_fill(~ends[:, :beam], -INFINITY))
         if not self.over:
-            # A row has one </s>, so beam others are left, or all there are.
+            # A row has one </s>, so beam other candidates remain, or all there are.
             width = min(beam, self.width * (vocab - 1))
             going = ends.int().argsort(dim=1, stable=True)[:, :width]
             self.parents, self.live = parents.gather(1, going), totals.gather(1, going)
@@ -153,7 +153,7 @@ class _Search:
         return self.history.gather(1, places.unsqueeze(-1).expand(-1, -1, self.length))
 
     def _finish(self, parents: Tensor, log_probs: Tensor) -> None:
-        """Keeps those that end at ``parents`` (S, beam); at full length the others are left over."""
+        """Keep hypotheses that end at ``parents`` (S, beam). At full length the others stay unfinished."""
         source, place = (log_probs > -INFINITY).nonzero(as_tuple=True)
         if len(source):
             ended = self._as_hypotheses(self._histories(parents), log_probs, self.length + 1)
@@ -168,24 +168,24 @@ class _Search:
         return _Hypotheses(tokens, lengths, log_probs, log_probs / length**self.config.length_penalty)
 
     def settled(self) -> Tensor:
-        """(S,) whether no live hypothesis can still enter the finished ones.
+        """(S,) true if no live hypothesis can still enter the finished ones.
 
         Log-probabilities only fall, so a live one of log-probability s ends with a score of at most
-        s / (max_length + 1) ** length_penalty. Equal scores stay behind the earlier ones.
+        s / (max_length + 1) ** length_penalty. On equal scores the earlier hypothesis wins.
         """
         longest = self.config.max_length + 1
         attainable: Tensor = self.live.max(1).values / longest**self.config.length_penalty
         return (attainable <= self.finished.scores[:, -1]) | self.over
 
     def collect(self, source: int) -> list[Hypothesis]:
-        """The answer for row ``source``: the finished, then the unfinished ones of full length."""
+        """Hypotheses of row ``source``: the finished ones, then the unfinished ones of full length."""
         found = self.finished.listed(source, finished=True)
         if self.over:
             found += self._as_hypotheses(self.history, self.live, self.length).listed(source, finished=False)
         return found[: self.config.nbest]
 
     def keep(self, going: Tensor) -> Tensor:
-        """Leaves only the sources ``going`` (S',) at work; returns the rows (S'·W,) that they come from."""
+        """Keep only the sources ``going`` (S',). Returns their rows (S'·W,) before the selection."""
         rows = (going.unsqueeze(1) * self.width + self.parents[going]).flatten()
         self.sources, self.history, self.live = self.sources[going], self.history[going], self.live[going]
         self.parents, self.finished = self.parents[going], self.finished.rows(going)
@@ -201,15 +201,15 @@ def beam_search(
     marks: Marks,
     poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
-    """At most ``config.nbest`` responses for each source, best first, from a ``state`` of ``sources`` rows.
+    """Search at most ``config.nbest`` responses per source, best first, from a ``state`` of ``sources`` rows.
 
-    Each step ranks all continuations of a source's ``beam`` live hypotheses by log-probability and looks at
-    the best 2·beam: </s> ends a hypothesis where it ranks within the first beam (so beam = 1 is greedy), the
-    best beam others live on. A source is done, and its rows leave the work, when no live hypothesis can
-    reach the nbest finished ones. At ``max_length`` tokens, </s> not counted, a hypothesis may only end;
-    those that do not follow the finished ones. There are fewer than nbest, or none, only where the search
-    found so few. ``marks.forbidden`` ids are never produced. Equal scores are ordered by parent and then by
-    token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets
+    Each step ranks all continuations of a source's ``beam`` live hypotheses by log-probability and keeps the
+    best 2·beam. </s> ends a hypothesis if it ranks within the first beam, so beam = 1 is greedy search. The
+    best beam others stay live. A source is done, and its rows are dropped, when no live hypothesis can reach
+    the nbest finished ones. At ``max_length`` tokens without </s>, a hypothesis may only end. Unfinished ones
+    of that length come after the finished ones. The result has fewer than nbest, or no, responses if the
+    search found no more. ``marks.forbidden`` ids are never produced. Equal scores are ordered by parent, then
+    by token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets
     are on the CPU, all others where its log-probabilities are.
     """
     if not sources:

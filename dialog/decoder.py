@@ -1,7 +1,7 @@
-"""The decoder: words of a response and the memory of its context in, what the head reads out.
+"""The decoder: words of a response and the memory of its context → hidden states for the head.
 
 R responses · T tokens of a response · N tokens, packed · E embedding size · H decoder size · C encoded
-context size · M positions that attention sees.
+context size · M attended positions.
 """
 
 from collections.abc import Sequence
@@ -45,19 +45,19 @@ class Attention(nn.Module):
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What decoding carries from token to token: the state of layer after layer, and the memory."""
+    """State of decoding between tokens: the state of every layer, and the memory."""
 
-    layers: tuple[tuple[Tensor, ...], ...]  # of each h, and c if it has one, (1, R, H)
+    layers: tuple[tuple[Tensor, ...], ...]  # of each layer h, and c if it has one, (1, R, H)
     memory: Memory
 
     def select(self, rows: Tensor) -> "DecoderState":
-        """The state of some rows, repeats allowed; beam search calls this at every step."""
+        """State of some rows, which may repeat. Beam search calls it at every step."""
         chosen = tuple(tuple(part[:, rows] for part in layer) for layer in self.layers)
         return DecoderState(chosen, self.memory.select(rows))
 
 
 class Decoder(nn.Module):
-    """The recurrent decoder; its hidden states go to the head.
+    """The recurrent decoder, whose hidden states go to the head.
 
     ``lower_sizes`` are the sizes of the inputs of its layers, the highest first, for a head that reads lower
     layers too. The head gets the states of the last layer, after attention and dropout. Below them are the
@@ -81,7 +81,7 @@ class Decoder(nn.Module):
             self.attention = Attention(self.config.attention, context_size, size)
 
     def start(self, memory: Memory) -> DecoderState:
-        """The state before the first token: a linear map of the encoded context (Zhao et al. 2017)."""
+        """State before the first token: a linear map of the encoded context (Zhao et al. 2017)."""
         start = self.bridge(memory.summary).view(-1, self.parts, self.config.layers, self.config.hidden_size)
         layers = (
             tuple(start[None, :, part, layer].contiguous() for part in range(self.parts))
@@ -90,12 +90,12 @@ class Decoder(nn.Module):
         return DecoderState(tuple(layers), memory)
 
     def forward(self, words: PackedSequence, state: DecoderState, rows: Tensor) -> Layers:
-        """The hidden states of whole responses, packed (N, ·).
+        """Hidden states of whole responses, packed (N, ·).
 
         Args:
             words: embedded inputs, packed (N, E), longest response first.
-            state: where the responses start.
-            rows: which response each packed token belongs to, (N,).
+            state: state before the first token.
+            rows: response of each packed token, (N,).
         """
         inputs = words._replace(data=self._inputs(words.data, state.memory.summary, rows))
         outputs, lower, _ = self._run(inputs, state)
@@ -116,7 +116,7 @@ class Decoder(nn.Module):
     def _run(
         self, inputs: SequenceT, state: DecoderState
     ) -> tuple[SequenceT, list[SequenceT], tuple[tuple[Tensor, ...], ...]]:
-        """The outputs, what the layers read, the highest first, and their last state."""
+        """Outputs, inputs of the layers with the highest first, and last states of the layers."""
         read: list[SequenceT] = []
         outputs: list[SequenceT] = []
         after: list[tuple[Tensor, ...]] = []
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
 
 
 def _summed(layers: Sequence[SequenceT]) -> SequenceT:
-    """The sum of the outputs of all layers, as in the code of Melis et al. (2020)."""
+    """Sum of the outputs of all layers, as in the code of Melis et al. (2020)."""
     first = layers[0]
     if isinstance(first, PackedSequence):
         return first._replace(data=sum((one.data for one in layers[1:]), first.data))

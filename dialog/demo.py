@@ -1,4 +1,4 @@
-"""Demo: softmax and MoS on the built-in corpus, whose true perplexity is known, in a minute."""
+"""Demo: train softmax and MoS in a minute on the built-in corpus, whose true perplexity is known."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from lm.stop import Poll, Progress, no_poll, no_progress
 
 RESULTS = "results.json"
 HEADS = ("softmax", "mos")
-UPDATES, DIALOGS = 250, 20  # of training; of the test split
+UPDATES, DIALOGS = 250, 20  # updates of training, dialogs of the test split
 SETTINGS = (
     f"train.max_steps={UPDATES}",
     f"train.validate_every={UPDATES // 2}",
@@ -34,20 +34,20 @@ def demo(
     poll: Poll = no_poll,
     progress: Progress = no_progress,
 ) -> dict[str, dict[str, Any]]:
-    """Train and evaluate one model a head, and write ``results.json``.
+    """Train and evaluate one model per head, and write ``results.json``.
 
-    Every model is an ordinary run in ``out/<head>`` of the preset ``smalltalk_<head>`` with fewer updates, so
-    a demo that was stopped goes on where it was. The first dialogs of the test split are the test.
+    Every model is an ordinary run in ``out/<head>`` of the preset ``smalltalk_<head>`` with fewer updates. So
+    an interrupted demo resumes. The first ``DIALOGS`` dialogs of the test split are evaluated.
 
     Args:
-        out: where the runs go.
-        report: gives the reporter of a head's training.
+        out: folder of the runs.
+        report: returns the reporter of a head's training.
         poll, progress: see :func:`dialog.evaluate.evaluate`.
 
     Returns:
-        For every head what :func:`dialog.evaluate.evaluate` returns, with ``true_perplexity``, that of the
-        same dialogs under their own distribution, and ``minutes`` of training. No model is expected to be
-        better than the true distribution, though on one sample a model can be luckier.
+        For every head the result of :func:`dialog.evaluate.evaluate`, with ``minutes`` of training and
+        ``true_perplexity``, that of the same dialogs under the true distribution. No model has a lower
+        perplexity in expectation, but one may on a finite sample.
     """
     make_folder(out)
     results: dict[str, dict[str, Any]] = {}

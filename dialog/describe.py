@@ -1,4 +1,4 @@
-"""What a config amounts to before any data is read: parameters by part, and memory."""
+"""Parameter counts and estimated memory of a config, without reading data."""
 
 from functools import cache
 from itertools import chain
@@ -18,9 +18,9 @@ PARTS = ("embedding", "encoder", "decoder", "head")
 def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, Any]:
     """Parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
 
-    Without ``vocab_size`` the vocabulary is taken to be as large as the config, or the built-in corpus,
-    allows, which ``vocabulary_assumed`` says; fewer words give fewer parameters. A tied output matrix counts
-    as embedding. Raises ConfigError for sizes that do not fit each other.
+    Without ``vocab_size`` the vocabulary has the largest size that the config or the built-in corpus allows,
+    and ``vocabulary_assumed`` is true. A smaller vocabulary has fewer parameters. A tied output matrix counts
+    as embedding. Raises ConfigError for inconsistent sizes.
     """
     vocabulary = largest_vocabulary(config.data) if vocab_size is None else vocab_size
     with shapes_only():
@@ -40,7 +40,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
 
 
 def largest_vocabulary(data: DataConfig) -> int:
-    """The size that no training split of the corpus can exceed, specials included."""
+    """Maximum size of a vocabulary for the training split, including special tokens."""
     words = data.vocab_size
     if data.train.startswith(SMALLTALK) and data.tokenizer == "wordpunct":
         words = min(words, len(_smalltalk_words()) + len((BOS, EOS, DIALOG)))
@@ -49,7 +49,7 @@ def largest_vocabulary(data: DataConfig) -> int:
 
 @cache
 def _smalltalk_words() -> frozenset[str]:
-    """Every word that the built-in corpus can say."""
+    """All words of the built-in corpus."""
     from dialog.smalltalk.process import default_process
 
     process = default_process()
@@ -62,18 +62,18 @@ def _smalltalk_words() -> frozenset[str]:
 
 
 def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
-    """Bytes of training: ``activations`` assume that all utterances are of ``data.max_tokens``."""
+    """Bytes of training. ``activations`` assume ``data.max_tokens`` tokens for every utterance."""
     activations = _encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)
     return training_memory(model, config.optim, activations)
 
 
 def _responses(config: DialogConfig) -> int:
-    """Responses of a batch."""
+    """Maximum number of responses in a batch."""
     return config.train.batch_size * (config.data.segment or WHOLE_DIALOG)
 
 
 def _encoder_floats(config: DialogConfig) -> int:
-    """Numbers that backpropagation through the encoder keeps."""
+    """Number of floats kept for backpropagation through the encoder."""
     data, encoder, size = config.data, config.encoder, config.model.embedding_size
     responses = _responses(config)
     floats = config.cell.of(encoder.cell).floats
@@ -102,7 +102,7 @@ def _decoder_floats(config: DialogConfig) -> int:
 
 
 def _head_floats(config: DialogConfig, head: Head) -> int:
-    """Contexts and their gradients for all tokens; logits only for a chunk of them."""
+    """Number of floats in the head: contexts and their gradients for all tokens, logits for one chunk."""
     tokens = _responses(config) * config.data.max_tokens
     vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
     return tokens * vectors + head_scratch(head, tokens)

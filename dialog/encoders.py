@@ -1,12 +1,11 @@
-"""Encoders: the utterances of a context in, a memory of it out.
+"""Encoders: context utterances → memory for the decoder.
 
-Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) reads
-each utterance in both directions and the sequence of utterance vectors with another one;
-``flat`` (Sutskever et al. 2014) reads the whole context as one token sequence. Both are told which
-utterances the responder spoke.
+Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) encodes
+each utterance with a bidirectional network, and the sequence of utterance vectors with a second network.
+``flat`` (Sutskever et al. 2014) encodes the whole context as one token sequence. The input of both marks the
+responder's utterances.
 
-U distinct utterances · R responses · S context utterances · C encoded context size · M positions that
-attention sees.
+U distinct utterances · R responses · S context utterances · C encoded context size · M attended positions.
 """
 
 from dataclasses import dataclass
@@ -25,19 +24,19 @@ from lm.regularize import dropout
 
 @dataclass(frozen=True)
 class Memory:
-    """An encoded context, one row a response."""
+    """Encoded contexts, one row per response."""
 
     summary: Tensor  # (R, C) the encoder's last state
-    states: Tensor  # (R, M, C) what attention looks at
-    mask: Tensor  # (R, M) true where there is something to see
+    states: Tensor  # (R, M, C) states to attend to
+    mask: Tensor  # (R, M) false at padding
 
     def select(self, rows: Tensor) -> "Memory":
-        """The memory of some rows, repeats allowed."""
+        """Memory of some rows, which may repeat."""
         return Memory(self.summary[rows], self.states[rows], self.mask[rows])
 
 
 class HierarchicalEncoder(nn.Module):
-    """Utterances first, then the conversation."""
+    """Encodes each utterance, then the sequence of utterance vectors."""
 
     def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class HierarchicalEncoder(nn.Module):
 
 
 class FlatEncoder(nn.Module):
-    """The context as one sequence of tokens; every token is marked with who spoke it."""
+    """Encodes the context as one token sequence, in which every token is marked with its floor."""
 
     def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class FlatEncoder(nn.Module):
 
 
 def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The context of every response as one padded sequence: tokens (R, M), floors (R, M), lengths (R,)."""
+    """Join each context into one padded sequence: tokens (R, M), floors (R, M), lengths (R,)."""
     device = batch.context.device
     exists = torch.arange(batch.context.shape[1], device=device) < batch.context_lengths.to(device)[:, None]
     sizes = batch.utterance_lengths.to(device)[batch.context] * exists  # (R, S)
@@ -96,22 +95,22 @@ def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pack(rows: Tensor, lengths: Tensor) -> PackedSequence:
-    """Rows of any order, time-major and without their padding."""
+    """Pack rows of any order: time-major, without padding."""
     return pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
 
 
 def embed(embedding: nn.Embedding, ids: PackedSequence, rate: float, training: bool) -> PackedSequence:
-    """Word vectors of packed ids, dropped out: padding costs neither a look-up nor a random number."""
+    """Word vectors of packed ids with dropout. Padding needs neither look-ups nor random numbers."""
     return ids._replace(data=dropout(embedding(ids.data), rate, training))
 
 
 def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """h of the last state of a GRU or an LSTM."""
+    """h of the last state of a GRU or LSTM."""
     return state[0] if isinstance(state, tuple) else state
 
 
 def _memory(outputs: Tensor, lengths: Tensor) -> Memory:
-    """Outputs (R, M, C) with their last one picked out."""
+    """Memory from outputs (R, M, C), with the last output of each row as its summary."""
     lengths = lengths.to(outputs.device)
     last = outputs[torch.arange(outputs.shape[0], device=outputs.device), lengths - 1]
     mask = torch.arange(outputs.shape[1], device=outputs.device) < lengths[:, None]

@@ -1,4 +1,4 @@
-"""Sampling responses, through the same step interface as beam search."""
+"""Sampling of responses, with the step interface of beam search."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from lm.stop import Poll, no_poll
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
-    """Numbers of [0, 1) for each source, sample and step (S, samples, steps), one generator a source."""
+    """Uniform numbers in [0, 1), (S, samples, steps), from one generator per source."""
     drawn = torch.empty(len(seeds), samples, steps, dtype=torch.float64)
     for source, seed in enumerate(seeds):
-        # Drawn on the CPU on every device, and for all steps at once: batch mates cannot shift them.
+        # Drawn on the CPU for every device, and for all steps at once, so that batch mates have no influence.
         drawn[source] = torch.rand(
             samples, steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
         )
@@ -32,16 +32,16 @@ def sample(
     seeds: Sequence[int],
     poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
-    """``config.nbest`` independent samples for each source, most probable first, duplicates kept.
+    """Draw ``config.nbest`` independent samples per source, most probable first, duplicates kept.
 
-    ``state`` has ``sources`` rows; ``seeds`` has one seed for each source, which alone decides its samples:
-    batch mates change nothing. The temperature applies to the step's distribution. Where it belongs to a
-    mixture's components (``temperature_on = "components"``) the caller builds the step function with
-    ``head.log_probs(hidden, component_temperature=config.temperature)``, and none is applied here.
+    ``state`` has ``sources`` rows. The samples of a source depend only on its seed in ``seeds``, not on batch
+    mates. The temperature applies to the step's distribution. For ``temperature_on = "components"`` it is not
+    applied here, and the caller builds the step function with
+    ``head.log_probs(hidden, component_temperature=config.temperature)``.
 
-    ``log_prob`` is under the distribution that the step function returns, before mixture temperature,
-    top-k, top-p and constraints. A sample that reaches ``max_length``, or has no token left to go on with,
-    is unfinished; in the latter case it may be shorter.
+    ``log_prob`` is under the distribution of the step function, before mixture temperature, top-k, top-p and
+    constraints. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the
+    latter case it may be shorter than ``max_length``.
     """
     if not sources:
         return []
@@ -50,7 +50,7 @@ def sample(
     poll()
     log_probs, state = step(torch.full((sources,), marks.bos), state)
     device = log_probs.device
-    going = torch.arange(sources * samples, device=device)  # the samples at work; a row of the state for each
+    going = torch.arange(sources * samples, device=device)  # active samples, one row of the state each
     log_probs, state = log_probs[going // samples], state.select(going // samples)
     uniform = uniforms(seeds, samples, length + 1).view(-1, length + 1).to(device)  # (S·samples, T)
     tokens = torch.full((sources * samples, length + 1), marks.eos, device=device)
@@ -66,7 +66,7 @@ def sample(
         gained = log_probs.gather(1, last.unsqueeze(1)).squeeze(1).double()
         on = (~ends).nonzero().flatten()
         finished[going] = ends
-        if time == length:  # only an end counts now
+        if time == length:  # only </s> is possible now
             totals[going] += gained.masked_fill(~ends, 0)
             break
         totals[going] += gained

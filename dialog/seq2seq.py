@@ -1,4 +1,4 @@
-"""The encoder-decoder: context utterances in, decoder states out. The head does the rest.
+"""The encoder-decoder model: context utterances → decoder states → the head's log-probabilities.
 
 R responses · N tokens of all responses, packed · V words.
 """
@@ -22,9 +22,9 @@ class Seq2Seq(nn.Module):
     """Shared embedding, encoder, decoder and head of a dialog model.
 
     Args:
-        config: sizes and kinds.
-        vocab_size: V, specials included.
-        unk: the word that word dropout puts in.
+        config: sizes and kinds of the parts.
+        vocab_size: V, including special tokens.
+        unk: id of the word that word dropout inserts.
     """
 
     def __init__(self, config: DialogConfig, vocab_size: int, unk: int = 1) -> None:
@@ -42,7 +42,7 @@ class Seq2Seq(nn.Module):
         self.head = Head(config.head, hidden_size, vocab_size, embedding, lower_sizes)
 
     def encode(self, batch: Batch) -> Memory:
-        """The contexts of a batch; equal utterances are encoded once."""
+        """Encode the contexts of a batch. Equal utterances are encoded once."""
         return cast(Memory, self.encoder(self.embedding, batch))
 
     def hidden(self, batch: Batch) -> tuple[Layers, Tensor, Tensor]:
@@ -53,13 +53,13 @@ class Seq2Seq(nn.Module):
         rows = torch.cat([torch.arange(alive) for alive in inputs.batch_sizes.tolist()]).to(targets.device)
         if self.training and self.config.model.word_dropout > 0:
             lost = torch.rand(targets.shape, device=targets.device) < self.config.model.word_dropout
-            lost[: batch.inputs.shape[0]] = False  # <s> says that a response begins
+            lost[: batch.inputs.shape[0]] = False  # <s> is kept, since it begins a response
             inputs = inputs._replace(data=inputs.data.masked_fill(lost, self.unk))
         words = embed(self.embedding, inputs, self.config.model.dropout, self.training)
         return self.decoder(words, state, rows), targets, rows
 
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What training minimises, and Σ −log P(response) of the batch in nats, scalars."""
+        """Training objective, and Σ −log P(response) of the batch in nats, both scalars."""
         hidden, targets, rows = self.hidden(batch)
         return self.head.objective(hidden, targets, streams=rows)
 

@@ -1,4 +1,4 @@
-"""Training a dialog model: the task that the engine of :mod:`lm.engine.loop` runs."""
+"""Training task of a dialog model for :mod:`lm.engine.loop`, and scoring of encoded dialogs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,14 +23,14 @@ from lm.engine.update import StepLoss
 from lm.stop import Poll
 from lm.text.vocabulary import UNK, Codec
 
-SCORED_TOGETHER = 16  # segments in a batch where no gradient is wanted
+SCORED_TOGETHER = 16  # segments in a batch without gradients
 
 
 class DialogTask:
-    """Examples of a corpus, the model, and how they meet.
+    """Training task: batches of a corpus, loss and validation of a model.
 
-    A batch is ``train.batch_size`` segments, runs of neighbouring responses of a dialog, drawn from all
-    over the corpus in an order that depends on the seed and the epoch alone.
+    A batch has ``train.batch_size`` segments, which are runs of neighbouring responses of a dialog. They are
+    drawn from the whole corpus, in an order that depends only on the seed and the epoch.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class DialogTask:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What the model is trained and validated on, as hashes; a resumed run compares them."""
+        """Hashes of the training and validation data, which a resumed run compares."""
         return {"train_sha256": fingerprint(self.train.items), "valid_sha256": fingerprint(self.valid.items)}
 
     def epoch_length(self) -> int:
-        """Batches in an epoch, where none is divided for its long responses."""
+        """Number of batches in an epoch, before long ones are divided."""
         return -(-len(self.train.runs) // self.config.train.batch_size)
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:
-        """The batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
+        """Batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
         runs = self.train.runs
         order = [runs[i] for i in epoch_order(len(runs), self.config.train.seed, number)]
         for indices in self.train.grouped(order, self.config.train.batch_size, start):
             yield self.train.batch(indices, self.codec.vocabulary.pad).to(self.device)
 
     def loss(self, batch: Batch) -> StepLoss:
-        """The summed loss of a batch."""
+        """Summed loss of a batch."""
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
     def validate(self, poll: Poll) -> dict[str, float]:
-        """Nats a token on the validation split, corpus-level: Σ nll / Σ tokens."""
+        """Nats per token on the validation split, corpus-level: Σ nll / Σ tokens."""
         total, tokens = 0.0, 0
         for nll, lengths in score_items(self.model, self.valid, self.codec, self.device, poll):
             total += float(nll.sum())
@@ -77,15 +77,15 @@ class DialogTask:
         return {"nll": total / tokens, "tokens": float(tokens)}
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing is carried from batch to batch."""
+        """Empty: no state is carried between batches."""
         return {}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to restore."""
+        """Does nothing, since there is no state."""
 
 
 class EncodedDialogs:
-    """The examples of a corpus in token ids, and the segments that batches are made of."""
+    """Examples of a corpus in token ids, and the segments from which batches are made."""
 
     def __init__(self, examples: Sequence[Example], codec: Codec, data: DataConfig) -> None:
         self.examples = examples
@@ -94,19 +94,19 @@ class EncodedDialogs:
         self._padded = data.padded
 
     def grouped(self, runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:
-        """The batches of :func:`dialog.batches.grouped`, with no more tokens than ``describe`` reckons with.
+        """Batches of :func:`dialog.batches.grouped`, with at most the tokens that ``describe`` assumes.
 
-        Only a single response may have more.
+        Only a single longer response may exceed them.
         """
         return grouped(runs, size, self.items, size * self._padded, start)
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
-        """The examples of these numbers as one batch."""
+        """Batch the examples of the given indices."""
         return collate([self.items[i] for i in indices], pad)
 
 
 def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
-    """All examples of the dialogs in token ids."""
+    """Convert all examples of the dialogs to token ids."""
     examples = list_examples(dialogs, config.data.context, config.data.last_response)
     return EncodedDialogs(examples, codec, config.data)
 
@@ -114,7 +114,7 @@ def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig
 def score_items(
     model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, poll: Poll
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """For batches of neighbouring examples, in order: nats (R,) and tokens (R,) of every response."""
+    """Yield nats (R,) and tokens (R,) of the responses of each batch of neighbouring examples, in order."""
     training = model.training
     model.eval()
     try:
@@ -130,5 +130,5 @@ def score_items(
 
 
 def build_model(config: DialogConfig, codec: Codec) -> Seq2Seq:
-    """A freshly initialised model for a vocabulary."""
+    """Build an untrained model for the vocabulary of a codec."""
     return Seq2Seq(config, len(codec.vocabulary), codec.vocabulary.ids([UNK])[0])

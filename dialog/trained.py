@@ -1,4 +1,4 @@
-"""A finished (or still growing) run, opened for use: scoring, responding, looking inside."""
+"""Trained dialog models, opened from a finished or unfinished run: scoring, decoding, inspection."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from lm.runs.inputs import opened_run
 from lm.stop import Poll, Progress, no_poll, no_progress
 from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
 
-NEVER_SAID = (PAD, BOS, DIALOG)  # tokens that no response may contain; <unk> is allowed and shown
+NEVER_SAID = (PAD, BOS, DIALOG)  # tokens forbidden in responses; <unk> is allowed
 
 
 @dataclass(frozen=True, slots=True)
 class TargetScore:
-    """How well the true response of an example was predicted: nats and tokens, ``</s>`` counted.
+    """Score of the true response of an example: nats and tokens, including ``</s>``.
 
-    ``cut`` tokens more, beyond ``data.max_response``, were left out.
+    ``cut`` further tokens, beyond ``data.max_response``, were not scored.
     """
 
     dialog: int
@@ -44,10 +44,10 @@ class TargetScore:
 
 @dataclass(frozen=True, slots=True)
 class StepProbabilities:
-    """What the model expected where it said ``token``.
+    """Predictions of the model at the step that produced ``token``.
 
-    ``prior`` is π of this step. Each entry of ``top`` is a word, its probability, and the share π_k·p_k of
-    it that each component gives (one component for heads that do not mix probabilities).
+    ``prior`` is π of the step. Each entry of ``top`` is a word, its probability, and the part π_k·p_k of each
+    component, one component for heads that do not mix probabilities.
     """
 
     token: str
@@ -70,10 +70,9 @@ class TrainedModel:
         """Open a run folder.
 
         Args:
-            run: the folder that training wrote.
+            run: folder of the training run.
             checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
-            device: where to put the model. If left out, the run's own ``train.device``, and the CPU in place
-                of CUDA where there is none.
+            device: device of the model; None = ``train.device`` of the run, or the CPU if CUDA is missing.
 
         Raises:
             StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
@@ -86,7 +85,7 @@ class TrainedModel:
         return cls(config, codec, model.to(device).eval(), device)
 
     def nll(self, dialogs: Sequence[Dialog], poll: Poll = no_poll) -> list[TargetScore]:
-        """Scores of every true response, in the order of ``list_examples``."""
+        """Score every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
         scores = score_items(self.model, data, self.codec, self.device, poll)
         pairs = [(n, t) for nll, tokens in scores for n, t in zip(nll.tolist(), tokens.tolist(), strict=True)]
@@ -104,13 +103,13 @@ class TrainedModel:
         batch_size: int = 16,
         progress: Progress = no_progress,
     ) -> list[list[Hypothesis]]:
-        """The n best responses to every example's context, best first.
+        """Decode the n best responses to every example's context, best first.
 
         The batch size changes scores by no more than the rounding of float32 products.
-        ``poll`` is called at every step and may raise to interrupt; ``progress`` after every batch.
+        ``poll`` is called at every step and may raise to interrupt. ``progress`` is called after every batch.
 
-        Contexts of similar length are decoded together. A sampled response depends on ``decode.seed`` and
-        on the context alone, not on what else is in the batch.
+        Contexts of similar length are decoded together. A sampled response depends only on ``decode.seed``
+        and the context, not on the rest of the batch.
         """
         items = [self._item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
@@ -127,7 +126,7 @@ class TrainedModel:
     def token_probabilities(
         self, example: Example, tokens: Sequence[int], top: int = 5
     ) -> list[StepProbabilities]:
-        """For every token of a response and its ``</s>``: what was likely there, and by which component."""
+        """Predictions at every token of a response and its ``</s>``, with the parts of the components."""
         vocabulary = self.codec.vocabulary
         said = [*tokens, vocabulary.eos]
         state = self._start([self._item(example)])
@@ -167,7 +166,7 @@ class TrainedModel:
 
 
 def _seed(item: Item, seed: int) -> int:
-    """A seed from the context and the user's seed."""
+    """Seed derived from the context and the user's seed."""
     digest = hashlib.sha256(np.int64(seed).tobytes())
     for utterance, floor in zip(item.context, item.floors, strict=True):
         digest.update(np.asarray((floor, *utterance), dtype=np.int64).tobytes())

@@ -1,15 +1,15 @@
-"""What every reader yields and every dialog model trains on: conversations, and the splits they come in."""
+"""Dialogs and utterances, the result of every reader, and names of splits."""
 
 from dataclasses import dataclass
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {name: name for name in SPLITS} | {"val": "valid", "validation": "valid", "dev": "valid"}
-WHOLE = ""  # the key of a source that is not split
+WHOLE = ""  # key of an unsplit source
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What one speaker said in one go; ``act`` is its dialog act, empty where none was annotated."""
+    """One utterance of a speaker. ``act`` is its dialog act, empty if not annotated."""
 
     speaker: str
     text: str
