@@ -1,0 +1,141 @@
+"""The commands and the code of the pages: they parse, and those of README and tutorial run."""
+
+import io
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from dialog.cli import app as dialog_app
+from dialog.cli import main as dialog_main
+from lm.cli import app as lm_app
+from lm.cli import main as lm_main
+from lm.config.presets import preset_paths
+from tests.support.page_commands import PageCommand, page_commands
+from tests.support.words import WORDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+MAINS = {"lm": lm_main, "dialog": dialog_main}
+GROUPS = {"lm": typer.main.get_command(lm_app), "dialog": typer.main.get_command(dialog_app)}
+CORPORA = {"path/to/ptb": "ptb", "path/to/switchboard": "swda"}
+FEW = (
+    "train.max_steps=4",
+    "train.validate_every=2",
+    "train.threads=1",
+    "optim.warmup_steps=1",
+    "train.checkpoint_minutes=0",
+    "head.products=float32",
+)
+Outcome = tuple[int, str, str]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_one_that_there_is(page: Path) -> None:
+    """Commands, options and presets exist."""
+    for command in page_commands(page):
+        words, at = list(command.arguments), GROUPS[command.program]
+        while hasattr(at, "commands"):
+            at = at.commands[words.pop(0)]
+        options, *_ = at.make_parser(typer.Context(at)).parse_args(words)
+        config = str(options.get("config") or "")
+        if config and not re.search(r"[$/.]", config):
+            assert config in {path.stem for path in preset_paths(command.program)}, command
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/heads.md"])
+def test_the_python_of_a_page_runs(page: str) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+    names: dict[str, object] = {}
+    exec(compile(code, page, "exec"), names)
+    loss = names["loss"]
+    assert isinstance(loss, torch.Tensor)
+    assert 8 < loss.item() < 11, "nats a token of 10,000 words that are all alike"
+
+
+def sentences(count: int, start: str = "") -> str:
+    """Invented sentences, one a line."""
+    source = random.Random(count)
+    return "".join(
+        f"{start}{' '.join(source.choices(WORDS, k=source.randint(3, 9)))}\n" for _ in range(count)
+    )
+
+
+def invent(folder: Path) -> None:
+    """A chat, and corpora where the pages have path/to/NAME."""
+    chat = "\n".join(sentences(1, "A: ") + sentences(2, "B: ") + sentences(3, "A: ") for _ in range(40))
+    (folder / "chat.txt").write_text(chat)
+    for name in CORPORA:
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            text = f"the company said <unk>\n{sentences(60)}" if name.endswith("ptb") else chat
+            (folder / name / f"{split}.txt").write_text(text)
+
+
+@pytest.fixture
+def run(ending: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[[PageCommand], str]:
+    """Runs a command with few updates and checks that it succeeds; returns what it says."""
+
+    def run(command: PageCommand) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(command.written or "hello there\n"))
+        arguments = list(command.arguments)
+        if arguments[0] == "train":
+            arguments += [f"--set={change}" for change in FEW]
+        code, out, err = ending(partial(MAINS[command.program]), *arguments)
+        assert not code, f"{command}: {err}"
+        return out
+
+    return run
+
+
+def test_the_tutorial_runs(in_tmp: Path, run: Callable[[PageCommand], str]) -> None:
+    invent(in_tmp)
+    said = {command.arguments[0]: run(command) for command in page_commands(ROOT / "docs/tutorial.md")}
+    assert {"prepare", "train", "evaluate", "compare", "chat", "check"} <= set(said)
+
+
+@pytest.mark.parametrize("section", ["Language models", pytest.param("Dialog", marks=pytest.mark.slow)])
+def test_the_first_page_runs(section: str, in_tmp: Path, run: Callable[[PageCommand], str]) -> None:
+    invent(in_tmp)
+    commands = [command for command in page_commands(ROOT / "README.md") if command.section == section]
+    assert len(commands) > 3
+    for command in commands:
+        run(command)
+
+
+@pytest.mark.corpora
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("section", ["Language models", "Dialog"])
+def test_the_first_page_runs_with_its_corpora(
+    section: str, in_tmp: Path, corpora: Path, run: Callable[[PageCommand], str]
+) -> None:
+    """The licensed corpora in place of invented ones; the chat stays invented."""
+    invent(in_tmp)
+    for place, name in CORPORA.items():
+        shutil.rmtree(in_tmp / place)
+        (in_tmp / place).symlink_to(corpora / name)
+    for command in page_commands(ROOT / "README.md"):
+        if command.section == section:
+            few = {("dialog", "evaluate"): ("--limit", "20"), ("lm", "analyze"): ("--limit", "200")}
+            more = few.get((command.program, command.arguments[0]), ())
+            run(replace(command, arguments=(*command.arguments, *more)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_of_the_first_page_ends_in_a_conversation(
+    in_tmp: Path, run: Callable[[PageCommand], str]
+) -> None:
+    """``make demo`` is ``dialog demo`` in the environment that it installs."""
+    run(PageCommand("Start", "dialog", ("demo",)))
+    (chat,) = [command for command in page_commands(ROOT / "README.md") if command.section == "Start"]
+    assert run(chat).strip()
