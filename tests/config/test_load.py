@@ -18,7 +18,7 @@ from dialog.config import DialogConfig
 from lm.config.load import known_keys, known_tables, load_config, override, read_config, save_config
 from lm.config.presets import preset_names
 from lm.config.section import Section
-from lm.config.suggest import did_you_mean, edit_distance, nearest
+from lm.config.suggest import did_you_mean, nearest
 from lm.config.tomlfile import key_lines
 from lm.errors import ConfigError, StorageError
 from lm.heads.config import HeadKind
@@ -405,23 +405,27 @@ def test_a_mistake_is_reported_within_a_second_and_without_torch(tmp_path: Path)
     assert after.children_user - before.children_user < 1.0
 
 
-# Distance
+# Suggestions
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("abc", max_size=6), st.text("abc", max_size=6))
-def test_edit_distance_is_symmetric_and_bounded(a: str, b: str) -> None:
-    distance = edit_distance(a, b)
-    assert distance == edit_distance(b, a)
-    assert (distance == 0) == (a == b)
-    assert abs(len(a) - len(b)) <= distance <= max(len(a), len(b))
+def test_a_name_suggests_itself_whatever_else_there_is(name: str, other: str) -> None:
+    assert nearest(name, [other, name]) == [name] or name == other
 
 
-def test_one_typing_error_costs_one() -> None:
+def test_one_typing_error_finds_the_name() -> None:
     for mutant in ("setps", "step", "stepps", "staps"):
-        assert edit_distance("steps", mutant) == 1
+        assert nearest(mutant, ["train.steps", "train.seed", "optim.lr"]) == ["train.steps"]
+        assert nearest(f"optim.{mutant}", ["train.steps", "train.seed", "optim.lr"]) == ["train.steps"]
     assert nearest("zzz", ["train.steps"]) == []
     assert nearest("x", []) == []
+
+
+def test_the_right_key_in_another_section_comes_first() -> None:
+    keys = ["decoder.layers", "encoder.layers", "optim.layer", "encoder.size"]
+    assert nearest("encodr.layers", keys) == ["encoder.layers"]
+    assert nearest("optim.layers", keys) == ["decoder.layers", "encoder.layers"]
 
 
 @pytest.mark.parametrize(
