@@ -1,4 +1,4 @@
-"""A lock that many processes share and that ends with the process that holds it, however that ends."""
+"""An exclusive file lock, which the operating system releases when its process ends."""
 
 import fcntl
 import os
@@ -7,54 +7,49 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+import filelock
+
 from lm.disk.storage import storage_errors, write_all
 from lm.errors import StorageError
+
+POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
 
 class FileLock:
     """An exclusive lock on a file, which is made where it is missing; a context manager, which waits.
 
-    Not re-entrant. Works between machines where their common file system passes locks on, as NFS does, and
-    as it does for files alone. Nobody but the holder may remove the file.
+    Works between machines where their common file system passes locks on, as NFS does. Only the holder may
+    remove the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = -1
+        self._lock = filelock.FileLock(
+            path, poll_interval=POLL, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
+        )
 
     def acquire(self, wait: bool = True) -> bool:
         """Take the lock; without ``wait`` False where another holds it. Raises StorageError."""
         with storage_errors(self._path):
-            while (fd := self._locked(wait)) is not None:
-                if _is_still(self._path, fd):
-                    self._fd = fd
-                    return True
-                os.close(fd)  # its holder has removed it meanwhile
-        return False
-
-    def _locked(self, wait: bool) -> int | None:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+            os.stat(self._path.parent)  # the library would make it
+            try:
+                self._lock.acquire(blocking=wait)
+            except filelock.Timeout:
+                return False
+        return True
 
     def sign(self, holder: bytes) -> None:
-        """Make ``holder`` all that the locked file holds. Raises StorageError."""
+        """Make ``holder`` the content of the locked file. Raises StorageError."""
         with storage_errors(self._path):
-            os.ftruncate(self._fd, 0)
-            write_all(self._fd, holder)
+            fd = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                write_all(fd, holder)
+            finally:
+                os.close(fd)
 
     def release(self) -> None:
         """Give the lock back; without effect the second time."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        self._lock.release(force=True)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -98,11 +93,3 @@ def alone(path: Path, refusal: str) -> Iterator[None]:
         with suppress(OSError):
             os.unlink(path)
         lock.release()
-
-
-def _is_still(path: Path, fd: int) -> bool:
-    """Whether an open file is the one of that name."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False

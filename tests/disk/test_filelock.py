@@ -59,7 +59,8 @@ def test_a_lock_that_is_held_is_refused_or_waited_for(tmp_path: Path) -> None:
 def test_who_waits_for_a_file_that_its_holder_removes_takes_the_next(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     wait = (
-        f"from lm.disk.filelock import *; from pathlib import Path; FileLock(Path({str(path)!r})).acquire()"
+        "from lm.disk.filelock import *; from pathlib import Path; "
+        f"lock = FileLock(Path({str(path)!r})); lock.acquire()"
     )
     with alone(path, ""):
         waiting = subprocess.Popen([sys.executable, "-c", wait + "; print(1, flush=True); input()"],
