@@ -46,6 +46,12 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert not broken
 
 
+def test_make_help_names_every_target() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    assert set(phony.split()) == set(re.findall(r"^([a-z]+):.*##", text, flags=re.MULTILINE))
+
+
 def test_every_page_is_in_the_index_and_in_the_readme() -> None:
     pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
     assert pages == {link for link in links(ROOT / "docs/index.md") if link.endswith(".md")}
@@ -53,9 +59,11 @@ def test_every_page_is_in_the_index_and_in_the_readme() -> None:
     assert {f"docs/{name}" for name in pages} <= linked
 
 
-def test_the_first_page_begins_with_a_command_and_is_short() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= SHORT
+def test_the_first_page_begins_with_a_command_and_both_first_pages_are_short() -> None:
+    lines, others = (
+        (ROOT / name).read_text("utf-8").splitlines() for name in ("README.md", "CONTRIBUTING.md")
+    )
+    assert max(len(lines), len(others)) <= SHORT
     assert lines.index("```") + 1 < 15
 
 
