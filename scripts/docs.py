@@ -31,6 +31,7 @@ MODULES = (
     "lm.heads.sampling",
     "lm.cells.stack",
     "lm.language.model",
+    "lm.language.sizes",
     "lm.language.train",
     "lm.language.trained",
     "dialog.seq2seq",

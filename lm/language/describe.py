@@ -7,7 +7,8 @@ from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.heads.head import Head
 from lm.language.config import LmConfig
-from lm.language.model import LanguageModel, sized
+from lm.language.model import LanguageModel
+from lm.language.sizes import sized
 from lm.language.windows import longest
 
 PARTS = ("embedding", "layers", "head")

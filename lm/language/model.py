@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lm.cells.layers import recurrent_layer
-from lm.engine.shapes import shapes_only
-from lm.errors import ConfigError
 from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
@@ -36,17 +34,20 @@ class LanguageModel(nn.Module):
     With other settings it is the model of Melis et al. (2020): see docs/reproduction.md.
 
     Args:
-        config: sizes and regularisation; the published places of dropout are the only ones.
+        config: sizes, all of them found (:func:`lm.language.sizes.sized`), and regularisation; the published
+            places of dropout are the only ones.
         vocab_size: V.
         eos: the number of ``<eos>``, at which an episodic model forgets; only needed to read.
 
     Raises:
-        ConfigError: a tied head whose context size is not the embedding size, or a budget too small.
+        ConfigError: a tied head whose context size is not the embedding size.
+        ValueError: a budget or a ratio that leaves sizes to be found.
     """
 
     def __init__(self, config: LmConfig, vocab_size: int, eos: int | None = None) -> None:
         super().__init__()
-        config = sized(config, vocab_size)
+        if config.model.budget or config.model.input_embedding_ratio is not None:
+            raise ValueError("the config leaves sizes to be found; call sized() first")
         self.config, self.eos = config.model, eos
         cell, sizes = config.cell, (config.model.embedding_size, *config.model.hidden_sizes)
         masked = config.model.state_dropout or config.model.episodic
@@ -122,55 +123,6 @@ class LanguageModel(nn.Module):
         rate = self.config.state_dropout
         dropped = dropout_mask(h, h.shape, rate) if self.training and rate else None
         return () if dropped is None and keep is None else (dropped, keep)
-
-
-def sized(config: LmConfig, vocab_size: int) -> LmConfig:
-    """The config with the sizes that ``model.budget`` and ``model.input_embedding_ratio`` come to.
-
-    Layers get n times their share in ``hidden_sizes``, with the largest n such that all parameters together
-    are no more than the budget, embedding and head included (Melis et al. 2020). ConfigError where there is
-    no such n.
-    """
-    budget, shares = config.model.budget, config.model.hidden_sizes
-    if not budget:
-        return _with_sizes(config, shares)
-
-    def candidate(factor: int) -> LmConfig:
-        return _with_sizes(config, tuple(factor * share for share in shares))
-
-    if (least := count_parameters(candidate(1), vocab_size)) > budget:
-        raise ConfigError(
-            f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {', '.join(map(str, shares))}"
-            f" units have {least:,} parameters already; raise it, or lower model.hidden_sizes"
-        )
-    fits, exceeds = 1, 2
-    while count_parameters(candidate(exceeds), vocab_size) <= budget:
-        fits, exceeds = exceeds, 2 * exceeds
-    while exceeds - fits > 1:
-        middle = (fits + exceeds) // 2
-        if count_parameters(candidate(middle), vocab_size) <= budget:
-            fits = middle
-        else:
-            exceeds = middle
-    return candidate(fits)
-
-
-def count_parameters(config: LmConfig, vocab_size: int) -> int:
-    """Parameters of the model, tied ones once; takes no memory and no random numbers."""
-    with shapes_only():
-        model = LanguageModel(config, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _with_sizes(config: LmConfig, hidden_sizes: tuple[int, ...]) -> LmConfig:
-    """The config with these layers and the embedding that goes with them; nothing is left to be found."""
-    model, head, ratio = config.model, config.head, config.model.input_embedding_ratio
-    sizes: dict[str, object] = {"hidden_sizes": hidden_sizes, "budget": 0, "input_embedding_ratio": None}
-    if ratio is not None:
-        size = max(1, round(min(1.0, ratio) * hidden_sizes[-1]))
-        sizes["embedding_size"] = size
-        head = head.model_copy(update={"embedding_size": size})
-    return config.model_copy(update={"model": model.model_copy(update=sizes), "head": head})
 
 
 def detached(state: State) -> State:

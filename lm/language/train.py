@@ -16,6 +16,7 @@ from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
+from lm.language.sizes import sized, with_sizes
 from lm.language.task import LmTask
 from lm.measures import require_learnt
 from lm.runs.checkpoint import CheckpointStore
@@ -54,12 +55,13 @@ def train(
     require_same_config(folder, resolved, resumable_keys=RESUMABLE)
     device = configure_device(config.train)
     codec, train_split, valid_split = _load(config, folder)  # before the folder is made: bad data leaves none
+    config = sized(config, len(codec.vocabulary))
     described = describe(config, len(codec.vocabulary))
     remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
     require_memory(described["memory"]["training"], device, remedy)
     sizes = described["vocabulary"], described["sizes"]["contexts"]
     resolved = measured_choices(resolved, sizes, device, folder, report)
-    config = resolved.config
+    config = with_sizes(resolved.config, config.model.hidden_sizes)
     seed_everything(config.train.seed)
     model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos)
     hashes = {

@@ -22,6 +22,7 @@ from lm.errors import DataError
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs, detached
+from lm.language.sizes import sized
 from lm.language.windows import Ids
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
@@ -82,8 +83,8 @@ class TrainedLm:
         config, codec = opened_run(run, LmConfig)
         exact = {"products": "float32", "skip_below": 0.0}  # what saves time is for training only
         head = config.head.model_copy(update=exact)
-        eos = codec.vocabulary.eos
-        model = LanguageModel(config.model_copy(update={"head": head}), len(codec.vocabulary), eos)
+        words, eos = len(codec.vocabulary), codec.vocabulary.eos
+        model = LanguageModel(sized(config.model_copy(update={"head": head}), words), words, eos)
         load_model_tensors(model, CheckpointStore(run / "checkpoints").weights(checkpoint))
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)

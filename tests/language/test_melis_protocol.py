@@ -21,8 +21,9 @@ from lm.heads.config import HeadConfig
 from lm.heads.states import Layers
 from lm.language.config import LmConfig, ModelConfig, WindowConfig
 from lm.language.describe import describe
-from lm.language.model import LanguageModel, count_parameters, sized
+from lm.language.model import LanguageModel
 from lm.language.refinements import with_dropout
+from lm.language.sizes import count_parameters, sized
 from lm.language.train import train
 from lm.language.windows import ReadHeads
 from lm.regularize import dropout_mask
@@ -53,7 +54,7 @@ def config(
 
 def model_of(config: LmConfig, words: int = V) -> LanguageModel:
     torch.manual_seed(3)
-    return LanguageModel(config, words).double()
+    return LanguageModel(sized(config, words), words).double()
 
 
 @pytest.mark.parametrize(
@@ -93,9 +94,8 @@ def test_a_budget_is_used_up_and_never_exceeded(
     factor = sizes[-1] // shares[-1]
     assert sizes == tuple(factor * share for share in shares)
     larger = free.model.model_copy(update={"hidden_sizes": tuple((factor + 1) * share for share in shares)})
-    assert (
-        count_parameters(found, V) <= budget < count_parameters(free.model_copy(update={"model": larger}), V)
-    )
+    above = sized(free.model_copy(update={"model": larger}), V)
+    assert count_parameters(found, V) <= budget < count_parameters(above, V)
     if ratio is not None:
         expected = max(1, round(min(1.0, ratio) * sizes[-1]))
         assert found.model.embedding_size == found.head.embedding_size == expected
@@ -112,9 +112,15 @@ def test_a_budget_gives_the_model_that_its_sizes_give() -> None:
         assert torch.equal(tensor, by_budget.state_dict()[name]), name
 
 
+def test_a_model_takes_no_config_with_sizes_to_be_found() -> None:
+    for open_sizes in ({"budget": 2_000}, {"input_embedding_ratio": 0.5}):
+        with pytest.raises(ValueError, match="leaves sizes to be found"):
+            LanguageModel(config(**open_sizes), V)
+
+
 def test_a_budget_too_small_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"model\.budget = 50: .* raise it, or lower") as error:
-        LanguageModel(config(budget=50, sizes=(3, 3), input_embedding_ratio=1.0), V)
+        sized(config(budget=50, sizes=(3, 3), input_embedding_ratio=1.0), V)
     assert "\n" not in str(error.value)
 
 

@@ -10,6 +10,7 @@ from lm.engine.rng import seed_everything
 from lm.language.config import LmConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.model import LanguageModel
+from lm.language.sizes import sized
 from lm.language.task import LmTask
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "while", "some", "dogs", "slept", "and", "<unk>", "N")
@@ -35,6 +36,7 @@ def task(*overrides: str, dtype: torch.dtype = torch.float32) -> LmTask:
     config = resolved(*overrides).config
     codec = load_codec(config.data)
     seed_everything(1)
-    model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos).to(dtype)
+    words = len(codec.vocabulary)
+    model = LanguageModel(sized(config, words), words, codec.vocabulary.eos).to(dtype)
     splits = [load_split(source, codec) for source in (config.data.train, config.data.valid)]
     return LmTask(config, codec.vocabulary.eos, model, *splits, torch.device("cpu"))

@@ -1,0 +1,55 @@
+"""Sizes of a language model that follow from a budget of parameters."""
+
+from lm.engine.shapes import shapes_only
+from lm.errors import ConfigError
+from lm.language.config import LmConfig
+from lm.language.model import LanguageModel
+
+
+def sized(config: LmConfig, vocab_size: int) -> LmConfig:
+    """The config with the sizes that follow from ``model.budget`` and ``model.input_embedding_ratio``.
+
+    Layers get n times their share in ``hidden_sizes`` (Melis et al. 2020). n is the largest number for which
+    all parameters, embedding and head included, are no more than the budget. ConfigError where there is no
+    such n.
+    """
+    budget, shares = config.model.budget, config.model.hidden_sizes
+    if not budget:
+        return with_sizes(config, shares)
+
+    def candidate(factor: int) -> LmConfig:
+        return with_sizes(config, tuple(factor * share for share in shares))
+
+    if (least := count_parameters(candidate(1), vocab_size)) > budget:
+        raise ConfigError(
+            f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {', '.join(map(str, shares))}"
+            f" units have {least:,} parameters already; raise it, or lower model.hidden_sizes"
+        )
+    fits, exceeds = 1, 2
+    while count_parameters(candidate(exceeds), vocab_size) <= budget:
+        fits, exceeds = exceeds, 2 * exceeds
+    while exceeds - fits > 1:
+        middle = (fits + exceeds) // 2
+        if count_parameters(candidate(middle), vocab_size) <= budget:
+            fits = middle
+        else:
+            exceeds = middle
+    return candidate(fits)
+
+
+def count_parameters(config: LmConfig, vocab_size: int) -> int:
+    """Parameters of the model, tied ones once; takes no memory and no random numbers."""
+    with shapes_only():
+        model = LanguageModel(config, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def with_sizes(config: LmConfig, hidden_sizes: tuple[int, ...]) -> LmConfig:
+    """The config with layers of these sizes and the embedding that follows; no size is left to be found."""
+    model, head, ratio = config.model, config.head, config.model.input_embedding_ratio
+    sizes: dict[str, object] = {"hidden_sizes": hidden_sizes, "budget": 0, "input_embedding_ratio": None}
+    if ratio is not None:
+        size = max(1, round(min(1.0, ratio) * hidden_sizes[-1]))
+        sizes["embedding_size"] = size
+        head = head.model_copy(update={"embedding_size": size})
+    return config.model_copy(update={"model": model.model_copy(update=sizes), "head": head})
