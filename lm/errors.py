@@ -10,6 +10,9 @@ class HighrankError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: object) -> None:
+        super().__init__(visible(message))
+
 
 class ConfigError(HighrankError):
     """Usage or configuration: an unknown key, an ill-typed value, options that contradict each other."""

@@ -328,6 +328,28 @@ def test_messages(tmp_path: Path, text: str, message: str) -> None:
     assert f"{tmp_path}/x.toml{message}" in rejection(write(tmp_path, text))
 
 
+ODD = "\u2028\u2029\x85\x0b\x0c\x1c\x1e\x07\x1b\x7f\u202e\u200b\ufeff\xa0"
+
+
+@pytest.mark.parametrize("character", ODD)
+def test_messages_escape_what_no_terminal_prints(tmp_path: Path, character: str) -> None:
+    escape = f"\\u{ord(character):04x}"
+    texts = [
+        *(f'"a{escape}" = 1', f'[train]\n"se{escape}ed" = 1', f'["a{escape}"]', f'[optim."{escape}"]\nx = 1'),
+        *(
+            f'train."{escape}" = 1',
+            f'extends = "{escape}"',
+            f'[optim]\nname = "{escape}"',
+            f"a{character} = 1",
+        ),
+    ]
+    for text in texts:
+        assert rejection(write(tmp_path, text)).isprintable()
+    for changed in (f"a{character}b=1", f"train.se{character}ed=1", f"optim.name={character}a"):
+        assert rejection(write(tmp_path, ""), changed).isprintable()
+    assert rejection(f"a{character}b").isprintable()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
