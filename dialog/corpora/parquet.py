@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dialog.corpora.columns import ReadOptions, dialect_of, find_columns, usual
+from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import Turn, distinct, group_turns, make_dialog, one_line
@@ -33,8 +33,21 @@ def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputL
     start, header = next(rows, (0, []))
     if is_ranking(header):
         return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
+    _require_header(header, name, start, options)
     named = _named_rows(rows, name, header, log)
     return _read_rows(named, name, Path(name).stem, options, log, header)
+
+
+def _require_header(columns: list[str], name: str, line: int, options: ReadOptions) -> None:
+    """Raise DataError if the first line of a table names none of the columns that it should."""
+    asked = {options.dialog_column, options.speaker_column, options.text_column}
+    known = asked.intersection(columns) or any(usual(kind, columns) for kind in KINDS) or pair_of(columns)
+    if columns and not known:
+        raise DataError(
+            f"{visible(name)}: no column {visible(options.text_column)}; set --text-column to one of "
+            f"{visible(', '.join(columns))[:500]}; or, if line {line} is no header, write one above, as in "
+            "dialog,speaker,text"
+        )
 
 
 def _named_rows(

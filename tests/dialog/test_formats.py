@@ -219,6 +219,11 @@ def test_day_and_month_are_told_by_the_time_that_does_not_run_backwards(tmp_path
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\nhello\n\nworld\n", r"c.srt:5: not part of a subtitle"),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\n[music]\n", "no dialog in the source"),
         ("c.csv", "a,b,c\n1,2,3\n", "no column text; set --text-column to one of a, b, c"),
+        (
+            "c.csv",
+            "Anna,hi\nBob,yes\n",
+            "Anna, hi; or, if line 1 is no header, write one above, as in dialog,",
+        ),
         ("c.csv", "text,b\nx,y\n", "no column dialog; set --dialog-column to one of text, b"),
         ("c.csv", "dialog,text\nx,y\n", "no column speaker; set --speaker-column to one of dialog, text"),
         ("c.csv", "dialog,speaker,text\n1,A,x\n1,B\n", r"c.csv:3: wrong number of columns \(2 found\)"),
