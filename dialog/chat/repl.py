@@ -82,9 +82,12 @@ class Repl:
         listed = list(zip(exchange.hypotheses, exchange.texts, strict=True))[: self.shown]
         if exchange.refused or len(listed) < 2:
             return [exchange.reply.text or SAYS_NOTHING] if exchange.texts else ["(no reply)"]
+        found = Counter(text for _, text in listed)
+        best = {text: hypothesis for hypothesis, text in reversed(listed)}
         return [
-            f"{number}. {found.score:9.3f}  {text or SAYS_NOTHING}{'' if found.finished else ' …'}"
-            for number, (found, text) in enumerate(listed, start=1)
+            f"{number}. {best[text].score:9.3f}  {text or SAYS_NOTHING}"
+            f"{'' if best[text].finished else ' …'}{f'  ({times} times)' if times > 1 else ''}"
+            for number, (text, times) in enumerate(found.items(), start=1)
         ]
 
     def _hint(self, exchange: Exchange) -> str:

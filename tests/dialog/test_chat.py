@@ -34,6 +34,7 @@ from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
 from dialog.task import build_model
 from dialog.trained import TrainedModel
 from lm.errors import DivergenceError, Interrupted, StorageError
+from lm.stop import no_poll
 from lm.text.vocabulary import DIALOG, build_codec
 from tests.console.test_terminal import FORBIDDEN, anything, mixtures
 from tests.support.toy_responder import ToyResponder
@@ -154,6 +155,17 @@ def test_settings_reach_the_model() -> None:
     assert chat.conversation.decode.seed == 99
     assert chat.feed("/quit") == []
     assert chat.ended
+
+
+def test_nbest_lists_equal_samples_once() -> None:
+    chat = conversation()
+    chat.feed("/nbest 5")
+    exchange = chat.conversation.say("hello", no_poll)
+    a, b = exchange.hypotheses[:2]
+    exchange = replace(exchange, hypotheses=(a, b, a, a), texts=("yes", "no", "yes", "yes"))
+    listed = chat._replied(exchange)
+    assert [line.split(maxsplit=2)[2] for line in listed] == ["yes  (3 times)", "no …"]
+    assert [float(line.split()[1]) for line in listed] == [pytest.approx(x.score, abs=1e-3) for x in (a, b)]
 
 
 def test_nbest_lists_scores_and_says_the_first() -> None:
