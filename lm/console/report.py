@@ -48,7 +48,7 @@ def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
     ]
 
 
-def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[Table]:
+def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[Table | str]:
     """The p-values of every run but the first, by the names of ``scores``; none of one run alone."""
     bootstrap, runs = comparison["bootstrap"], comparison["runs"]
     _, (first, *others) = without_common_folder([row["run"] for row in runs])
@@ -56,5 +56,12 @@ def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[T
         {f"p against {first}": other, **{name: row["p"].get(key) for name, key in scores.items()}}
         for other, row in zip(others, runs[1:], strict=True)
     ]
-    title = f"Paired bootstrap over {bootstrap['units']:,} units ({bootstrap['unit']})"
-    return [Table(title, rows, measure="p")] if rows else []
+    from lm.bootstrap import FEWEST_UNITS  # loads numpy, which `describe` does without
+
+    units = f"{bootstrap['units']:,} unit{'s' if bootstrap['units'] > 1 else ''} ({bootstrap['unit']})"
+    if not rows:
+        return []
+    few = bootstrap["units"] < FEWEST_UNITS
+    reason = f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, and there is {units}"
+    reason = reason.replace("there is", "there are") if bootstrap["units"] > 1 else reason
+    return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *([reason] if few else [])]
