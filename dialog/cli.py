@@ -12,7 +12,17 @@ from dialog.corpora.formats import FORMATS, PAGE
 from lm.config.load import Resolved, load_config, override
 from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
-from lm.console.options import Checkpoint, JsonFile, Overrides, RunFolder, config_argument, named, writable
+from lm.console.options import (
+    Checkpoint,
+    JsonFile,
+    Overrides,
+    RunFolder,
+    config_argument,
+    filename,
+    named,
+    nonempty,
+    writable,
+)
 from lm.console.tables import Table
 from lm.runs.outputs import require_apart
 from lm.stop import RESUME, interruptible
@@ -177,7 +187,12 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="F", help="Your own conversations: prepared in RUN/corpus and trained on."),
+        typer.Option(
+            metavar="F",
+            parser=nonempty,
+            help="Your own conversations: prepared in RUN/corpus and trained on. Validation and test get "
+            "10 % of the dialogs each, 5 % with `dialog prepare`.",
+        ),
     ] = None,
 ) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
@@ -197,7 +212,7 @@ def train(
         _show_prepared(own.prepared)
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
-    check_data(in_run(folder, resolved.config.data), "dialog prepare")
+    check_data(in_run(folder, resolved.config.data), "dialog prepare", f"dialog train {config} --data FILE")
     from dialog.train import train as train_model
     from lm.engine.progress import make_reporter
 
@@ -220,7 +235,8 @@ add_tune(app, "dialog", DialogConfig, _trial, "smalltalk_mos --space smalltalk -
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str | None, typer.Option(metavar="F", help="Corpus; the run's test split if left out.")
+        str | None,
+        typer.Option(metavar="F", parser=nonempty, help="Corpus; the run's test split if left out."),
     ] = None,
     references: Annotated[
         Path | None,
@@ -228,7 +244,9 @@ def evaluate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="HYPS.jsonl", help="Write the responses there.", callback=writable),
+        typer.Option(
+            metavar="HYPS.jsonl", help="Write the responses there.", parser=filename, callback=writable
+        ),
     ] = None,
     json_file: JsonFile = None,
     checkpoint: Checkpoint = "best",
@@ -289,7 +307,9 @@ def score(
 def references(
     train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
     test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
-    out: Annotated[Path, typer.Option(metavar="F", help="File to write.", callback=writable)],
+    out: Annotated[
+        Path, typer.Option(metavar="F", help="File to write.", parser=filename, callback=writable)
+    ],
     neighbours: Annotated[
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,

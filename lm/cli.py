@@ -13,7 +13,16 @@ from lm.config.load import load_config
 from lm.config.suggest import did_you_mean
 from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
-from lm.console.options import Checkpoint, JsonFile, Overrides, RunFolder, config_argument, named, writable
+from lm.console.options import (
+    Checkpoint,
+    JsonFile,
+    Overrides,
+    RunFolder,
+    config_argument,
+    filename,
+    named,
+    writable,
+)
 from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -329,9 +338,9 @@ def generate(
 def score(
     run: RunFolder,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, a line a time.")],
-    output: Annotated[Path, typer.Option(metavar="F", help="Where the lines go.", callback=writable)] = Path(
-        "scores.jsonl"
-    ),
+    output: Annotated[
+        Path, typer.Option(metavar="F", help="Where the lines go.", parser=filename, callback=writable)
+    ] = Path("scores.jsonl"),
     independent: Annotated[
         bool, typer.Option("--independent", help="Forget every line before the next.")
     ] = False,

@@ -21,7 +21,7 @@ from lm.text.hub import HUB
 from lm.text.lines import InputLog
 from lm.text.prepared_folder import MANIFEST, Prepared, contents, damaged_outputs, hash_inputs
 
-_OPTIONS = PrepareOptions(valid_fraction=0.1, test_fraction=0.1)  # small corpora need larger shares
+OWN_OPTIONS = PrepareOptions(valid_fraction=0.1, test_fraction=0.1)  # small corpora need larger shares
 _ELSEWHERE = "train into another folder with --run"
 
 
@@ -64,7 +64,9 @@ def own_data(source: str | None, run: Path) -> OwnData:
             f"{visible(run)}: began without --data, or lost its {CORPUS}; omit --data, restore the "
             f"corpus from a copy, or {_ELSEWHERE}"
         )
-    return OwnData([f"data.{split}={corpus / split}" for split in SPLITS], prepare(source, corpus, _OPTIONS))
+    return OwnData(
+        [f"data.{split}={corpus / split}" for split in SPLITS], prepare(source, corpus, OWN_OPTIONS)
+    )
 
 
 def in_run(run: Path, data: DataConfig) -> DataConfig:

@@ -22,22 +22,26 @@ class NamedSplits(Protocol):
     def test(self) -> str: ...
 
 
-def missing(source: str, command: str) -> DataError:
-    """The error of a source that is not there; it names the ``prepare`` command that makes a split."""
+def missing(source: str, command: str, instead: str = "") -> DataError:
+    """The error of a source that is not there; it names the commands that make a split or need none."""
     path, shown = Path(source), visible(source)
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{shown}: no such file or folder; check the path")
     origin = f"path/to/{visible(path.parent.name)}"
     return DataError(
         f"{shown}: no such corpus; make it with: {command} {origin} --out {visible(path.parent)}"
+        + (f"; or train on a file of your own with: {instead}" if instead else "")
     )
 
 
-def require_splits(data: NamedSplits, command: str) -> list[str]:
+def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[str]:
     """Raise DataError where the text of a training is not there; return warnings about equal splits."""
-    for source in (data.train, data.valid):
+    for name in SPLITS[:2]:
+        source: str = getattr(data, name)
+        if not source:
+            raise DataError(f"data.{name} is empty; name a corpus, in the config or with --set data.{name}=…")
         if not source.startswith(_MADE_UP) and not os.path.exists(source):
-            raise missing(source, command)
+            raise missing(source, command, instead)
     return [
         f"warning: data.{one} and data.{other} are both {visible(getattr(data, one))}; "
         "scores do not tell how the model does on other text"

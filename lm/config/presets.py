@@ -97,6 +97,8 @@ def find_config(source: str, family: str) -> Path | Preset:
     Raises ConfigError where there is neither, naming the nearest preset.
     """
     names = preset_names(family)
+    if not source:
+        raise ConfigError(f"CONFIG is empty; name a preset (`{family} presets` lists them) or a .toml file")
     if source in names:
         return presets_and_bases(family)[source]
     path = Path(source)

@@ -33,9 +33,12 @@ _form = ContextVar("form", default="")  # of tables: --markdown, --csv, or nothi
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
 
-def check_data(data: NamedSplits, command: str) -> None:
-    """Raise DataError where the text of a training is not there, and warn where its splits are one file."""
-    for warning in require_splits(data, command):
+def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
+    """Raise DataError where the text of a training is not there, and warn where its splits are one file.
+
+    The error names ``command``, which prepares a corpus, and ``instead``, which trains on any file.
+    """
+    for warning in require_splits(data, command, instead):
         typer.echo(warning, err=True)
 
 
@@ -50,6 +53,11 @@ def show_training(folder: Path, result: "FitResult") -> None:
         f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}",
         *curve_lines(validations(folder), unicode=utf8()),
     )
+
+
+def csv_wanted() -> bool:
+    """True if ``--csv`` was given."""
+    return _form.get() == "--csv"
 
 
 def utf8() -> bool:
@@ -79,6 +87,10 @@ def _documented_endings() -> Iterator[None]:
         raise Interrupted(INTERRUPTED) from None
     except BrokenPipeError:
         raise typer.Exit from None
+    except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # rich's ending for help that nobody reads
+            raise typer.Exit from None
+        raise
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, which quote the line as it is
             error.message = visible(error.message)  # type: ignore[attr-defined]

@@ -28,6 +28,18 @@ Overrides = Annotated[
 ]
 
 
+def filename(text: str) -> Path:
+    """The parser of files to write: refuses an empty name, which would mean ``.``."""
+    return Path(nonempty(text))
+
+
+def nonempty(text: str) -> str:
+    """The parser of names of files: refuses an empty one, as of a variable that is not set."""
+    if not text:
+        raise typer.BadParameter("is empty; name a file")
+    return text
+
+
 def writable(path: Path | None) -> Path | None:
     """The callback of options that name a file to write: refuses one before the work that it would lose."""
     if path is not None:
@@ -42,6 +54,7 @@ JsonFile = Annotated[
         "--json",
         metavar="FILE",
         help="Also write the result to FILE as one JSON object, in place of what is there.",
+        parser=filename,
         callback=writable,
     ),
 ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lm.console.options import nonempty
 from lm.language.config import LmConfig
 from lm.runs.outputs import require_apart
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 Data = Annotated[
-    str | None, typer.Option("--data", metavar="F", help="Text; the run's test split if left out.")
+    str | None,
+    typer.Option("--data", metavar="F", parser=nonempty, help="Text; the run's test split if left out."),
 ]
 
 

@@ -11,7 +11,7 @@ import typer
 
 from lm.config.load import C, load_config
 from lm.console.app import show, write_result
-from lm.console.options import JsonFile, Overrides, config_argument, named, writable
+from lm.console.options import JsonFile, Overrides, config_argument, filename, named, writable
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
 from lm.runs.outputs import require_apart
@@ -61,7 +61,9 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         only_show: Annotated[bool, typer.Option("--show", help="Show the trials and leave.")] = False,
         picture: Annotated[
             Path | None,
-            typer.Option(metavar="FILE", help="Parallel coordinates as PNG or SVG.", callback=writable),
+            typer.Option(
+                metavar="FILE", help="Parallel coordinates as PNG or SVG.", parser=filename, callback=writable
+            ),
         ] = None,
         json_file: JsonFile = None,
     ) -> None:

@@ -239,6 +239,29 @@ def test_nothing_is_suggested_for_what_nobody_typed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("main", "line", "code", "told"),
+    [
+        (dialog, "train ''", 2, "CONFIG is empty; name a preset (`dialog presets` lists them) or"),
+        (lm, "describe ''", 2, "CONFIG is empty; name a preset (`lm presets` lists them) or a .toml file"),
+        (lm, "train ptb_mos --set data.train=", 3, "data.train is empty; name a corpus, in the"),
+        (dialog, "train smalltalk_mos --set data.valid=", 3, "data.valid is empty; name a corpus, in the"),
+        (lm, "describe ptb_mos --json ''", 2, "'--json': is empty; name a file"),
+        (lm, "evaluate x --data ''", 2, "'--data': is empty; name a file"),
+        (lm, "score x y --output ''", 2, "'--output': is empty; name a file"),
+        (dialog, "evaluate x --output ''", 2, "'--output': is empty; name a file"),
+        (dialog, "train own_small --data ''", 2, "'--data': is empty; name a file"),
+    ],
+)  # fmt: skip
+def test_an_empty_name_is_refused_by_its_option(
+    ending: Callable[..., Any], in_tmp: Path, main: Any, line: str, code: int, told: str
+) -> None:
+    ended = ending(main, *(word.replace("''", "") for word in line.split()))
+    assert ended[:2] == (code, "")
+    assert told in ended[2]
+    assert not list(in_tmp.iterdir())
+
+
+@pytest.mark.parametrize(
     ("main", "line"),
     [
         (dialog, "train smalltalk_mos --run ''"), (dialog, "check ''"), (dialog, "evaluate ''"),

@@ -16,6 +16,8 @@ from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
 from dialog.corpora.nonsense import nonsense
+from dialog.corpora.own_data import OWN_OPTIONS
+from dialog.corpora.prepare import PrepareOptions
 from lm.cli import main as lm_main
 from lm.config.load import load_config
 from lm.errors import ConfigError, DataError, StorageError
@@ -171,6 +173,19 @@ TINY = [
     *("head.embedding_size=8", "train.max_steps=2", "train.validate_every=1", "optim.warmup_steps=0"),
 ]
 SETTINGS = [word for setting in TINY for word in ("--set", setting)]
+
+
+def test_the_page_has_the_shares_that_are_held_out() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    for options, sentence in (
+        (
+            PrepareOptions(),
+            "`dialog prepare` holds out {valid:.0%} of the dialogs for validation and {test:.0%}",
+        ),
+        (OWN_OPTIONS, "`dialog train --data` holds out {valid:.0%} for each"),
+    ):
+        shares = {"valid": options.valid_fraction, "test": options.test_fraction}
+        assert sentence.format(**shares).replace("%", " %") in " ".join(page.split())
 
 
 def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
@@ -361,7 +376,14 @@ def test_answers_are_learnt_where_they_are_last() -> None:
             "dialog",
             "switchboard_small_mos",
             "data/switchboard/train: no such corpus; make it with: "
-            "dialog prepare path/to/switchboard --out data/switchboard",
+            "dialog prepare path/to/switchboard --out data/switchboard; or train on a file of your own with: "
+            "dialog train switchboard_small_mos --data FILE",
+        ),
+        (
+            "dialog",
+            "own_small",
+            "data/own/train: no such corpus; make it with: dialog prepare path/to/own --out data/own; "
+            "or train on a file of your own with: dialog train own_small --data FILE",
         ),
     ],
 )
