@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from lm.config.load import load_config
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
-from lm.console.app import show, show_text, utf8, write_result
+from lm.console.app import csv_wanted, show, show_text, utf8, write_result
 from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError, visible
@@ -118,18 +118,21 @@ def add_runs(app: typer.Typer) -> None:
         ] = Path("runs"),
         json_file: JsonFile = None,
     ) -> None:
-        """List runs with state, last step, best validation and size; of one run also its learning curve.
+        """List runs with family, state, last step, best validation and size; of one run also the curve.
 
-        The state is running, finished, interrupted, diverged, not begun, or damaged.
+        The family is lm or dialog. The state is running, finished, interrupted, diverged, not begun, or
+        damaged.
         """
-        from lm.runs.overview import curve_lines, run_row, runs_in, validations
+        from lm.runs.overview import ago, curve_lines, run_row, runs_in, validations
 
         found = runs_in(folder)
         if not found:
             raise StorageError(f"{visible(folder)}: no run there; name a run, or a folder that has some")
         rows = [run_row(run) for run in found]
         write_result(json_file, {"runs": rows})
-        table = Table(str(folder), rows, upright=len(rows) == 1)
+        if not csv_wanted():
+            rows = [row | {"changed": ago(row["changed"])} for row in rows]
+        table = Table(str(folder), rows, upright=len(rows) == 1 and not csv_wanted())
         show(table, *(curve_lines(validations(found[0]), unicode=utf8()) if len(found) == 1 else ()))
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,26 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
 
 
 def run_row(run: Path) -> dict[str, Any]:
-    """A row about a run: state, last committed step, best validation, size in MB and hours since a change."""
+    """A row about a run: family, state, last committed step, best validation, MB, and time of last change.
+
+    The time is in ISO 8601, of UTC.
+    """
     stats = []
     for path in (Path(folder) / name for folder, _, names in os.walk(run) for name in names):
         with suppress(OSError):  # a training may remove it meanwhile
             stats.append(path.lstat())
     row: dict[str, Any] = {
         "run": str(run),
+        "family": "",
         "state": "",
         "step": None,
         "best perplexity": None,
         "at step": None,
     }
     try:
-        config, progress = _config(run), _progress(run)
+        family, config = _config(run)
+        row["family"] = family
+        progress = _progress(run)
         row["state"] = _state(run, config["train"], progress)
         row["step"] = progress["step"] if progress else None
         if progress and progress["best"]:
@@ -57,7 +64,7 @@ def run_row(run: Path) -> dict[str, Any]:
         row["state"] = f"damaged: {error}" if isinstance(error, HighrankError) else "damaged"
     newest = max((stat.st_mtime for stat in stats), default=time.time())
     row["MB"] = sum(stat.st_size for stat in stats) / 1e6
-    return row | {"changed": f"{_ago(max(0.0, time.time() - newest))} ago"}
+    return row | {"changed": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")}
 
 
 def validations(run: Path) -> list[Point]:
@@ -110,11 +117,12 @@ def _share(value: float, low: float, high: float) -> float:
     return math.log(value / low) / math.log(top / low) if top > low else 0.0
 
 
-def _config(run: Path) -> dict[str, Any]:
+def _config(run: Path) -> tuple[str, dict[str, Any]]:
+    """The family of a run, and its config."""
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
         raise StorageError(f"{CONFIG} is not the config of a run")
-    return config
+    return str(saved.get("family", "dialog")), config
 
 
 def _progress(run: Path) -> dict[str, Any] | None:
@@ -155,8 +163,10 @@ def _ending(run: Path) -> str:
         return ""
 
 
-def _ago(seconds: float) -> str:
+def ago(moment: str) -> str:
+    """The time since a moment in ISO 8601, in the largest unit that it has one of."""
+    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if count := int(seconds // size):
-            return f"{count:,} {unit}{'s' if count > 1 else ''}"
-    return "seconds"
+            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
+    return "seconds ago"

@@ -1,5 +1,6 @@
 """Runs at a glance: what has become of them, and their curves as text."""
 
+import csv
 import fcntl
 import json
 import math
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import run as command
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from dialog.cli import main
+from lm.console.app import show_training
 from lm.disk.filelock import held
 from lm.errors import DivergenceError
 from lm.runs.checkpoint import CheckpointStore
@@ -88,6 +91,19 @@ def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
     assert validations(tmp_path) == []
 
 
+def test_a_finished_training_shows_its_curve_again(
+    ending: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shown = []
+    for _ in range(2):
+        show_training(run, train(run, LIMITS))
+        shown.append(capfd.readouterr().out.splitlines()[1:])
+    assert shown[0][0].startswith("validation perplexity, best")
+    assert shown[0] == shown[1]
+    assert "\n".join(shown[0]) in ending(main, "runs", str(run))[1]
+
+
 def test_the_command_lists_runs_without_torch(
     ending: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +114,16 @@ def test_the_command_lists_runs_without_torch(
     assert code == 0
     assert out.count("finished") == 2
     assert "in runs/" in out
-    assert [row["run"] for row in json.loads(Path("r.json").read_text())["runs"]] == ["runs/a", "runs/b"]
+    rows = json.loads(Path("r.json").read_text())["runs"]
+    assert [(row["run"], row["family"]) for row in rows] == [("runs/a", "dialog"), ("runs/b", "dialog")]
+    code, out, err = ending(main, "runs", "--csv")
+    assert (code, err) == (0, "")
+    both = list(csv.DictReader(out.splitlines()))
+    assert len(both) == 2
+    assert all(abs(datetime.now(UTC) - datetime.fromisoformat(row["changed"])).days == 0 for row in both)
+    code, out, err = ending(main, "runs", "runs/b", "--csv")
+    assert list(csv.DictReader(out.splitlines())) == both[1:], "one run has the columns that several have"
+    assert err.startswith("validation perplexity, best"), "the curve is no CSV"
     code, out, _ = ending(main, "runs", "runs/b")
     assert code == 0
     assert "validation perplexity, best" in out
