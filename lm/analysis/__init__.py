@@ -1,1 +1,1 @@
-"""What a trained language model has learned, measured: rank, divergence, components and examples."""
+"""Analyses of trained language models: rank, divergence, components, gates, temperatures, examples."""

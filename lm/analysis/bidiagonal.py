@@ -1,7 +1,7 @@
 """Singular values of a band matrix: bulge chasing to bidiagonal form, then bisection.
 
-LAPACK does the same in DGBBRD and DSTEBZ, which NumPy and PyTorch do not offer; their dense routines would
-need the whole matrix in memory.
+LAPACK has the same in DGBBRD and DSTEBZ, which NumPy and PyTorch do not expose. Their dense routines need the
+whole matrix in memory.
 """
 
 import numpy as np
@@ -12,15 +12,15 @@ from lm.analysis.scratch import Matrix
 from lm.stop import Steps
 
 LINES = 100  # of the tridiagonal matrix between two polls
-HALVINGS = 58  # of an interval around all singular values: the last one is shorter than ε·σ_max / 16
+HALVINGS = 58  # of an interval around all singular values, to less than ε·σ_max / 16
 
 
 def to_bidiagonal(band: Band, steps: Steps) -> tuple[Matrix, Matrix]:
     """Diagonal (n,) and superdiagonal (n − 1,) of a bidiagonal matrix with the singular values of the band.
 
-    Every sweep shortens one row to two entries. Its reflection fills a block below the diagonal, whose first
-    column the next reflection empties, which fills a block right of the band, and so on to the last row: what
-    stays behind of a bulge is inside the reach of the next sweep (Lang 1996).
+    Every sweep shortens one row to two entries. Its reflection fills a block below the diagonal. The next
+    reflection empties the first column of that block and fills a block right of the band, and so on to the
+    last row. The next sweep removes the rest of each bulge (Lang 1996).
     """
     matrix, size, width = band.entries, band.size, band.width
     for sweep in range(size - 2):
@@ -44,7 +44,7 @@ def to_bidiagonal(band: Band, steps: Steps) -> tuple[Matrix, Matrix]:
 
 
 def _householder(values: Matrix) -> tuple[Matrix, float]:
-    """(v, τ) with v_0 = 1, such that (I − τ v vᵀ) values has zeros after its first entry; τ = 0 for none."""
+    """(v, τ) with v_0 = 1, such that (I − τ v vᵀ) values has zeros after its first entry, or τ = 0."""
     rest = values[1:]
     square = float(rest @ rest)
     if square == 0.0:
@@ -59,8 +59,8 @@ def _householder(values: Matrix) -> tuple[Matrix, float]:
 def bidiagonal_values(diagonal: Matrix, above: Matrix, steps: Steps) -> Matrix:
     """All singular values of a bidiagonal matrix, largest first, each to about ε·σ_max / 16.
 
-    They are the positive eigenvalues of the symmetric tridiagonal matrix with zero diagonal and off-diagonal
-    d_1, e_1, d_2, … (Golub and Kahan 1965); Sturm counts at n points at once halve n intervals at once.
+    They are the positive eigenvalues of a symmetric tridiagonal matrix (Golub and Kahan 1965). Its diagonal
+    is zero, and its off-diagonal is d_1, e_1, d_2, …. Sturm counts at n points halve n intervals at once.
     """
     size = len(diagonal)
     squares = np.zeros(2 * size - 1)
@@ -80,15 +80,15 @@ def bidiagonal_values(diagonal: Matrix, above: Matrix, steps: Steps) -> Matrix:
 
 
 def _count_below(squares: Matrix, points: Matrix, steps: Steps) -> NDArray[np.int64]:
-    """How many singular values are below each of the positive points.
+    """Number of singular values below each of the positive points.
 
-    A pivot of zero becomes an infinity and then nothing, as it should, since no square is zero.
+    A pivot of zero becomes infinite and then contributes 0, which is correct, since no square is zero.
     """
     pivots = -points
     counts = np.zeros(len(points), np.int64)
     below = np.ones(len(points), bool)
     for first in range(0, len(squares), LINES):
-        tally = np.zeros(len(points), np.int8)  # of 100 lines at most, where adding bytes is fast
+        tally = np.zeros(len(points), np.int8)  # of at most 100 lines, since bytes add fast
         with np.errstate(divide="ignore"):
             for square in squares[first : first + LINES]:
                 np.divide(-square, pivots, out=pivots)

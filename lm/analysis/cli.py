@@ -1,4 +1,4 @@
-"""``lm analyze …``: trained models, looked into."""
+"""The commands ``lm analyze …``: analyses of trained models."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
 
 analyze = typer.Typer(
-    help="Look inside trained language models: ranks, divergence, temperatures, gates and more.",
+    help="Analyse trained language models: ranks, divergence, temperatures, gates and more.",
     no_args_is_help=True,
 )
 
@@ -25,7 +25,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of r
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", metavar="DIR", help="Where figures go; what belongs to a run stays in RUN/analysis."
+        "--out", metavar="DIR", help="Folder of figures; results of a single run are in RUN/analysis."
     ),
 ]
 
@@ -39,10 +39,10 @@ def rank(
     out: Out = Path("analysis"),
     json_file: JsonFile = None,
 ) -> None:
-    """Numerical rank of the log-probability matrix of runs, and their singular values in one picture.
+    """Numerical rank of the log-probability matrix of runs, and their singular values in one figure.
 
-    A long text and a large vocabulary take minutes to hours; --limit shortens it. Singular values are kept in
-    RUN/analysis, and taken from there while weights and text stay what they were.
+    A long text and a large vocabulary take minutes to hours, which --limit shortens. Singular values are
+    stored in RUN/analysis, and reused while weights and text are unchanged.
 
     Example: lm analyze rank runs/ptb_small_softmax runs/ptb_small_mos --limit 20000
     """
@@ -102,7 +102,7 @@ def components(
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
-    """How a mixture uses its components: entropy of the prior, shares, the words that each prefers.
+    """Use of the components of a mixture: entropy of the prior, shares, preferred words of each.
 
     Example: lm analyze components runs/ptb_small_mos
     """
@@ -119,16 +119,16 @@ def components(
 
 @analyze.command()
 def examples(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Run that is beaten.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Run that beats it.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="Run with the worse predictions.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run with the better predictions.")],
     data: Data = None,
     limit: Limit = None,
-    margin: Annotated[float, typer.Option(help="Nats by which B has to be better.")] = 1.0,
-    count: Annotated[int, typer.Option(min=1, help="Examples shown, the largest gains first.")] = 10,
+    margin: Annotated[float, typer.Option(help="Smallest gain of B, in nats.")] = 1.0,
+    count: Annotated[int, typer.Option(min=1, help="Number of examples, the largest gains first.")] = 10,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
-    """Where run B predicts the text better than run A: context, word, and the guesses of both.
+    """Examples that run B predicts better than run A: context, word, and the guesses of both.
 
     Example: lm analyze examples runs/ptb_small_softmax runs/ptb_small_mos
     """
@@ -143,7 +143,7 @@ def examples(
         text, other = _text(beaten, data, limit, poll), _text(better, data, limit, poll)
         if not np.array_equal(text.ids, other.ids):
             raise ConfigError(
-                f"{first} and {second} read {data} as different tokens; train both on one corpus"
+                f"{first} and {second} tokenize {data} differently; train both on one corpus"
                 if data
                 else f"{first} and {second} have different test splits; name one text with --data"
             )
@@ -160,15 +160,15 @@ def temperature(
     limit: Limit = None,
     checkpoint: Checkpoint = "best",
     over_training: Annotated[
-        bool, typer.Option("--over-training", help="Every checkpoint that the runs have kept.")
+        bool, typer.Option("--over-training", help="Analyse every stored checkpoint of the runs.")
     ] = False,
-    word: Annotated[str | None, typer.Option(help="Also at every place where this word stands.")] = None,
+    word: Annotated[str | None, typer.Option(help="Also show every occurrence of a word.")] = None,
     out: Out = Path("analysis"),
     json_file: JsonFile = None,
 ) -> None:
     """Temperatures of words in contexts: by word, by place in the sentence, over training.
 
-    Runs with train.keep_last and train.keep_best as high as they have validations show a whole training.
+    To show a whole training, set train.keep_last and train.keep_best to its number of validations.
 
     Example: lm analyze temperature runs/ptb_small_ct_mos --over-training
     """
@@ -214,11 +214,11 @@ def recovery(
     runs: Runs,
     data: Data = None,
     limit: Limit = None,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Of the tokens that count as surprises.")] = 0.1,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Share of tokens that are surprises.")] = 0.1,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
-    """What models lose right after tokens that surprised them all.
+    """Losses of models directly after tokens that surprised all of them.
 
     Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """
@@ -239,7 +239,7 @@ def recovery(
             require_same_words(first, trained)
             text = _text(trained, data, limit, poll)
             if not np.array_equal(text.ids, ids):
-                raise ConfigError(f"{run}: reads another text than {runs[0]}; name one for all with --data")
+                raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
             losses[str(run)] = token_nll(trained, ids, advance=lambda tokens: poll())
             facts[str(run)] = _facts(trained, text, checkpoint)
     result = recover(losses, share)
@@ -281,7 +281,7 @@ def _load(run: Path, checkpoint: str) -> "TrainedLm":
 def _opened(
     runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, poll: Poll
 ) -> Iterator[tuple[Path, "TrainedLm", "Text"]]:
-    """Every run with what it is to read, one after the other."""
+    """Yield every run with its text."""
     for run in runs:
         trained = _load(run, checkpoint)
         yield run, trained, _text(trained, data, limit, poll)
@@ -294,14 +294,14 @@ def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll)
 
 
 def _spectrum_name(text: "Text", checkpoint: str) -> str:
-    """The file of singular values: what is unusual is in its name, as in the names of evaluations."""
+    """File name of the singular values, with non-default options as in names of evaluations."""
     from lm.runs.evaluations import plain
 
     return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
 
 
 def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any]:
-    """What is measured, and on what."""
+    """Facts about a measurement: run, checkpoint, text."""
     return {
         "checkpoint": checkpoint,
         "seed": trained.config.train.seed,
@@ -311,5 +311,5 @@ def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any
 
 
 def _of_runs(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The results of several runs by name, with the devices that they were measured on."""
+    """Results of several runs by name, with the devices of the measurements."""
     return {"runs": results, "device": ", ".join(sorted({result["device"] for result in results.values()}))}

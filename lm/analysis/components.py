@@ -1,4 +1,4 @@
-"""What the components of a mixture do: how the prior uses them, and which words each is for."""
+"""Components of a mixture: their use by the prior, and the preferred words of each."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
-WORDS = 10  # that are shown of a component
+WORDS = 10  # shown per component
 
 
 def prior_statistics(priors: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
-    """How a prior spreads over K components, from blocks (n, K) of log π.
+    """Statistics of a prior over K components, from blocks (n, K) of log π.
 
     Returns:
-        ``prior_entropy``: the mean entropy of π in nats, log K at most; ``prior_perplexity``: its
-        exponential, the number of components that a token mixes. ``usage``: the mean of π;
-        ``usage_entropy``: its entropy; ``effective_components``: the exponential of that, the number in use
-        over the whole text.
+        ``prior_entropy``: mean entropy of π in nats, at most log K.
+        ``prior_perplexity``: exp(prior_entropy), the number of components that a token mixes.
+        ``usage``: mean of π. ``usage_entropy``: entropy of the mean.
+        ``effective_components``: exp(usage_entropy), the number in use over the whole text.
 
     Raises:
         DataError: no token.
@@ -50,7 +50,7 @@ class _PriorSums:
 
     def report(self) -> dict[str, Any]:
         if not self.tokens:
-            raise DataError("a text without tokens says nothing about components; name a longer one")
+            raise DataError("the text has no tokens to analyse components on; name a longer text")
         usage = self.usage / self.tokens
         spread, entropy = float(torch.special.entr(usage).sum()), self.entropy / self.tokens
         return {
@@ -70,25 +70,27 @@ def component_statistics(
     shown: int = WORDS,
     poll: Poll = no_poll,
 ) -> dict[str, Any]:
-    """All of :func:`prior_statistics`, and what the components predict. Memory is O(K·V).
+    """Statistics of :func:`prior_statistics` and of the components' predictions. Memory is O(K·V).
 
-    Let S_k(v) = Σ_t π_k(t) p_k(v|t), how often component k is expected to say v in the text, and p̄_k and p̄
-    the distributions that S_k and Σ_k S_k are proportional to. The words that component k prefers are those
-    with the largest contributions p̄_k(v) log(p̄_k(v) / p̄(v)) to KL(p̄_k ‖ p̄): the log ratio of its share of
-    the word to its share of all words, weighted by how often it says the word. So neither rare words, which
-    have extreme ratios, nor frequent ones, which every component says, come first.
+    Let S_k(v) = Σ_t π_k(t) p_k(v|t) be the expected count of v from component k. Let p̄_k and p̄ be the
+    normalised S_k and Σ_k S_k. The preferred words of component k have the largest contributions
+    p̄_k(v) log(p̄_k(v) / p̄(v)) to KL(p̄_k ‖ p̄). A contribution is the log ratio of the component's share of the
+    word to its share of all words, weighted by p̄_k(v). So neither rare words with extreme ratios come first,
+    nor frequent words that every component predicts.
 
     Args:
         blocks: log π_k + log p_k (n, K, V) and targets (n,).
         words: the V words.
-        shown: how many preferred words are told for each component.
+        shown: number of preferred words per component.
         poll: called for every block.
 
     Returns:
-        Also ``posterior_usage``: the mean of π_k p_k(y) / P(y) at the targets y; ``posterior_entropy``: its
-        mean entropy. For each component ``specialisation``, KL(p̄_k ‖ p̄) in nats, and ``preferred``, its
-        words, each with ``share`` = S_k(v) / Σ_j S_j(v), ``ratio`` = share / usage and ``contribution``.
-        ``mutual_information``: Σ_k usage_k · specialisation_k, of component and word.
+        Also ``posterior_usage``: mean of π_k p_k(y) / P(y) at the targets y.
+        ``posterior_entropy``: mean entropy of π_k p_k(y) / P(y).
+        For each component ``specialisation``: KL(p̄_k ‖ p̄) in nats.
+        For each component ``preferred``: words with ``share`` = S_k(v) / Σ_j S_j(v),
+        ``ratio`` = share / usage, and ``contribution``.
+        ``mutual_information`` of component and word: Σ_k usage_k · specialisation_k.
 
     Raises:
         DataError: no token.
@@ -119,7 +121,7 @@ def component_statistics(
 
 
 def _preferences(expected: Tensor, words: Sequence[str], shown: int) -> list[dict[str, Any]]:
-    """For each component, how far its words are from all words, and which it prefers; expected (K, V)."""
+    """Specialisation and preferred words of each component, from expected counts (K, V)."""
     totals = expected.sum(0)
     shares = torch.where(totals > 0, expected / totals, 0.0)
     usage = expected.sum(1) / expected.sum()
@@ -146,10 +148,10 @@ def _preferences(expected: Tensor, words: Sequence[str], shown: int) -> list[dic
 def components_of_run(
     trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll, shown: int = WORDS
 ) -> dict[str, Any]:
-    """The components of a run on a text.
+    """Analyse the components of a run on a text.
 
-    MoC mixes contexts, so its components have a prior but predict no words of their own.
-    ConfigError for a head without components.
+    MoC mixes contexts, so its components have a prior but no predictions. Raises ConfigError for a head
+    without components.
     """
     head = trained.model.head
     if head.prior is None:
@@ -165,14 +167,16 @@ def components_of_run(
             priors = (link.log_normalised(prior(hidden.last[:, 0]).double()) for hidden, _ in readings)
             result = prior_statistics(priors, poll)
     else:
-        rows = max(1, min(64, (8 << 20) // (head.config.components * vocab)))  # 64 MB of float64
+        rows = max(
+            1, min(64, (8 << 20) // (head.config.components * vocab))
+        )  # at most 64 MB of float64 per block
         blocks = trained.component_log_probs(ids, poll=poll, rows=rows)
         result = component_statistics(blocks, trained.codec.vocabulary.tokens, shown, poll)
     return {"head": head.config.kind} | result
 
 
 def component_tables(name: str, result: dict[str, Any]) -> list[Table | str]:
-    """A row for each component of a run, the most used first, and what they amount to."""
+    """Table with a row per component of a run, the most used first, and a summary."""
     usage = result["usage"]
     rows = []
     for index in sorted(range(len(usage)), key=lambda index: (-usage[index], index)):

@@ -12,20 +12,20 @@ from lm.stop import Poll, no_poll
 
 
 def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
-    """The mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts, exactly.
+    """Exact mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts.
 
-    All pairs at once, in one pass and O(V) memory, from sums over contexts:
+    One pass and O(V) memory suffice, with sums over contexts:
 
         T/(T − 1) · [ mean_c Σ_x P_c log P_c − Σ_x (mean_c P_c) (mean_c log P_c) ]
 
     since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0.
 
     Args:
-        blocks: log-probabilities (n, V), one row a context.
+        blocks: log-probabilities (n, V), one row per context.
         poll: called for every block.
 
     Raises:
-        DataError: fewer than two contexts, or a word of probability 0, against which KL is infinite.
+        DataError: fewer than two contexts, or a word of probability 0, for which KL is infinite.
     """
     contexts, negative_entropy = 0, 0.0
     probability_sum = log_sum = torch.zeros(())
@@ -35,7 +35,7 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
         if not torch.isfinite(logs).all():
             raise DataError(
                 f"log-probabilities after token {contexts:,} are not finite: "
-                "the model has diverged, or rules words out"
+                "the model has diverged, or gives words probability 0; choose another checkpoint"
             )
         probabilities = logs.exp()
         negative_entropy += float((probabilities * logs).sum())
@@ -43,7 +43,7 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
         log_sum = log_sum + logs.sum(0)
         contexts += len(logs)
     if contexts < 2:
-        raise DataError(f"{contexts} tokens make no pair of contexts; name a longer text")
+        raise DataError(f"{contexts} tokens give no pair of contexts; name a longer text")
     cross = float((probability_sum / contexts) @ (log_sum / contexts))
     mean = max(0.0, (negative_entropy / contexts - cross) * contexts / (contexts - 1))
     return {
@@ -56,7 +56,7 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
 
 
 def divergence_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
-    """A row for each run, by name."""
+    """Table with a row per run, by name."""
     rows = [
         {
             "run": name,

@@ -1,4 +1,4 @@
-"""Where one model beats another: context, target and the best guesses of both."""
+"""Examples that one model predicts better than another: context, target and best guesses of both."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
-ROWS = 256  # tokens that both models predict at a time
+ROWS = 256  # tokens per block of both models
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which examples to keep: the ``count`` largest gains of at least ``margin`` nats."""
+    """Selection of examples: the ``count`` largest gains of at least ``margin`` nats."""
 
     count: int = 10
     margin: float = 1.0
-    context: int = 30  # words on the left that are shown
-    guesses: int = 5  # of each model
+    context: int = 30  # number of words shown before the target
+    guesses: int = 5  # number per model
 
 
 def find_examples(
@@ -37,26 +37,26 @@ def find_examples(
     wanted: Wanted = Wanted(),
     poll: Poll = no_poll,
 ) -> dict[str, Any]:
-    """Positions where model B gives the target more log-probability than model A, the largest gains first.
+    """Find the largest gains in log-probability of the target of model B over model A.
 
-    Of equal gains the earlier position comes first and stays.
+    The largest gains come first. Of equal gains the earlier position is preferred.
 
     Args:
         first: log-probabilities of A in blocks (n, V) that cover ``ids`` in order.
-        second: those of B, in the same blocks.
+        second: log-probabilities of B in the same blocks.
         ids: the targets, (T,).
         words: the V words.
-        wanted: how many, and by what margin.
+        wanted: number of examples and smallest gain.
         poll: called for every block.
 
     Returns:
-        ``examples`` and, over the whole text, ``mean_gain`` in nats a token and ``share_better``, the share
-        of tokens that B gives more probability.
+        ``examples``. Over the whole text, ``mean_gain`` in nats per token, and ``share_better``, the share of
+        tokens to which B gives more probability.
 
     Raises:
         ValueError: the blocks of the models differ in shape or do not cover the text.
     """
-    kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap, whose top is the first to go
+    kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap with the smallest gain on top
     start, gain_sum, better = 0, 0.0, 0
     for block_a, block_b in zip(first, second, strict=True):
         poll()
@@ -82,7 +82,7 @@ def find_examples(
                 heapq.heappop(kept)
         start += len(block_a)
     if start != len(ids):
-        raise ValueError(f"{start} rows came for {len(ids)} tokens")
+        raise ValueError(f"got {start} rows for {len(ids)} tokens")
     examples = [
         {
             "position": -place,
@@ -103,7 +103,7 @@ def find_examples(
 
 
 def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """The likeliest words with their probabilities; of equal ones, those of the smaller id."""
+    """Likeliest words with their probabilities. Ties go to the smaller id."""
     order = torch.sort(logs, descending=True, stable=True)
     return [
         {"word": words[index], "probability": float(value.exp())}
@@ -118,16 +118,16 @@ def compare_runs(
     wanted: Wanted = Wanted(),
     poll: Poll = no_poll,
 ) -> dict[str, Any]:
-    """:func:`find_examples` for two runs; DataError where they do not have the same vocabulary.
+    """Apply :func:`find_examples` to two runs. Raises DataError if their vocabularies differ.
 
-    Where a model has temperatures of words, its guesses have them too (Tables 5 and 8 of Contextual
+    Guesses of a model with temperatures of words include the temperatures (Tables 5 and 8 of Contextual
     Temperature for Language Modeling).
     """
     require_same_words(first, second)
     words = first.codec.vocabulary.tokens
     if not len(ids):
-        raise DataError("a text without tokens has no examples; name a longer one")
-    rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block, 64 MB of float64 at most
+        raise DataError("the text has no tokens for examples; name a longer text")
+    rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block of at most 64 MB in float64
     result = find_examples(
         first.log_probs(ids, poll=poll, rows=rows),
         second.log_probs(ids, poll=poll, rows=rows),
@@ -145,7 +145,7 @@ def compare_runs(
 def _add_temperatures(
     examples: Sequence[dict[str, Any]], key: str, trained: "TrainedLm", ids: "Ids", poll: Poll
 ) -> None:
-    """Gives every guess of a model, and its target, the temperature that the model has for it there."""
+    """Add the model's temperature to each target and guess of the examples."""
     places = {example["position"]: example for example in examples}
     words = {word: index for index, word in enumerate(trained.codec.vocabulary.tokens)}
     start = 0
@@ -162,12 +162,12 @@ def _add_temperatures(
 
 
 def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
-    """DataError where two runs do not have the same vocabulary."""
+    """Raise DataError if two runs have different vocabularies."""
     if first.codec.vocabulary.tokens != second.codec.vocabulary.tokens:
         sizes = " and ".join(f"{len(run.codec.vocabulary):,}" for run in (first, second))
         raise DataError(
-            f"the runs have different vocabularies, of {sizes} words, and only probabilities of the same"
-            " words compare; train both on one corpus"
+            f"the runs have different vocabularies, of {sizes} words, so their probabilities cannot be"
+            " compared; train both on one corpus"
         )
 
 
@@ -177,7 +177,7 @@ def _guess_text(guess: dict[str, Any]) -> str:
 
 
 def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list[Table | str]:
-    """A table for each example, and how the models compare over all."""
+    """Table per example, and a summary over all tokens."""
     summary = (
         f"over {result['tokens']:,} tokens {name_b} gains {result['mean_gain']:.4f} nats a token "
         f"and is better at {100 * result['share_better']:.1f}%"

@@ -1,9 +1,9 @@
-"""A tall or square matrix on disk brought to band form by orthogonal transformations, panel by panel.
+"""Reduction of a tall or square matrix on disk to band form by orthogonal transformations of panels.
 
-Householder reflections are backward stable, so singular values keep an error of a few ε·σ_max. The Gram
-matrix, which would need a single pass, loses every singular value below √ε·σ_max.
+Householder reflections are backward stable, so singular values have an error of a few ε·σ_max. The Gram
+matrix would need only one pass, but loses every singular value below √ε·σ_max.
 
-m rows · n columns · w width of a panel. Memory is a multiple of n·w, whatever the size of the matrix.
+m rows · n columns · w width of a panel. Memory is a multiple of n·w, regardless of m.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Reflectors:
 
 
 def reflect(panel: Matrix) -> Reflectors:
-    """The QR factorisation of an (m, w) panel, with Q in the form in which it is applied fast."""
+    """QR factorisation of an (m, w) panel, with Q in compact WY form."""
     packed, scales = np.linalg.qr(panel, mode="raw")
     packed, size = packed.T, len(scales)
     vectors = np.tril(packed[:, :size], -1)
@@ -39,12 +39,12 @@ def reflect(panel: Matrix) -> Reflectors:
 
 
 def merge(triangle: ScratchMatrix, rows: Matrix, width: int, steps: Steps) -> None:
-    """One step of TSQR: the R of [R; rows] replaces R. ``rows`` (m, n) is overwritten.
+    """One step of TSQR: replace R by the R of [R; rows]. ``rows`` (m, n) is overwritten.
 
-    Reflections of [R; rows] leave the zeros of R alone: the upper part of Y is the identity.
+    Reflections of [R; rows] preserve the zeros of R, since the upper part of Y is the identity.
     """
     size = triangle.shape[1]
-    chunk = max(width, size // 16)  # columns that are updated at a time, to bound the products in memory
+    chunk = max(width, size // 16)  # columns per update, to bound the products in memory
     for start in range(0, size, width):
         stop = min(start + width, size)
         place = slice(start, stop), slice(start, size)
@@ -65,8 +65,8 @@ def merge(triangle: ScratchMatrix, rows: Matrix, width: int, steps: Steps) -> No
 class Band:
     """A square matrix with entries at most ``width − 1`` below and ``2·width − 1`` right of the diagonal.
 
-    ``entries[i, j]`` reads and writes them as if the matrix were dense; places outside the band are never to
-    be touched, since they alias others.
+    ``entries[i, j]`` reads and writes them as in a dense matrix. Positions outside the band must not be
+    accessed, since they alias others.
     """
 
     def __init__(self, size: int, width: int) -> None:
@@ -79,8 +79,9 @@ class Band:
 def to_band(matrix: ScratchMatrix, width: int, steps: Steps) -> Band:
     """Reduce an upper triangular (n, n) matrix, which is overwritten, to upper bandwidth ``width``.
 
-    The first of the two stages of bidiagonalisation (Großer and Lang 1999): reflections from the left empty
-    a panel of columns below the diagonal block, reflections from the right a panel of rows beyond the next.
+    This is the first of the two stages of bidiagonalisation (Großer and Lang 1999). Reflections from the left
+    zero a panel of columns below the diagonal block. Reflections from the right zero a panel of rows right of
+    the next block.
     """
     size = matrix.shape[0]
     band = Band(size, width)
@@ -99,7 +100,7 @@ def to_band(matrix: ScratchMatrix, width: int, steps: Steps) -> Band:
 
 
 def _empty_rows(matrix: ScratchMatrix, band: Band, start: int, left: Reflectors, steps: Steps) -> Matrix:
-    """Apply ``left``, then reflect from the right; returns the next panel of columns."""
+    """Apply ``left``, then reflect from the right. Returns the next panel of columns."""
     size, width = band.size, band.width
     stop = start + width
     products = np.zeros((width, size - stop))  # Yᵀ A
@@ -128,7 +129,7 @@ def _empty_rows(matrix: ScratchMatrix, band: Band, start: int, left: Reflectors,
 
 
 def _put(band: Band, row: int, column: int, block: Matrix) -> None:
-    """Copy the entries of a triangular block that are inside the band; the others are zero."""
+    """Copy the entries of a triangular block inside the band. The others are zero."""
     for index, values in enumerate(block):
         first = max(0, row + index - column)  # on and above the diagonal
         last = min(len(values), row + index + band.width - column + 1)

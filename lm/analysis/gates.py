@@ -1,7 +1,7 @@
-"""What the gates of recurrent layers do over a text: their means, deviations and saturation.
+"""Statistics of the gates of recurrent layers over a text: means, deviations, saturation.
 
-Melis et al. (2020, §4.4) find that the gates of a Mogrifier have the means of those of an LSTM, and a smaller
-variance, so that saturated gates are not what helps it.
+Melis et al. (2020, §4.4) find that the gates of a Mogrifier have the same means as those of an LSTM and a
+smaller variance. So saturated gates do not explain its advantage.
 
 T time · G gates · H hidden size.
 """
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
-SATURATED = 0.1  # how near to an end of its range a gate is saturated
-_LOWEST = (0.0, 0.0, -1.0, 0.0)  # what a gate can be; the third is a candidate in LSTM and GRU alike
+SATURATED = 0.1  # share of its range within which a gate is saturated, at either end
+_LOWEST = (0.0, 0.0, -1.0, 0.0)  # lower bounds of gates; the third is the candidate in LSTM and GRU
 _NAMES = {4: ("input", "forget", "candidate", "output"), 3: ("reset", "update", "candidate")}
 
 
 def gate_statistics(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> dict[str, Any]:
-    """Of every gate of every layer, over all units and all tokens of a text.
+    """Statistics of every gate of every layer, over all units and tokens of a text.
 
     Returns:
-        ``tokens`` and, as ``gates``, a row for each: ``layer``, ``gate``, ``mean``, ``deviation``, and the
-        shares ``low`` and ``high`` of values within a tenth of the range from its ends: (0, 1) of gates,
-        (-1, 1) of candidates, which are not gates but squashed by tanh.
+        ``tokens``, and ``gates`` with a row each: ``layer``, ``gate``, ``mean``, ``deviation``, ``low`` and
+        ``high``. ``low`` and ``high`` are the shares of values within a tenth of the range from its ends. The
+        range is (0, 1) for gates and (-1, 1) for candidates, which are outputs of tanh.
 
     Raises:
         DataError: no token.
@@ -42,14 +42,14 @@ def gate_statistics(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> d
     with _watched(trained.model, sums):
         tokens = sum(len(targets) for _, targets in trained.readings(ids, poll=poll))
     if not sums:
-        raise DataError("a text without tokens says nothing about gates; name a longer one")
+        raise DataError("the text has no tokens to analyse gates on; name a longer text")
     rows = [row for layer, found in sorted(sums.items()) for row in _rows(layer, found)]
     return {"tokens": tokens, "gates": rows}
 
 
 @contextmanager
 def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
-    """Adds up what every layer's gates are whenever the model reads, (count, Σ, Σ², low, high) by gate."""
+    """Within, add up the gates of every layer at each forward pass: (count, Σ, Σ², low, high) by gate."""
 
     def watch(number: int) -> Callable[..., None]:
         def add(layer: nn.Module, arguments: tuple[Any, ...], _: object) -> None:
@@ -69,7 +69,7 @@ def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """(5, G) of (T, B, G, H)."""
+    """Sums (5, G) of gate values (T, B, G, H)."""
     lowest = values.new_tensor(_LOWEST[: values.shape[2]])[:, None]
     margin = SATURATED * (1 - lowest)
     low, high = values < lowest + margin, values > 1 - margin
@@ -93,7 +93,7 @@ def _rows(layer: int, sums: Tensor) -> Iterator[dict[str, Any]]:
 
 
 def gate_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
-    """One for each run."""
+    """Table per run."""
     tables: list[Table | str] = [
         Table(f"{name}: gates over {result['tokens']:,} tokens", result["gates"])
         for name, result in results.items()

@@ -1,9 +1,9 @@
 """Numerical rank of the T × V matrix of log-probabilities, in memory that does not grow with T·V.
 
-TSQR (Demmel et al. 2012) reduces the matrix to a triangle of the smaller side as blocks of rows arrive; the
-triangle is reduced to a band and the band to a bidiagonal matrix. All of it is in float64 and by orthogonal
-transformations, because the threshold is a few ε·σ_max. A matrix with T < V is written to disk first, and its
-columns take the part of rows.
+TSQR (Demmel et al. 2012) reduces the matrix to a triangle of the smaller side as blocks of rows arrive. The
+triangle is reduced to a band, and the band to a bidiagonal matrix. All steps are orthogonal transformations
+in float64, because the threshold is a few ε·σ_max. A matrix with T < V is first written to disk and then
+processed by columns.
 """
 
 import hashlib
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
-FLOOR = 32 << 20  # bytes that a factorisation may always use; no bound is kept for smaller matrices
-DENSE = 1024  # triangles up to this size are left to LAPACK, where memory allows
+FLOOR = 32 << 20  # bytes that a factorisation may always use, even for small matrices
+DENSE = 1024  # largest size of triangles for LAPACK, if memory allows
 LINEAR_HEADS = ("softmax", "moc")  # whose logits are a product of rank E
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a (T, V) matrix is factorised in a given memory.
+    """Plan of the factorisation of a (T, V) matrix in a given memory.
 
-    ``width``: of the panels, and of the band. ``rows``: of one merge into the triangle.
+    ``width`` is that of the panels and of the band. ``rows`` is the number of rows per merge into the
+    triangle.
     """
 
     longer: int
@@ -50,35 +51,35 @@ class Plan:
 
     @classmethod
     def of(cls, tokens: int, vocab: int, memory: int | None = None) -> "Plan":
-        """With a quarter of the matrix for memory, or ``memory`` bytes, but not less than ``FLOOR``."""
+        """Plan with ``memory`` bytes, by default a quarter of the matrix, and at least ``FLOOR``."""
         if memory is None:
             memory = max(tokens * vocab * ITEM // 4, FLOOR)
         return cls(max(tokens, vocab), min(tokens, vocab), memory)
 
     @property
     def width(self) -> int:
-        """The band reduction holds at most 16 panels of n·w numbers."""
+        """Width of panels, such that the 16 panels of n·w numbers of the band reduction fit in memory."""
         return max(1, min(128, self.shorter, self.memory // ITEM // (16 * self.shorter)))
 
     @property
     def rows(self) -> int:
-        """A merge holds the rows, of a transposed matrix a copy, and a few panels."""
+        """Rows per merge, which holds the rows, a copy if transposed, and a few panels."""
         room = self.memory // ITEM // (5 * self.shorter)
         return max(1, min(room, 4 * self.shorter, self.longer))
 
     @property
     def is_dense(self) -> bool:
-        """Whether LAPACK gets the triangle: with its copies it fits, and it is small."""
+        """True if LAPACK factorises the triangle, because it is small and fits with its copies."""
         return self.shorter <= self.dense and 4 * self.shorter**2 * ITEM <= self.memory
 
     @property
     def disk(self) -> int:
-        """Bytes of temporary files for the triangle; the matrix itself comes on top where T < V."""
+        """Bytes of temporary files for the triangle, plus the matrix itself if T < V."""
         return self.shorter**2 * ITEM
 
     @property
     def work(self) -> int:
-        """What the steps of the factorisation add up to, in operations of a fast product, roughly."""
+        """Approximate total of the steps of the factorisation, in operations of a fast product."""
         size = self.shorter
         merges = 2 * self.longer * size * (size + self.width)
         if self.is_dense:
@@ -95,20 +96,19 @@ def log_prob_rank(
     scratch: Path | None = None,
     plan: Plan | None = None,
 ) -> RankResult:
-    """Singular values of a matrix that arrives in blocks of rows.
+    """Compute the singular values of a matrix that arrives in blocks of rows.
 
-    At most a quarter of the matrix (T·V·8/4 bytes, but 32 MiB are always allowed) is in memory, for every T
-    and V. That counts everything that is allocated here, but not the caller's blocks and the interpreter.
-    On disk are up to min(T, V)² · 8 bytes and, if T < V, T·V·8 more.
+    Memory is at most a quarter of the matrix (T·V·8/4 bytes), or 32 MiB if that is more. It includes all
+    allocations here, but not the caller's blocks and the interpreter. The disk holds up to min(T, V)² · 8
+    bytes and, if T < V, T·V·8 more.
 
     Args:
         blocks: (n, V) of float64, T rows in all.
         tokens: T.  vocab: V.
         poll: called many times, at intervals of at most seconds.
-        progress: told (done, total) in steps of computation.
-        scratch: folder for temporary files, which no-one else sees; by default the system's, which should
-            not be in memory.
-        plan: how much memory to use, and where LAPACK takes over.
+        progress: called with (done, total) in steps of computation.
+        scratch: folder for unnamed temporary files, by default the system's, which should not be in memory.
+        plan: memory to use, and largest triangle for LAPACK.
 
     Raises:
         DataError: an empty matrix, or an entry that is not finite.
@@ -116,7 +116,7 @@ def log_prob_rank(
         ValueError: blocks of another type or shape.
     """
     if not tokens or not vocab:
-        raise DataError("a matrix without rows or columns has no rank; name a longer text")
+        raise DataError("the matrix has no rows or no columns, so no rank; name a longer text")
     plan = plan or Plan.of(tokens, vocab)
     folder = scratch or Path(tempfile.gettempdir())
     steps = Steps(plan.work, poll, progress)
@@ -136,22 +136,22 @@ def log_prob_rank(
 
 
 def _checked(blocks: Iterator[ArrayLike], tokens: int, vocab: int) -> Iterator[Matrix]:
-    """The blocks as arrays; raises where they are not the matrix that was announced."""
+    """Yield the blocks as arrays. Raises if they do not form a finite (tokens, vocab) matrix."""
     rows = 0
     for block in blocks:
         values = np.asarray(block.cpu() if hasattr(block, "cpu") else block)
         if values.dtype != np.float64 or values.ndim != 2 or values.shape[1] != vocab:
-            raise ValueError(f"blocks of (n, {vocab}) float64 are needed, not {values.shape} {values.dtype}")
+            raise ValueError(f"blocks must be (n, {vocab}) float64, got {values.shape} {values.dtype}")
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             raise DataError(
                 f"log-probabilities of token {rows + int(finite.argmin()) + 1} are not finite: "
-                "the model has diverged, or rules words out"
+                "the model has diverged, or gives words probability 0; choose another checkpoint"
             )
         rows += len(values)
         yield values
     if rows != tokens:
-        raise ValueError(f"{rows} rows came, not {tokens}")
+        raise ValueError(f"got {rows} rows, expected {tokens}")
 
 
 def _triangle_of_rows(blocks: Iterator[Matrix], triangle: ScratchMatrix, plan: Plan, steps: Steps) -> None:
@@ -190,15 +190,15 @@ def rank_of_run(
     spectrum: Path | None = None,
     scratch: Path | None = None,
 ) -> dict[str, Any]:
-    """The rank of a run on a text.
+    """Measure the rank of a run on a text.
 
-    ``spectrum`` names the ``.npz`` that keeps the singular values; see :meth:`RankResult.load`. One that is
-    there and of the same weights and tokens is taken as it is (``kept_from_before``), one of other weights is
-    replaced, and beside one of other tokens the new one gets six digits of the hash of its own.
+    ``spectrum`` names the ``.npz`` that stores the singular values, see :meth:`RankResult.load`. An existing
+    file of the same weights and tokens is reused (``kept_from_before``). A file of other weights is replaced.
+    A file of other tokens stays, and the new name gets six digits of the hash of its tokens.
     """
     vocab = len(trained.codec.vocabulary)
     if not len(ids):
-        raise DataError("a text without tokens has no rank; name a longer one")
+        raise DataError("the text has no tokens to measure the rank on; name a longer text")
     digest = hashlib.sha256()
     add_ids(digest, ids)
     hashes = weights_sha256(trained.model), digest.hexdigest()
@@ -227,10 +227,10 @@ def rank_of_run(
 
 
 def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]:
-    """Where the spectrum of these weights and tokens belongs, and itself where it is there."""
+    """Path of the spectrum for weights and tokens given by their hashes, and the spectrum if it exists."""
     for place in (path, path.with_name(f"{path.stem}.{ids[:6]}{path.suffix}")):
         kept = None
-        with suppress(StorageError):  # there is none, or a damaged one, which is replaced
+        with suppress(StorageError):  # missing, or damaged and replaced
             kept = RankResult.load(place)
         if kept is None or kept.ids_sha256 == ids:
             break
@@ -239,7 +239,7 @@ def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]
 
 
 def rank_report(result: RankResult) -> dict[str, Any]:
-    """The ranks by every threshold, and what they were measured on."""
+    """Ranks by every threshold, and the measured text and model."""
     values, largest = result.singular_values, float(result.singular_values[0])
     return {
         "rank": result.rank,
@@ -257,7 +257,7 @@ def rank_report(result: RankResult) -> dict[str, Any]:
 
 
 def rank_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
-    """A row for each run, by name."""
+    """Table with a row per run, by name."""
     rows = [
         {
             "run": name,
@@ -277,6 +277,6 @@ def rank_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
     return [
         Table("Numerical rank of the log-probability matrix", rows),
         "rank: singular values above ½·√(T + V + 1)·σ_max·ε, ε of float64; "
-        "ceiling: the most that the head can have",
-        *([f"kept from before: {', '.join(kept)}"] if kept else []),
+        "ceiling: largest possible rank of the head",
+        *([f"reused results: {', '.join(kept)}"] if kept else []),
     ]

@@ -1,7 +1,7 @@
-"""What models lose right after a surprise: the recovery hypothesis of Krause et al. (2016).
+"""Losses directly after surprises: the recovery hypothesis of Krause et al. (2016).
 
-They find that after a large loss the next one is smaller for an mLSTM than for an LSTM, by more than losses
-are on the average. Melis et al. (2020, §4.2) find no such thing for the Mogrifier.
+They find that an mLSTM has smaller losses than an LSTM after a large loss, by more than the average
+difference. Melis et al. (2020, §4.2) find no such effect for the Mogrifier.
 
 N tokens.
 """
@@ -22,23 +22,23 @@ STEPS = 5  # tokens after a surprise
 
 
 def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, Any]:
-    """Losses after surprises, which are the ``share`` of the tokens with the largest losses.
+    """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
-    Surprises are of the mean over all models, so that all are asked at the same places.
+    Surprises have the largest mean over all models, so that all models are compared at the same positions.
 
     Args:
-        losses: of every model by name, in nats, of the same tokens (N,).
+        losses: losses of every model by name, in nats, of the same tokens (N,).
         share: above 0, at most 1.
 
     Returns:
-        ``surprises``, how many; ``least``, the least mean loss of one; for every model of ``runs`` its
-        ``mean`` loss, ``after``, its means 1 to 5 tokens after surprises, and, against the first model,
-        ``gain`` and ``gain_after``, by how much these are less, with half their 95 % interval in
-        ``half_interval``. A model recovers better where ``gain_after`` exceeds ``gain``.
+        ``surprises``: their number. ``least``: the smallest mean loss of a surprise.
+        ``runs``, for every model: ``mean`` loss, and ``after``, its means 1 to 5 tokens after surprises.
+        ``gain`` and ``gain_after`` are the reductions of both against the first model. ``half_interval`` is
+        half the 95 % interval of ``gain_after``. A model recovers better if ``gain_after`` exceeds ``gain``.
 
     Raises:
         ConfigError: a share out of range.
-        DataError: fewer than two surprises that have so many tokens after them.
+        DataError: fewer than two surprises with 5 tokens after them.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: must be above 0 and at most 1")
@@ -63,7 +63,7 @@ def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, An
 
 
 def recovery_tables(result: Mapping[str, Any]) -> list[Table | str]:
-    """A row for each model."""
+    """Table with a row per model."""
     rows = [
         {
             "model": name,
@@ -75,4 +75,7 @@ def recovery_tables(result: Mapping[str, Any]) -> list[Table | str]:
         for name, run in result["runs"].items()
     ]
     title = f"After {result['surprises']:,} surprises of {result['least']:.1f} nats or more"
-    return [Table(title, rows), "gains are against the first; who recovers better gains more after surprises"]
+    return [
+        Table(title, rows),
+        "gains are against the first model; a model with better recovery gains more after surprises",
+    ]

@@ -1,4 +1,4 @@
-"""A matrix on disk: what lets a factorisation work on more than memory may hold."""
+"""A matrix in a temporary file, for factorisations larger than memory."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ ITEM = 8  # bytes of a float64
 
 
 class ScratchMatrix:
-    """A (rows, columns) matrix of float64, zero at first, in an unnamed temporary file; a context manager.
+    """A (rows, columns) matrix of float64, initially zero, in an unnamed temporary file. A context manager.
 
-    Nothing of it stays in the memory of the process between calls, and the file is gone when the process
-    ends, however it ends. Raises StorageError where the folder has no room or cannot be written to.
+    It uses no memory between calls. The file vanishes when the process ends, even by a kill. Raises
+    StorageError if the folder has no room or cannot be written to.
     """
 
     def __init__(self, rows: int, columns: int, folder: Path) -> None:
@@ -36,7 +36,7 @@ class ScratchMatrix:
         self._file.close()
 
     def read(self, rows: slice, columns: slice) -> Matrix:
-        """A copy of a part in memory."""
+        """Copy a part to memory."""
         first, last, left, right = self._bounds(rows, columns)
         values = np.empty((last - first, right - left))
         with storage_errors(self._folder, self._size):
@@ -50,11 +50,11 @@ class ScratchMatrix:
         return values
 
     def write(self, rows: slice, columns: slice, values: Matrix) -> None:
-        """Replace a part; ``values`` has its shape."""
+        """Replace a part with ``values`` of its shape."""
         first, last, left, right = self._bounds(rows, columns)
         values = np.ascontiguousarray(values)
         if values.shape != (last - first, right - left):
-            raise ValueError(f"{values.shape} values for {(last - first, right - left)} places")
+            raise ValueError(f"values of shape {values.shape} for a part of {(last - first, right - left)}")
         with storage_errors(self._folder, self._size):
             for offset, run in self._runs(first, left, values):
                 self._file.seek(offset)
@@ -66,7 +66,7 @@ class ScratchMatrix:
         return first, max(first, last), left, max(left, right)
 
     def _runs(self, first: int, left: int, values: Matrix) -> Iterator[tuple[int, memoryview]]:
-        """The parts of ``values`` that are contiguous in the file too: all of it, or its rows."""
+        """Yield the parts of ``values`` that are contiguous in the file: all of it, or each row."""
         if values.size:
             whole = values.shape[1] == self.shape[1]
             for index, part in enumerate([values] if whole else values):

@@ -1,4 +1,4 @@
-"""Singular values of a log-probability matrix: what rank they mean, and how they are kept."""
+"""Singular values of a log-probability matrix: numerical ranks, saving and loading."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from lm.disk.storage import read_file, write_atomic
 from lm.errors import StorageError, visible
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
-_UNREADABLE = (  # what zipfile and NumPy raise for bytes of any kind
+_UNREADABLE = (  # exceptions of zipfile and NumPy for damaged files
     ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, SyntaxError, TokenError,
     zipfile.BadZipFile, zlib.error
 )  # fmt: skip
@@ -29,21 +29,21 @@ _SAVED = (
 
 @dataclass(frozen=True)
 class RankResult:
-    """Singular values of a (T, V) matrix of float64, largest first, and what they were measured on."""
+    """Singular values of a (T, V) matrix of float64, largest first, with hashes of weights and text."""
 
     singular_values: NDArray[np.float64]  # (min(T, V),)
     shape: tuple[int, int]
-    weights_sha256: str = ""  # of the model; "" where there is none
-    ids_sha256: str = ""  # of the text's tokens
+    weights_sha256: str = ""  # of the model; "" without a model
+    ids_sha256: str = ""  # of the text's token ids
 
     @property
     def dtype(self) -> str:
-        """In which the matrix was computed and factorised."""
+        """Type in which the matrix was computed and factorised."""
         return str(self.singular_values.dtype)
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Below which a singular value counts as rounding, by rule and precision.
+        """Thresholds below which a singular value counts as rounding error, by rule and precision.
 
         ``roundoff``: ½·√(m + n + 1)·σ_max·ε, the expected roundoff error of Press et al. (2007, Numerical
         Recipes, 3rd ed., p. 71), which the papers on high-rank language models use.
@@ -60,14 +60,14 @@ class RankResult:
 
     @property
     def ranks(self) -> dict[str, int]:
-        """How many singular values exceed each of the thresholds."""
+        """Number of singular values above each of the thresholds."""
         return {
             name: int((self.singular_values > threshold).sum()) for name, threshold in self.thresholds.items()
         }
 
     @property
     def rank(self) -> int:
-        """The numerical rank: by expected roundoff error in float64."""
+        """Numerical rank, by the expected roundoff error in float64."""
         return self.ranks["roundoff_float64"]
 
     def save(self, path: Path) -> None:
@@ -87,17 +87,19 @@ class RankResult:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what :meth:`save` wrote. StorageError where it is missing, damaged or something else."""
+        """Read a file of :meth:`save`. Raises StorageError if it is missing, damaged or foreign."""
         data = read_file(path, limit=_LIMIT)
         try:
             arrays = _arrays(data)
             values, shape = arrays["singular_values"], tuple(arrays["shape"].tolist())
-            _require(values.dtype == np.float64 and values.ndim == 1, "singular values are a row of float64")
+            _require(
+                values.dtype == np.float64 and values.ndim == 1, "singular values are a 1-d float64 array"
+            )
             _require(len(shape) == 2 and min(shape) == len(values), "there are min(T, V) singular values")
             _require(
                 bool(np.isfinite(values).all() and (values >= 0).all()), "singular values are not negative"
             )
-            _require(bool((np.diff(values) <= 0).all()), "singular values fall")
+            _require(bool((np.diff(values) <= 0).all()), "singular values are in falling order")
             hashes = [str(arrays[name].item()) for name in ("weights_sha256", "ids_sha256")]
             result = cls(values, (shape[0], shape[1]), *hashes)
             saved = dict(
@@ -106,7 +108,7 @@ class RankResult:
             same = saved.keys() == result.thresholds.keys() and all(
                 math.isclose(saved[name], value, rel_tol=1e-9) for name, value in result.thresholds.items()
             )
-            _require(same, "thresholds belong to the singular values")
+            _require(same, "thresholds match the singular values")
         except _UNREADABLE as error:
             detail = " ".join(str(error).split())
             raise StorageError(
@@ -116,7 +118,7 @@ class RankResult:
 
 
 def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` by name; nothing in it is unpickled."""
+    """Arrays of an ``.npz`` by name, without unpickling."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _require(sum(entry.file_size for entry in archive.infolist()) <= _LIMIT, "it is not too large")
         arrays = {}
@@ -128,4 +130,4 @@ def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"it does not hold that {what}")
+        raise ValueError(f"violated: {what}")

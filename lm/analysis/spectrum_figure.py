@@ -1,4 +1,4 @@
-"""Singular values of log-probability matrices, as Yang et al. (2018) and Kanai et al. (2018) draw them."""
+"""Figures of singular values of log-probability matrices, as in Yang et al. and Kanai et al. (2018)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> None:
-    """Draw, for every run by name, how many singular values are below x · σ_max, in %, and all by index.
+    """Draw, for every run by name, the % of singular values below x · σ_max, and all values by index.
 
-    The first is Figure 1 of Yang et al., the second are Figures 1 and 2 of Kanai et al. Dotted lines are
-    thresholds: left of its own, or below it, a curve is rounding error, and where it crosses it is the
-    percentage that the rank lacks, or the rank. The format is that of the suffix, PNG or SVG; the same
-    spectra give the same bytes.
+    The first panel is Figure 1 of Yang et al., the second is Figures 1 and 2 of Kanai et al. Dotted lines are
+    thresholds. A curve left of its threshold, or below it, is rounding error. It crosses the threshold at the
+    percentage that the rank lacks, or at the rank. The suffix gives the format, PNG or SVG. The same spectra
+    give the same bytes.
 
     Raises:
         ConfigError: a suffix of another format.
@@ -29,7 +29,7 @@ def draw_spectra(spectra: Mapping[str, RankResult], paths: Sequence[Path]) -> No
         StorageError: a file cannot be written.
     """
     if not any(result.rank for result in spectra.values()):
-        raise DataError("every singular value is zero: there is no spectrum to draw")
+        raise DataError("all singular values are zero, so there is no spectrum to draw; check the model")
     save_figure(paths, partial(_draw, spectra), size=(12, 4.4))
 
 
@@ -54,7 +54,7 @@ def _draw(spectra: Mapping[str, RankResult], figure: "Figure") -> None:
 
 
 def curve(result: RankResult) -> tuple[np.ndarray, np.ndarray]:
-    """The positive singular values over the largest, ascending, and what percentage of all is below each."""
+    """Positive singular values divided by the largest, ascending, and the percentage of all below each."""
     ascending = result.singular_values[::-1]
     percentages = 100.0 * np.searchsorted(ascending, ascending) / len(ascending)
     positive = ascending > 0

@@ -1,8 +1,8 @@
 """Temperatures of words in contexts: by word, by place in the sentence, over training.
 
-What Figures 1 and 3 of Contextual Temperature for Language Modeling show. A place in a sentence is told by
-the temperature of the word that stands there, and by the mean over all words, which the published formula
-keeps constant (:mod:`lm.heads.temperature`).
+The data of Figures 1 and 3 of Contextual Temperature for Language Modeling. A place in a sentence has the
+temperature of its word, and the mean over all words. The published formula keeps the mean constant
+(:mod:`lm.heads.temperature`).
 
 N tokens · V words.
 """
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
-SHOWN = 10  # words at either end
-MOST = 20  # places of one word in a table
+SHOWN = 10  # number of hottest and of coldest words
+MOST = 20  # occurrences of one word in a table
 SHORTEST, LONGEST, PART = 15, 25, 5  # sentences of Figure 1 (b): words, and words of each of three parts
 _ENTRIES = 1 << 22  # of a block (n, V)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The temperatures of a model on a text."""
+    """Temperatures of a model on a text."""
 
     by_word: np.ndarray  # (V,) mean over the contexts
-    spread: np.ndarray  # (V,) standard deviation over them
-    at_words: np.ndarray  # (N,) of the words that stand there
+    spread: np.ndarray  # (V,) standard deviation over the contexts
+    at_words: np.ndarray  # (N,) of the target words
     of_contexts: np.ndarray  # (N,) mean over all words
     places: np.ndarray  # (S, 15) positions in sentences, see :func:`places`
 
 
 def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
-    """The temperatures at every position of a text; memory is O(N + V).
+    """Compute the temperatures at every position of a text. Memory is O(N + V).
 
     Raises:
-        ConfigError: a head whose temperature is one number.
+        ConfigError: a head whose temperature is a single number.
         DataError: no token.
     """
     head = trained.model.head
@@ -77,9 +77,9 @@ def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
 
 
 def places(ids: "Ids", eos: int) -> np.ndarray:
-    """The positions (S, 15) of the first, middle and last five words of every sentence of 15 to 25 words.
+    """Positions (S, 15) of the first, middle and last five words of every sentence of 15 to 25 words.
 
-    A sentence ends before ``<eos>``; what comes after the last one is none.
+    A sentence ends before ``<eos>``. Words after the last ``<eos>`` are ignored.
     """
     found, start = [], 0
     for end in np.flatnonzero(np.asarray(ids) == eos):
@@ -91,22 +91,23 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
 
 
 def steps_of(run: Path) -> list[str]:
-    """The names of all intact checkpoints of a run, the oldest first; StorageError where it has none."""
+    """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     store = CheckpointStore(run / "checkpoints")
     if store.latest() is None:
-        raise StorageError(f"{visible(run)}: has no checkpoint yet; train it first")
+        raise StorageError(f"{visible(run)}: no checkpoint yet; train the run first")
     return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
 
 
 def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
-    """What a profile comes to.
+    """Summarise a profile.
 
     Returns:
-        ``tokens``; ``mean``, of all temperatures; ``word_std``, the standard deviation of the words' means;
-        ``context_std``, the mean over words of what contexts change; ``hottest`` and ``coldest``, the words
-        with the highest and the lowest means; ``positions``: for each of the 15 places of Figure 1 (b) the
-        mean temperature of the word there, half its 95 % interval, and the mean over all words;
-        ``sentences``, how many those are of.
+        ``tokens``: their number. ``mean``: mean of all temperatures.
+        ``word_std``: standard deviation of the words' means.
+        ``context_std``: mean over words of the standard deviation over contexts.
+        ``hottest`` and ``coldest``: words with the highest and the lowest means.
+        ``positions``: the 15 places of Figure 1 (b), with the mean temperature of the word at the place, half
+        its 95 % interval, and the mean over all words. ``sentences``: number of sentences with these places.
     """
     order = np.argsort(found.by_word, kind="stable")
     positions = [
@@ -134,13 +135,13 @@ def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
 def occurrences(
     found: Profile, ids: "Ids", words: Sequence[str], word: str, context: int = 8
 ) -> list[dict[str, Any]]:
-    """Every place of a word: what stands before it, its temperature and the mean over words, as in Table 6.
+    """Occurrences of a word: context, temperature of the word and mean over words, as in Table 6.
 
-    DataError where the text has it nowhere.
+    Raises DataError if the text does not contain the word.
     """
     at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else ()
     if not len(at):
-        raise DataError(f"--word {visible(word)}: not in the text; name a word as the corpus spells it")
+        raise DataError(f"--word {visible(word)}: not in the text; use the spelling of the corpus")
     return [
         {
             "position": int(place),
@@ -157,7 +158,7 @@ def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
 
 
 def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
-    """A row for each model, then the places in a sentence."""
+    """Table with a row per model, then tables of the places in a sentence."""
     models = [
         {
             "model": name,
@@ -202,8 +203,8 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table |
 def draw_temperatures(profiles: Mapping[str, Profile], counts: Sequence[int], paths: Sequence[Path]) -> None:
     """Draw τ by word, by place in the sentence, and times the word's frequency, for every model by name.
 
-    Words stand by falling ``counts`` (V,), their frequency in training. Models in the order of training show
-    how τ develops. The same profiles give the same bytes.
+    Words are ordered by falling ``counts`` (V,), their frequency in training. Models in the order of training
+    show the development of τ. The same profiles give the same bytes.
 
     Raises:
         ConfigError: a suffix that is neither .png nor .svg.

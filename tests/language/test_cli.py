@@ -234,7 +234,7 @@ def test_ranks_are_kept_by_text_and_checkpoint(lm: Lm, inside: Path) -> None:
     assert whole["figures"] == ["analysis/rank.png", "analysis/rank.svg"]
     assert names("analysis") == {"rank.png", "rank.svg"}
     assert whole["device"] == "cpu"
-    assert "kept from before" not in out
+    assert "reused results" not in out
     stored = Path("runs/tiny/analysis/rank-test.npz").read_bytes()
     short, _ = measured(lm, *command, "--limit", "9", "--checkpoint", "step-5")
     other = "rank-test.first-9.step-5.npz"
@@ -244,7 +244,7 @@ def test_ranks_are_kept_by_text_and_checkpoint(lm: Lm, inside: Path) -> None:
         assert short["runs"][run]["spectrum"] == f"{run}/analysis/{other}"
         assert short["runs"][run]["tokens"] == 9 < whole["runs"][run]["tokens"]
     again, out = measured(lm, *command)
-    assert "kept from before: runs/soft, runs/tiny" in out
+    assert "reused results: runs/soft, runs/tiny" in out
     assert [row["rank"] for row in again["runs"].values()] == [row["rank"] for row in whole["runs"].values()]
     assert Path("runs/tiny/analysis/rank-test.npz").read_bytes() == stored
 
