@@ -246,7 +246,7 @@ def test_a_scratch_matrix_keeps_what_is_written(tmp_path: Path) -> None:
             assert np.array_equal(matrix.read(slice(None), slice(left, None)), expected[:, left:])
         with pytest.raises(ValueError, match="values of shape"):
             matrix.write(slice(0, 2), slice(0, 2), np.zeros((2, 3)))
-    with pytest.raises(StorageError, match="B are needed"):
+    with pytest.raises(StorageError, match="B, but only"):
         ScratchMatrix(1 << 25, 1 << 25, tmp_path)
 
 
