@@ -15,7 +15,6 @@ from torch import Tensor
 from dialog.config import DecodeConfig
 from lm.errors import DivergenceError
 from lm.heads.sampling import INFINITY, ranked
-from lm.stop import Poll, no_poll
 
 
 class StepState(Protocol):
@@ -199,7 +198,6 @@ def beam_search(
     sources: int,
     config: DecodeConfig,
     marks: Marks,
-    poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
     """Search at most ``config.nbest`` responses per source, best first, from a ``state`` of ``sources`` rows.
 
@@ -209,14 +207,13 @@ def beam_search(
     the nbest finished ones. At ``max_length`` tokens without </s>, a hypothesis may only end. Unfinished ones
     of that length come after the finished ones. The result has fewer than nbest, or no, responses if the
     search found no more. ``marks.forbidden`` ids are never produced. Equal scores are ordered by parent, then
-    by token id. ``poll`` is called at every step and may raise. The first tokens that the step function gets
-    are on the CPU, all others where its log-probabilities are.
+    by token id. The first tokens that the step function gets are on the CPU, all others where its
+    log-probabilities are.
     """
     if not sources:
         return []
     found: list[list[Hypothesis]] = [[] for _ in range(sources)]
     constraints = Constraints(config, marks)
-    poll()
     log_probs, state = step(torch.full((sources,), marks.bos), state)
     search = _Search(sources, config, eos=marks.eos, device=log_probs.device)
     while True:
@@ -227,5 +224,4 @@ def beam_search(
         if bool(done.all()):
             return found
         state = state.select(search.keep((~done).nonzero().flatten()))
-        poll()
         log_probs, state = step(search.history[:, :, -1].flatten(), state)

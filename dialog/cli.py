@@ -25,7 +25,6 @@ from lm.console.options import (
 )
 from lm.console.tables import Table
 from lm.runs.outputs import require_apart
-from lm.stop import RESUME, interruptible
 from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
@@ -70,8 +69,8 @@ def demo(
         show(f"{out / head}: training")
         return make_reporter(sys.stderr)
 
-    with interruptible(RESUME) as poll, counting("responding") as progress:
-        results = run_demo(out, report, poll, progress)
+    with counting("responding") as progress:
+        results = run_demo(out, report, progress)
     show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
 
 
@@ -271,10 +270,10 @@ def evaluate(
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.report import evaluation_tables
 
-    with interruptible() as poll, counting("responding") as progress:
+    with counting("responding") as progress:
         result = evaluate_run(
             run, data=data, references=references, output=output, checkpoint=checkpoint, limit=limit,
-            overrides=overrides or (), batch_size=batch, poll=poll, progress=progress,
+            overrides=overrides or (), batch_size=batch, progress=progress,
         )  # fmt: skip
     write_result(json_file, result, config=resolved.config)
     show(*evaluation_tables(result))
@@ -322,10 +321,7 @@ def references(
     from dialog.corpora.corpus import load_dialogs
     from dialog.metrics.references import build_references, write_references
 
-    with interruptible() as poll:
-        items = build_references(
-            load_dialogs(train, poll=poll), load_dialogs(test, poll=poll), neighbours, poll
-        )
+    items = build_references(load_dialogs(train), load_dialogs(test), neighbours)
     write_references(out, items)
     count = sum(len(item.responses) for item in items)
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")

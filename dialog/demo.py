@@ -14,7 +14,7 @@ from dialog.train import train
 from lm.config.load import load_config
 from lm.disk.storage import make_folder, write_json
 from lm.engine.progress import Reporter
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 
 RESULTS = "results.json"
 HEADS = ("softmax", "mos")
@@ -31,8 +31,7 @@ SETTINGS = (
 def demo(
     out: Path,
     report: Callable[[str], Reporter],
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> dict[str, dict[str, Any]]:
     """Train and evaluate one model per head, and write ``results.json``.
 
@@ -42,7 +41,7 @@ def demo(
     Args:
         out: folder of the runs.
         report: returns the reporter of a head's training.
-        poll, progress: see :func:`dialog.evaluate.evaluate`.
+        progress: see :func:`dialog.evaluate.evaluate`.
 
     Returns:
         For every head the result of :func:`dialog.evaluate.evaluate`, with ``minutes`` of training and
@@ -58,7 +57,7 @@ def demo(
     for head in HEADS:
         resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=SETTINGS)
         fitted = train(resolved, out / head, report(head))
-        result = evaluate(out / head, limit=contexts, poll=poll, progress=progress)
+        result = evaluate(out / head, limit=contexts, progress=progress)
         results[head] = result | {"true_perplexity": floor, "minutes": fitted.minutes}
         write_json(out / RESULTS, results)
     return results

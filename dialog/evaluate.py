@@ -25,7 +25,7 @@ from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.runs.evaluations import keep, opened
 from lm.runs.outputs import require_apart
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
 from lm.text.vocabulary import UNK, Codec, require_known
 
@@ -75,8 +75,7 @@ def evaluate(
     limit: int | None = None,
     overrides: Sequence[str] = (),
     batch_size: int = 16,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Result:
     """Evaluate a run on a corpus and keep the result in the run.
 
@@ -91,7 +90,6 @@ def evaluate(
         overrides: ``decode.key=value`` texts that override the run's config.
         batch_size: contexts decoded together; changes speed and memory, and results by no more than
             the rounding of float32 products.
-        poll: called often; raises to interrupt. Nothing is written then.
         progress: told how many contexts of how many have their responses.
 
     Raises:
@@ -105,18 +103,18 @@ def evaluate(
     require_apart([output], [data, references])
     model, weights = opened(run, checkpoint, TrainedModel.load)
     search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
-    test = load_test_set(data, references, limit, in_run(run, model.config.data), poll)
+    test = load_test_set(data, references, limit, in_run(run, model.config.data))
     judge = bleu_tokenizer(model.codec.tokenizer)
     unknown = _unknown_share(model, test)
-    scores = model.nll(test.dialogs, poll)[: len(test.examples)]
+    scores = model.nll(test.dialogs)[: len(test.examples)]
     name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
     likelihood = perplexities(scores, name, words)
-    answers = model.respond(test.examples, search, poll, batch_size, progress)
+    answers = model.respond(test.examples, search, batch_size, progress)
     responses = Responses(
         hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
         references=[[judge.split(text) for text in group] for group in test.texts()],
     )
-    report, contexts = responses_report(responses, judge.split, poll)
+    report, contexts = responses_report(responses, judge.split)
     result: Result = {
         "run": str(run),
         "checkpoint": checkpoint,
@@ -163,7 +161,7 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
 
 
 def load_test_set(
-    source: str | None, references: Path | None, limit: int | None, config: DataConfig, poll: Poll = no_poll
+    source: str | None, references: Path | None, limit: int | None, config: DataConfig
 ) -> EvaluationData:
     """Read a corpus and the references that belong to it.
 
@@ -180,7 +178,7 @@ def load_test_set(
             "leave out --references"
         )
     source = source or config.test
-    dialogs = load_dialogs(source, poll=poll)
+    dialogs = load_dialogs(source)
     examples = list_examples(dialogs, config.context, config.last_response)
     if not examples:
         raise DataError(f"{visible(source)}: no context to evaluate; a dialog needs two utterances")

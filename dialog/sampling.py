@@ -8,7 +8,6 @@ from torch import Tensor
 from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction
 from dialog.config import DecodeConfig
 from lm.heads.sampling import INFINITY, draw
-from lm.stop import Poll, no_poll
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
@@ -30,7 +29,6 @@ def sample(
     config: DecodeConfig,
     marks: Marks,
     seeds: Sequence[int],
-    poll: Poll = no_poll,
 ) -> list[list[Hypothesis]]:
     """Draw ``config.nbest`` independent samples per source, most probable first, duplicates kept.
 
@@ -47,7 +45,6 @@ def sample(
         return []
     constraints = Constraints(config, marks)
     samples, length = config.nbest, config.max_length
-    poll()
     log_probs, state = step(torch.full((sources,), marks.bos), state)
     device = log_probs.device
     going = torch.arange(sources * samples, device=device)  # active samples, one row of the state each
@@ -75,7 +72,6 @@ def sample(
         if not len(on):
             break
         going, state = going[on], state.select(possible[on])
-        poll()
         log_probs, state = step(last[on], state)
     return _sorted(tokens, lengths, totals, finished, config)
 

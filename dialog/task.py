@@ -20,7 +20,6 @@ from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog
 from dialog.seq2seq import Seq2Seq
 from lm.engine.update import StepLoss
-from lm.stop import Poll
 from lm.text.vocabulary import UNK, Codec
 
 SCORED_TOGETHER = 16  # segments in a batch without gradients
@@ -68,10 +67,10 @@ class DialogTask:
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
-    def validate(self, poll: Poll) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Nats per token on the validation split, corpus-level: Σ nll / Σ tokens."""
         total, tokens = 0.0, 0
-        for nll, lengths in score_items(self.model, self.valid, self.codec, self.device, poll):
+        for nll, lengths in score_items(self.model, self.valid, self.codec, self.device):
             total += float(nll.sum())
             tokens += int(lengths.sum())
         return {"nll": total / tokens, "tokens": float(tokens)}
@@ -112,14 +111,13 @@ def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig
 
 
 def score_items(
-    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, poll: Poll
+    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield nats (R,) and tokens (R,) of the responses of each batch of neighbouring examples, in order."""
     training = model.training
     model.eval()
     try:
         for indices in data.grouped(data.runs, SCORED_TOGETHER):
-            poll()
             batch = data.batch(indices, codec.vocabulary.pad).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
             with torch.no_grad():

@@ -19,7 +19,6 @@ from lm.errors import DataError
 from lm.measures import require_learnt
 from lm.runs.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, settle_inputs
 from lm.runs.run import Run, require_same_config
-from lm.stop import RESUME, interruptible
 from lm.text.vocabulary import Codec
 
 
@@ -69,13 +68,11 @@ def train(
 
 
 def _load(config: DialogConfig, folder: Path) -> tuple[list[Dialog], list[Dialog], Codec]:
-    """Both splits that training needs, and the codec; a signal ends it as it ends training."""
+    """Both splits that training needs, and the codec."""
     data = in_run(folder, config.data)
-    with interruptible(RESUME) as poll:
-        dialogs = load_dialogs(data.train, poll=poll)
-        valid = load_dialogs(data.valid, poll=poll)
-        codec = _codec(folder, config, dialogs)
-        poll()
+    dialogs = load_dialogs(data.train)
+    valid = load_dialogs(data.valid)
+    codec = _codec(folder, config, dialogs)
     return dialogs, valid, codec
 
 

@@ -22,7 +22,7 @@ from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
 
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens forbidden in responses; <unk> is allowed
@@ -84,10 +84,10 @@ class TrainedModel:
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
-    def nll(self, dialogs: Sequence[Dialog], poll: Poll = no_poll) -> list[TargetScore]:
+    def nll(self, dialogs: Sequence[Dialog]) -> list[TargetScore]:
         """Score every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
-        scores = score_items(self.model, data, self.codec, self.device, poll)
+        scores = score_items(self.model, data, self.codec, self.device)
         pairs = [(n, t) for nll, tokens in scores for n, t in zip(nll.tolist(), tokens.tolist(), strict=True)]
         return [
             TargetScore(example.dialog, example.turn, nll, tokens, item.cut)
@@ -99,14 +99,13 @@ class TrainedModel:
         self,
         examples: Sequence[Example],
         decode: DecodeConfig,
-        poll: Poll = no_poll,
         batch_size: int = 16,
-        progress: Progress = no_progress,
+        progress: OnProgress = no_progress,
     ) -> list[list[Hypothesis]]:
         """Decode the n best responses to every example's context, best first.
 
         The batch size changes scores by no more than the rounding of float32 products.
-        ``poll`` is called at every step and may raise to interrupt. ``progress`` is called after every batch.
+        ``progress`` is called after every batch.
 
         Contexts of similar length are decoded together. A sampled response depends only on ``decode.seed``
         and the context, not on the rest of the batch.
@@ -116,7 +115,7 @@ class TrainedModel:
         answers: list[list[Hypothesis]] = [[] for _ in items]
         for at in range(0, len(order), batch_size):
             chosen = order[at : at + batch_size]
-            found = self._decode([items[i] for i in chosen], decode, poll)
+            found = self._decode([items[i] for i in chosen], decode)
             for index, hypotheses in zip(chosen, found, strict=True):
                 answers[index] = hypotheses
             progress(at + len(chosen), len(order))
@@ -150,7 +149,7 @@ class TrainedModel:
     def _start(self, items: Sequence[Item]) -> DecoderState:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
 
-    def _decode(self, items: Sequence[Item], decode: DecodeConfig, poll: Poll) -> list[list[Hypothesis]]:
+    def _decode(self, items: Sequence[Item], decode: DecodeConfig) -> list[list[Hypothesis]]:
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
@@ -158,11 +157,11 @@ class TrainedModel:
         operand = self.model.head.output.rounded() if decode.products == "bfloat16" else None
         step = partial(self.model.step, operand=operand)
         if decode.method == "beam":
-            return beam_search(step, state, len(items), decode, marks, poll)
+            return beam_search(step, state, len(items), decode, marks)
         temperature = decode.temperature if decode.temperature_on == "components" else 1.0
         step = partial(step, component_temperature=temperature)
         seeds = [_seed(item, decode.seed) for item in items]
-        return sample(step, state, len(items), decode, marks, seeds, poll)
+        return sample(step, state, len(items), decode, marks, seeds)
 
 
 def _seed(item: Item, seed: int) -> int:

@@ -28,7 +28,6 @@ from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.options import Data, Limit, spare_texts
 from lm.runs.outputs import require_apart
-from lm.stop import RESUME, interruptible
 from lm.studies.cli import bottleneck, reverse_copy
 from lm.tuning.cli import add_tune, require_optuna
 
@@ -210,8 +209,8 @@ def evaluate(
     from lm.language.report import evaluation_tables
 
     wanted = Refinements(temperature_search, mc_samples, mc_rate)
-    with interruptible() as poll, counting("scoring") as progress:
-        result = evaluate_run(run, data, checkpoint, wanted, limit, compat, poll, progress)
+    with counting("scoring") as progress:
+        result = evaluate_run(run, data, checkpoint, wanted, limit, compat, progress)
     write_result(json_file, result, config=config)
     show(*evaluation_tables(result))
 
@@ -284,10 +283,8 @@ def dynamic(
         replace(SETTINGS[setting], **changed),
         Refinements(temperature_search, mc_samples, mc_rate),
     )
-    with interruptible(RESUME) as poll, counting("adapting") as progress:
-        result = evaluate_dynamically(
-            run, data, checkpoint, chosen, search, wanted, limit, compat, poll, progress
-        )
+    with counting("adapting") as progress:
+        result = evaluate_dynamically(run, data, checkpoint, chosen, search, wanted, limit, compat, progress)
     write_result(json_file, result, config=config)
     show(*dynamic_tables(result))
 
@@ -321,16 +318,15 @@ def generate(
     from lm.text.vocabulary import unknown_words
 
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
-    with interruptible() as poll:
-        trained = TrainedLm.load(run, checkpoint)
-        if told := unknown_words(trained.codec, prompt):
-            typer.echo(sanitize(told), err=True)
-        begun, number = sanitize(as_read(trained.codec, prompt)), -1
-        for piece in write(trained, prompt, options, poll):
-            if piece.sample != number:
-                typer.echo(f"\n\n{begun}" if piece.sample else begun, nl=False)
-                number = piece.sample
-            typer.echo(sanitize(piece.text), nl=False)
+    trained = TrainedLm.load(run, checkpoint)
+    if told := unknown_words(trained.codec, prompt):
+        typer.echo(sanitize(told), err=True)
+    begun, number = sanitize(as_read(trained.codec, prompt)), -1
+    for piece in write(trained, prompt, options):
+        if piece.sample != number:
+            typer.echo(f"\n\n{begun}" if piece.sample else begun, nl=False)
+            number = piece.sample
+        typer.echo(sanitize(piece.text), nl=False)
     typer.echo()
 
 
@@ -358,8 +354,7 @@ def score(
     from lm.language.report import scoring_tables
     from lm.language.scoring import score_file
 
-    with interruptible() as poll:
-        result = score_file(run, file, output, checkpoint=checkpoint, independent=independent, poll=poll)
+    result = score_file(run, file, output, checkpoint=checkpoint, independent=independent)
     write_result(json_file, result, config=config, seed=config.train.seed)
     show(*scoring_tables(result))
 

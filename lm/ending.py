@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, visible
-from lm.stop import SIGNALS, StopFlag
+from lm.stop import SIGNALS, StopFlag, postpone
 
 INTERRUPTED = "interrupted; run the same command again to start over or to resume"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
@@ -56,23 +56,27 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class EarlyStop(StopFlag):
-    """Ends what polls no flag: the first signal is a KeyboardInterrupt, the second ends the process.
+    """The end of all commands except training: the first signal is a KeyboardInterrupt, wherever it comes.
 
-    While a module is imported the first one ends the process, too: exceptions get lost there.
+    In a section of :func:`lm.stop.deferred_signals` the KeyboardInterrupt comes at the end of the section.
+    Where exceptions get lost, as in an import or a finaliser, the first signal ends the process.
     """
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         first = not self
         super()._receive(number, frame)
-        if _imports(frame):
+        if postpone():
+            return
+        if _loses_exceptions(frame):
             _leave(number, frame)
         if first:
             raise KeyboardInterrupt
 
 
-def _imports(frame: FrameType | None) -> bool:
+def _loses_exceptions(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False

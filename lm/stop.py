@@ -1,51 +1,60 @@
-"""How a signal ends a long computation, at the next moment when everything can be saved; how far one is."""
+"""Signals: a flag for training, and sections that no signal cuts off."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from lm.errors import Interrupted
-
-T = TypeVar("T")
-Poll = Callable[[], None]  # of long loops; it raises to end them
-Progress = Callable[[int, int], None]  # told how much of how much is done
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
 RESUME = "the same command resumes it"
-RESTART = "nothing was written; the same command starts over"
 
 
 class StopFlag:
-    """Set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; the second one ends the process at once, with 75.
+    """A flag set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; the second one ends the process with 75.
 
-    Long loops poll it; ``remedy`` ends the message of what it raises. Signals reach the main thread only:
-    installing it in another one does nothing. Under nohup, SIGHUP stays ignored.
+    A context manager, which holds the signals. Training polls the flag, for it has to save. ``remedy`` ends
+    the message of Interrupted. Signals reach the main thread only: elsewhere installing has no effect. Under
+    nohup, SIGHUP stays ignored.
     """
 
     def __init__(self, remedy: str = RESUME) -> None:
         self._remedy = remedy
         self._received: signal.Signals | None = None
         self._at = 0.0
-        self._told = False  # whether a check has raised
+        self._raises = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
         return self._received is not None
 
     def check(self) -> None:
-        """Raises Interrupted once a signal has come."""
+        """Raise Interrupted once a signal has come."""
         if self._received is not None:
-            self._told = True
             raise Interrupted(f"interrupted by {self._received.name}; {self._remedy}")
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """A section that the first signal ends at once, by Interrupted, as do signals from before it."""
+        try:
+            try:
+                self._raises = True
+                self.check()
+                yield
+            finally:
+                self._raises = False
+        except KeyboardInterrupt:  # of _receive: no library takes one for a failure of its own
+            self.check()
+            raise
+
     def install(self) -> None:
-        """Take over the signals; they are given back by :meth:`uninstall`."""
+        """Take over the signals; :meth:`uninstall` gives them back."""
         if threading.current_thread() is not threading.main_thread() or self._previous:
             return
         for number in SIGNALS:
@@ -59,63 +68,74 @@ class StopFlag:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def pass_on(self) -> None:
-        """Raises KeyboardInterrupt where a signal came that no check has told of."""
-        if self._received is not None and not self._told:
-            raise KeyboardInterrupt
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._received is None:
             self._received, self._at = signal.Signals(number), now
+            if self._raises:
+                raise KeyboardInterrupt
         elif now - self._at >= ECHO_SECONDS:
             os._exit(Interrupted.exit_code)
 
 
-def no_poll() -> None:
-    """The poll of a caller that nothing interrupts."""
+class _Shield:
+    """State of the sections below, in the main thread: Python runs its handlers nowhere else."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.pending = False
+
+    def deliver(self) -> None:
+        if self.pending and self.depth <= 0:
+            self.pending = False
+            raise KeyboardInterrupt
 
 
-def no_progress(done: int, total: int) -> None:
-    """The progress of a caller that does not look."""
+_shield = _Shield()
 
 
-def polled(items: Iterable[T], poll: Poll) -> Iterator[T]:
-    """The items, with a poll before each."""
-    for item in items:
-        poll()
-        yield item
+def postpone() -> bool:
+    """Whether a signal has to wait for the end of a section; a KeyboardInterrupt comes there."""
+    if _shield.depth:
+        _shield.pending = True
+    return _shield.depth > 0
 
 
 @contextmanager
-def interruptible(remedy: str = RESTART) -> Iterator[Poll]:
-    """A poll for long loops: it raises Interrupted once a signal has come; nothing is cut off in between.
+def deferred_signals() -> Iterator[None]:
+    """A section that a first signal cannot cut off: its KeyboardInterrupt comes at the end of the section.
 
-    ``remedy`` ends its message: how to go on. A signal after the last poll is not lost: it is a
-    KeyboardInterrupt at the end.
+    For the few steps that publish files, of the commands: :class:`lm.ending.EarlyStop` asks :func:`postpone`.
+    The second signal still ends the process at once.
     """
-    stop = StopFlag(remedy)
-    stop.install()
+    with _depth(1):
+        yield
+
+
+@contextmanager
+def delivered_signals() -> Iterator[None]:
+    """Long work inside of a section of :func:`deferred_signals`, which a signal may cut off."""
+    with _depth(-1):
+        yield
+
+
+@contextmanager
+def _depth(change: int) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = _shield.depth
     try:
-        yield stop.check
+        _shield.depth = max(0, before + change)
+        _shield.deliver()
+        yield
     finally:
-        stop.uninstall()
-    stop.pass_on()
-
-
-class Steps:
-    """Polls and tells progress as work is done; ``total`` and the parts are in the same, any, unit."""
-
-    def __init__(self, total: int, poll: Poll = no_poll, progress: Progress = no_progress) -> None:
-        self._total, self._done = max(1, total), 0
-        self._poll, self._progress = poll, progress
-
-    def advance(self, work: int) -> None:
-        """``work`` more is done; raises what the poll raises."""
-        self._poll()
-        self._done = min(self._done + work, self._total)
-        self._progress(self._done, self._total)
-
-    def reach(self, done: int) -> None:
-        """So much is done in all, whatever was told of it."""
-        self.advance(done - self._done)
+        _shield.depth = before
+        _shield.deliver()

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
 from dialog.config import DecodeConfig, DialogConfig
 from dialog.utterance import Utterance
 from lm.config.section import MAX_SEED
-from lm.stop import Poll
 from lm.text.vocabulary import Codec
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ class Responder(Protocol):
     @property
     def codec(self) -> Codec: ...
 
-    def respond(
-        self, examples: "Sequence[Example]", decode: DecodeConfig, poll: Poll
-    ) -> "list[list[Hypothesis]]": ...
+    def respond(self, examples: "Sequence[Example]", decode: DecodeConfig) -> "list[list[Hypothesis]]": ...
 
     def token_probabilities(
         self, example: "Example", tokens: Sequence[int], top: int
@@ -84,14 +82,14 @@ class Conversation:
         self.source = source
         self.exchanges: list[Exchange] = []
 
-    def say(self, text: str, poll: Poll) -> Exchange:
-        """Say a line to the model; an Interrupted of ``poll`` leaves the conversation as it was."""
+    def say(self, text: str) -> Exchange:
+        """Say a line to the model; an exception leaves the conversation as it was."""
         said = Utterance(HUMAN, text)
-        exchange = self._respond(said, self.next_example(said), self.decode, poll)
+        exchange = self._respond(said, self.next_example(said), self.decode)
         self.exchanges.append(exchange)
         return exchange
 
-    def retry(self, poll: Poll) -> Exchange | None:
+    def retry(self) -> Exchange | None:
         """Replace the reply to the last line by another one.
 
         A sample is drawn again, with the next seed; of a beam the next hypothesis is taken. After a change
@@ -102,13 +100,11 @@ class Conversation:
         known = (last.asked, last.source) == (self.decode, self.source)
         if known and last.decode and self.decode.method == "sample":
             seed = (last.decode.seed + 1) % (MAX_SEED + 1)
-            found = self._respond(
-                last.said, last.example, self.decode.model_copy(update={"seed": seed}), poll
-            )
+            found = self._respond(last.said, last.example, self.decode.model_copy(update={"seed": seed}))
         elif self.decode.method == "sample":
-            found = self._respond(last.said, last.example, self.decode, poll)
+            found = self._respond(last.said, last.example, self.decode)
         else:
-            found = last if known else self._respond(last.said, last.example, self.decode, poll)
+            found = last if known else self._respond(last.said, last.example, self.decode)
             left = [place for place, text in enumerate(found.texts) if text not in refused]
             if not left:
                 return None
@@ -116,8 +112,9 @@ class Conversation:
         self.exchanges[-1] = replace(found, refused=refused)
         return self.exchanges[-1]
 
-    def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig, poll: Poll) -> Exchange:
-        (found,) = self.model.respond([example], decode, poll)
+    def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig) -> Exchange:
+        with CTRL_C.ends_reply():
+            (found,) = self.model.respond([example], decode)
         texts = tuple(one_line(self.model.codec.decode(hypothesis.tokens)) for hypothesis in found)
         return Exchange(said, example, tuple(found), texts, self.decode, decode, self.source)
 

@@ -17,7 +17,6 @@ from lm.config.load import Resolved, known_keys, override
 from lm.config.suggest import did_you_mean
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, HighrankError, Interrupted
-from lm.stop import Poll, no_poll
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import unknown_words
 
@@ -46,19 +45,17 @@ class Repl:
         self.ended = False
         self.notes: list[str] = []
         self._hinted = False  # once in a conversation
-        self._poll: Poll = no_poll
 
-    def feed(self, line: str, poll: Poll = no_poll) -> list[str]:
+    def feed(self, line: str) -> list[str]:
         """All of :meth:`answers`."""
-        return list(self.answers(line, poll))
+        return list(self.answers(line))
 
-    def answers(self, line: str, poll: Poll = no_poll) -> Iterator[str]:
+    def answers(self, line: str) -> Iterator[str]:
         """The lines that answer ``line``, safe to show, none of them with a line break.
 
-        ``poll`` is called while a reply is made and may raise Interrupted, which leaves the conversation as
-        it was.
+        An exception while a reply is made leaves the conversation as it was.
         """
-        self._poll, self.notes = poll, []
+        self.notes = []
         text = one_line(line)
         try:
             for answer in self._command(text) if text.startswith("/") else self._say(text):
@@ -73,7 +70,7 @@ class Repl:
             return []
         if unknown := unknown_words(self.conversation.model.codec, text):
             self.notes.append(unknown)
-        return self._replied(self.conversation.say(text, self._poll))
+        return self._replied(self.conversation.say(text))
 
     def _replied(self, exchange: Exchange) -> list[str]:
         if not self._hinted and (hint := self._hint(exchange)):
@@ -135,7 +132,7 @@ class Repl:
     def _retry(self, arguments: list[str]) -> list[str]:
         if not self.conversation.exchanges:
             return ["(nothing to answer again)"]
-        exchange = self.conversation.retry(self._poll)
+        exchange = self.conversation.retry()
         if exchange is None:
             return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]
         return self._replied(exchange)
@@ -250,13 +247,13 @@ class Repl:
         return [f"(goes on after {exchanges}{of})"]
 
     def _replay(self, arguments: list[str]) -> Iterator[str]:
-        return self.replay(_path(arguments), self._poll)
+        return self.replay(_path(arguments))
 
-    def replay(self, path: Path, poll: Poll) -> Iterator[str]:
+    def replay(self, path: Path) -> Iterator[str]:
         """Say the human's lines of a saved conversation again; yields the old and new replies as they come.
 
         The settings are those of now, and later lines follow the new replies. The conversation goes on after
-        the last line; where ``poll`` raises, it is as it was. Raises what :func:`read_transcript` raises.
+        the last line; an exception leaves it as it was. Raises what :func:`read_transcript` raises.
         """
         turns = read_transcript(path)
         conversation = self.conversation
@@ -266,7 +263,7 @@ class Repl:
                 yield _safe(told)
         same = 0
         for turn in turns:
-            reply = again.say(turn.said, poll).reply.text
+            reply = again.say(turn.said).reply.text
             same += reply == turn.reply
             yield f"{HUMAN}    {turn.said}"
             old, new = (f"{text or SAYS_NOTHING}" for text in (turn.reply, reply))

@@ -2,18 +2,16 @@
 
 import io
 import os
-import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DecodeConfig
 from lm.console.terminal import plain, sanitize
-from lm.errors import Interrupted, visible
-from lm.stop import interruptible
+from lm.errors import visible
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -71,8 +69,7 @@ def converse(repl: "Repl", source: TextIO, output: TextIO, replay: Path | None =
             stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
     try:
         if replay:
-            with interruptible() as poll:
-                _write(repl.replay(replay, poll), output)
+            _write(repl.replay(replay), output)
         elif source.isatty() and output.isatty():
             converse_on_terminal(repl, output)
         else:
@@ -121,7 +118,7 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
         "dim",
     )
     session = prompt_session()
-    with forgiving() as poll:
+    with CTRL_C.held():
         while not repl.ended:
             try:
                 line = session.prompt("> ")
@@ -129,43 +126,14 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
                 continue
             except EOFError:
                 return
-            poll.reset()
-            _print(console, repl.answers(line, poll), "dim" if line.lstrip().startswith("/") else "cyan")
+            CTRL_C.forget()
+            _print(console, repl.answers(line), "dim" if line.lstrip().startswith("/") else "cyan")
             _print(console, repl.notes, "dim italic")
 
 
 def _print(console: "Console", lines: Iterable[str], style: str) -> None:
     for line in lines:
         console.print(plain(line), style=style)
-
-
-class Poll:
-    """Raises Interrupted, when called, if Ctrl-C was pressed since the last reset."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def __call__(self) -> None:
-        if self.pressed:
-            raise Interrupted("stopped")
-
-    def reset(self) -> None:
-        self.pressed = False
-
-
-@contextmanager
-def forgiving() -> Iterator[Poll]:
-    """Turns Ctrl-C into a poll instead of an exception in the middle of anything."""
-    poll = Poll()
-
-    def press(number: int, frame: FrameType | None) -> None:
-        poll.pressed = True
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield poll
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def history_file() -> Path:

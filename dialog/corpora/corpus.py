@@ -6,7 +6,6 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.sources import read_source
 from dialog.utterance import SPLITS, Dialog, Utterance
 from lm.errors import DataError, visible
-from lm.stop import Poll, no_poll
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
 
@@ -15,7 +14,7 @@ __all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]
 SMALLTALK = "smalltalk:"
 
 
-def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = no_poll) -> list[Dialog]:
+def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialog]:
     """Read the dialogs that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` names.
 
     ``source`` is ``smalltalk:SPLIT``, a split folder that ``dialog prepare`` wrote, or an unsplit file or
@@ -31,7 +30,7 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error", poll: Poll = 
         from dialog.smalltalk.process import generate
 
         return generate(split)
-    splits = read_source(source, ReadOptions(), InputLog(on_bad_line), poll)
+    splits = read_source(source, ReadOptions(), InputLog(on_bad_line))
     if len(splits) > 1:
         raise DataError(
             f"{visible(source)}: contains the splits {', '.join(splits)}; name one of its files or folders, "

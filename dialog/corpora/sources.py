@@ -20,7 +20,6 @@ from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
 from lm.config.named_data import missing
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError, visible
-from lm.stop import Poll, no_poll, polled
 from lm.text.hub import HUB
 from lm.text.lines import InputLog, Line, read_lines
 
@@ -158,22 +157,17 @@ def detect_format(path: Path, log: InputLog) -> str:
     )
 
 
-def read_source(
-    source: str, options: ReadOptions, log: InputLog, poll: Poll = no_poll
-) -> dict[str, list[Dialog]]:
+def read_source(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     """Read the dialogs of every split of a source. An unsplit source has the single key ``""``.
 
-    ``poll`` is called before every file, and every line of a text file. Raises DataError, naming file, line
-    and remedy, for unreadable input, and if a split has no dialog.
+    Raises DataError, naming file, line and remedy, for unreadable input, and if a split has no dialog.
     """
-    return read_located(locate(source, options, log), options, log, poll)
+    return read_located(locate(source, options, log), options, log)
 
 
-def read_located(
-    located: Located, options: ReadOptions, log: InputLog, poll: Poll = no_poll
-) -> dict[str, list[Dialog]]:
+def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     """Read the dialogs of a source that :func:`locate` found."""
-    splits = _read(located, options, log, poll)
+    splits = _read(located, options, log)
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
@@ -184,31 +178,25 @@ def read_located(
     return splits
 
 
-def _read(located: Located, options: ReadOptions, log: InputLog, poll: Poll) -> dict[str, list[Dialog]]:
+def _read(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     if located.format == "pickle":
         return read_pickle(located.files[WHOLE][0], log)
     if located.format == "datasets":
         return read_dataset(located.source, options, log)
-    return {
-        split: _read_files(located.format, files, options, log, poll)
-        for split, files in located.files.items()
-    }
+    return {split: _read_files(located.format, files, options, log) for split, files in located.files.items()}
 
 
-def _read_files(
-    format: str, files: list[Path], options: ReadOptions, log: InputLog, poll: Poll
-) -> list[Dialog]:
-    paths = polled(files, poll)
+def _read_files(format: str, files: list[Path], options: ReadOptions, log: InputLog) -> list[Dialog]:
     if format == "swda":
-        return read_swda(paths, log)
+        return read_swda(files, log)
     if format == "parquet":
-        return [dialog for file in paths for dialog in read_parquet(file, options, log)]
+        return [dialog for file in files for dialog in read_parquet(file, options, log)]
     if format == "prepared":
-        return [dialog for folder in paths for dialog in read_split(folder)]
+        return [dialog for folder in files for dialog in read_split(folder)]
     dialogs: list[Dialog] = []
-    for file in paths:
+    for file in files:
         with open_regular(file) as stream:
-            lines = polled(read_lines(stream, str(file), log), poll)
+            lines = read_lines(stream, str(file), log)
             if format == "csv":
                 dialogs += read_csv(lines, str(file), options, log)
             else:

@@ -21,7 +21,6 @@ from dialog.metrics.nearest import Documents, Index
 from lm.disk.regular import open_regular
 from lm.disk.storage import MAX_JSON, readable, write_atomic
 from lm.errors import DataError, visible
-from lm.stop import Poll, no_poll
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import BOS, DIALOG, EOS
 
@@ -48,7 +47,6 @@ def build_references(
     train: Sequence[Dialog],
     test: Sequence[Dialog],
     neighbours: int = 10,
-    poll: Poll = no_poll,
 ) -> list[ReferenceItem]:
     """Retrieve the responses to the nearest training contexts for every test context.
 
@@ -61,7 +59,6 @@ def build_references(
     places: dict[_Place, list[int]] = defaultdict(list)
     answers: list[Utterance] = []
     for dialog in train:
-        poll()
         for turn, response in enumerate(dialog.utterances[:-1]):
             places[_place(dialog, turn)].append(len(answers))
             answers.append(response)
@@ -70,7 +67,6 @@ def build_references(
     indices: dict[_Place, Index] = {}
     items = []
     for number, dialog in enumerate(test):
-        poll()
         for turn, response in enumerate(dialog.utterances[:-1]):
             place = _place(dialog, turn)
             if place in places and place not in indices:

@@ -8,7 +8,6 @@ from typing import Any
 from dialog.metrics.bleu import Tokens, Variant, Weights, bleu_by_context, count_overlaps, token_lists
 from dialog.metrics.distinct import diversity
 from lm import __version__
-from lm.stop import Poll, no_poll
 
 Result = dict[str, Any]
 
@@ -85,9 +84,7 @@ class Scorer:
         return result, contexts
 
 
-def responses_report(
-    responses: Responses, split: Callable[[str], list[str]], poll: Poll = no_poll
-) -> tuple[Result, Result]:
+def responses_report(responses: Responses, split: Callable[[str], list[str]]) -> tuple[Result, Result]:
     """Score the responses with and without the true response among the references, and the yardsticks.
 
     ``split`` tokenizes the constant answers. With one reference per context, scores without the true response
@@ -95,9 +92,7 @@ def responses_report(
     :meth:`Scorer.score`.
     """
     scorer = Scorer(responses.references)
-    poll()
     result, contexts = scorer.score(responses.hypotheses)
-    poll()
     several = [index for index, group in enumerate(responses.references) if len(group) > 1]
     true = [[group[0]] for group in responses.references]
     judge, treatment = scorer, "scored against itself, the only reference: the highest possible scores"
@@ -107,15 +102,12 @@ def responses_report(
         result["without_true_response"]["skipped"] = len(responses.references) - len(several)
         true = [true[index] for index in several]
         treatment = "scored against the other references; contexts without any are skipped"
-    poll()
     human = judge.score(true)[0] | {"treatment": treatment}
     human["skipped"] = len(responses.references) - len(true)
-    poll()
     constants = {}
     answers = {answer: split(answer) for answer in CONSTANT_ANSWERS}
     for name, group in [*((a, [t]) for a, t in answers.items()), ("all five", list(answers.values()))]:
         constants[name] = scorer.score([group] * len(responses.references))[0]
-        poll()
     result["yardsticks"] = {"true_response": human, "constant_answers": constants, "note": _WARNING}
     libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
     result["metric_versions"] = {"highrank": __version__, **libraries}

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from lm.analysis.factor import Band
 from lm.analysis.scratch import Matrix
-from lm.stop import Steps
+from lm.steps import Steps
 
-LINES = 100  # of the tridiagonal matrix between two polls
+LINES = 100  # of the tridiagonal matrix in one step
 HALVINGS = 58  # of an interval around all singular values, to less than ε·σ_max / 16
 
 

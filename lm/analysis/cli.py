@@ -10,7 +10,6 @@ from lm.console.app import counting, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolder
 from lm.errors import ConfigError
 from lm.language.options import Data, Limit, spare_texts
-from lm.stop import Poll, interruptible
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -54,12 +53,12 @@ def rank(
 
     results: dict[str, dict[str, Any]] = {}
     spectra: dict[str, RankResult] = {}
-    with interruptible() as poll, counting("factorising") as progress:
-        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
+    with counting("factorising") as progress:
+        for run, trained, text in _opened(runs, data, limit, checkpoint):
             folder = run / "analysis"
             make_folder(folder)
             measured = rank_of_run(
-                trained, text.ids, poll, progress, spectrum=folder / _spectrum_name(text, checkpoint)
+                trained, text.ids, progress, spectrum=folder / _spectrum_name(text, checkpoint)
             )
             results[str(run)] = _facts(trained, text, checkpoint) | measured
             spectra[str(run)] = RankResult.load(Path(measured["spectrum"]))
@@ -86,10 +85,9 @@ def divergence(
     from lm.analysis.divergence import divergence_tables, expected_divergence
 
     results: dict[str, dict[str, Any]] = {}
-    with interruptible() as poll:
-        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
-            measured = expected_divergence(trained.log_probs(text.ids, poll), poll)
-            results[str(run)] = _facts(trained, text, checkpoint) | measured
+    for run, trained, text in _opened(runs, data, limit, checkpoint):
+        measured = expected_divergence(trained.log_probs(text.ids))
+        results[str(run)] = _facts(trained, text, checkpoint) | measured
     write_result(json_file, _of_runs(results))
     show(*divergence_tables(results))
 
@@ -109,10 +107,9 @@ def components(
     spare_texts(json_file, [run], data)
     from lm.analysis.components import component_tables, components_of_run
 
-    with interruptible() as poll:
-        trained = _load(run, checkpoint)
-        text = _text(trained, data, limit, poll)
-        result = _facts(trained, text, checkpoint) | components_of_run(trained, text.ids, poll)
+    trained = _load(run, checkpoint)
+    text = _text(trained, data, limit)
+    result = _facts(trained, text, checkpoint) | components_of_run(trained, text.ids)
     write_result(json_file, result, config=trained.config)
     show(*component_tables(str(run), result))
 
@@ -137,18 +134,17 @@ def examples(
 
     from lm.analysis.examples import Wanted, compare_runs, example_tables, require_same_words
 
-    with interruptible() as poll:
-        beaten, better = _load(first, checkpoint), _load(second, checkpoint)
-        require_same_words(beaten, better)
-        text, other = _text(beaten, data, limit, poll), _text(better, data, limit, poll)
-        if not np.array_equal(text.ids, other.ids):
-            raise ConfigError(
-                f"{first} and {second} tokenize {data} differently; train both on one corpus"
-                if data
-                else f"{first} and {second} have different test splits; name one text with --data"
-            )
-        result = _facts(better, text, checkpoint)
-        result |= compare_runs(beaten, better, text.ids, Wanted(count, margin), poll)
+    beaten, better = _load(first, checkpoint), _load(second, checkpoint)
+    require_same_words(beaten, better)
+    text, other = _text(beaten, data, limit), _text(better, data, limit)
+    if not np.array_equal(text.ids, other.ids):
+        raise ConfigError(
+            f"{first} and {second} tokenize {data} differently; train both on one corpus"
+            if data
+            else f"{first} and {second} have different test splits; name one text with --data"
+        )
+    result = _facts(better, text, checkpoint)
+    result |= compare_runs(beaten, better, text.ids, Wanted(count, margin))
     write_result(json_file, result, config=better.config)
     show(*example_tables(str(first), str(second), result))
 
@@ -187,21 +183,20 @@ def temperature(
 
     results: dict[str, dict[str, Any]] = {}
     profiles: dict[str, Profile] = {}
-    with interruptible() as poll:
-        first = _load(runs[0], checkpoint)
-        words = first.codec.vocabulary
-        for run in runs:
-            for which in steps_of(run) if over_training else [checkpoint]:
-                trained = _load(run, which)
-                require_same_words(first, trained)
-                text = _text(trained, data, limit, poll)
-                name = f"{run} {which}" if over_training else str(run)
-                profiles[name] = profile(trained, text.ids, poll)
-                report = temperature_report(profiles[name], words.tokens)
-                results[name] = _facts(trained, text, which) | report
-                if word is not None:
-                    places = occurrences(profiles[name], text.ids, words.tokens, word)
-                    results[name] |= {"word": word, "occurrences": places}
+    first = _load(runs[0], checkpoint)
+    words = first.codec.vocabulary
+    for run in runs:
+        for which in steps_of(run) if over_training else [checkpoint]:
+            trained = _load(run, which)
+            require_same_words(first, trained)
+            text = _text(trained, data, limit)
+            name = f"{run} {which}" if over_training else str(run)
+            profiles[name] = profile(trained, text.ids)
+            report = temperature_report(profiles[name], words.tokens)
+            results[name] = _facts(trained, text, which) | report
+            if word is not None:
+                places = occurrences(profiles[name], text.ids, words.tokens, word)
+                results[name] |= {"word": word, "occurrences": places}
     make_folder(out)
     figures = [out / "temperature.png", out / "temperature.svg"]
     draw_temperatures(profiles, words.counts, figures)
@@ -231,17 +226,16 @@ def recovery(
     from lm.language.scoring import token_nll
 
     losses, facts = {}, {}
-    with interruptible() as poll:
-        first = _load(runs[0], checkpoint)
-        ids = _text(first, data, limit, poll).ids
-        for run in runs:
-            trained = _load(run, checkpoint)
-            require_same_words(first, trained)
-            text = _text(trained, data, limit, poll)
-            if not np.array_equal(text.ids, ids):
-                raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
-            losses[str(run)] = token_nll(trained, ids, advance=lambda tokens: poll())
-            facts[str(run)] = _facts(trained, text, checkpoint)
+    first = _load(runs[0], checkpoint)
+    ids = _text(first, data, limit).ids
+    for run in runs:
+        trained = _load(run, checkpoint)
+        require_same_words(first, trained)
+        text = _text(trained, data, limit)
+        if not np.array_equal(text.ids, ids):
+            raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
+        losses[str(run)] = token_nll(trained, ids)
+        facts[str(run)] = _facts(trained, text, checkpoint)
     result = recover(losses, share)
     for name, found in result["runs"].items():
         found |= facts[name]
@@ -265,9 +259,8 @@ def gates(
     from lm.analysis.gates import gate_statistics, gate_tables
 
     results: dict[str, dict[str, Any]] = {}
-    with interruptible() as poll:
-        for run, trained, text in _opened(runs, data, limit, checkpoint, poll):
-            results[str(run)] = _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids, poll)
+    for run, trained, text in _opened(runs, data, limit, checkpoint):
+        results[str(run)] = _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids)
     write_result(json_file, _of_runs(results))
     show(*gate_tables(results))
 
@@ -279,18 +272,18 @@ def _load(run: Path, checkpoint: str) -> "TrainedLm":
 
 
 def _opened(
-    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, poll: Poll
+    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str
 ) -> Iterator[tuple[Path, "TrainedLm", "Text"]]:
     """Yield every run with its text."""
     for run in runs:
         trained = _load(run, checkpoint)
-        yield run, trained, _text(trained, data, limit, poll)
+        yield run, trained, _text(trained, data, limit)
 
 
-def _text(trained: "TrainedLm", data: str | None, limit: int | None, poll: Poll) -> "Text":
+def _text(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":
     from lm.language.evaluate import load_text
 
-    return load_text(trained, data or trained.config.data.test, limit, poll)
+    return load_text(trained, data or trained.config.data.test, limit)
 
 
 def _spectrum_name(text: "Text", checkpoint: str) -> str:

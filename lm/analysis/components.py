@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
-from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 WORDS = 10  # shown per component
 
 
-def prior_statistics(priors: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
+def prior_statistics(priors: Iterator[Tensor]) -> dict[str, Any]:
     """Statistics of a prior over K components, from blocks (n, K) of log π.
 
     Returns:
@@ -32,7 +31,6 @@ def prior_statistics(priors: Iterator[Tensor], poll: Poll = no_poll) -> dict[str
     """
     sums = _PriorSums()
     for log_prior in priors:
-        poll()
         sums.add(log_prior)
     return sums.report()
 
@@ -68,7 +66,6 @@ def component_statistics(
     blocks: Iterator[tuple[Tensor, Tensor]],
     words: Sequence[str],
     shown: int = WORDS,
-    poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """Statistics of :func:`prior_statistics` and of the components' predictions. Memory is O(K·V).
 
@@ -82,7 +79,6 @@ def component_statistics(
         blocks: log π_k + log p_k (n, K, V) and targets (n,).
         words: the V words.
         shown: number of preferred words per component.
-        poll: called for every block.
 
     Returns:
         Also ``posterior_usage``: mean of π_k p_k(y) / P(y) at the targets y.
@@ -98,7 +94,6 @@ def component_statistics(
     sums, expected, posterior = _PriorSums(), torch.zeros(()), torch.zeros(())
     posterior_entropy = 0.0
     for joint, targets in blocks:
-        poll()
         joint = joint.double()
         sums.add(joint.logsumexp(-1))
         at_targets = joint[torch.arange(len(targets), device=joint.device), :, targets]  # (n, K)
@@ -145,9 +140,7 @@ def _preferences(expected: Tensor, words: Sequence[str], shown: int) -> list[dic
     return result
 
 
-def components_of_run(
-    trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll, shown: int = WORDS
-) -> dict[str, Any]:
+def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> dict[str, Any]:
     """Analyse the components of a run on a text.
 
     MoC mixes contexts, so its components have a prior but no predictions. Raises ConfigError for a head
@@ -163,15 +156,15 @@ def components_of_run(
     vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.parts.prior_link
     if head.parts.mixes == "contexts":
         with torch.no_grad():
-            readings = trained.readings(ids, poll=poll)
+            readings = trained.readings(ids)
             priors = (link.log_normalised(prior(hidden.last[:, 0]).double()) for hidden, _ in readings)
-            result = prior_statistics(priors, poll)
+            result = prior_statistics(priors)
     else:
         rows = max(
             1, min(64, (8 << 20) // (head.config.components * vocab))
         )  # at most 64 MB of float64 per block
-        blocks = trained.component_log_probs(ids, poll=poll, rows=rows)
-        result = component_statistics(blocks, trained.codec.vocabulary.tokens, shown, poll)
+        blocks = trained.component_log_probs(ids, rows=rows)
+        result = component_statistics(blocks, trained.codec.vocabulary.tokens, shown)
     return {"head": head.config.kind} | result
 
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import DataError
-from lm.stop import Poll, no_poll
 
 
-def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[str, Any]:
+def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
     """Exact mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts.
 
     One pass and O(V) memory suffice, with sums over contexts:
@@ -22,7 +21,6 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
 
     Args:
         blocks: log-probabilities (n, V), one row per context.
-        poll: called for every block.
 
     Raises:
         DataError: fewer than two contexts, or a word of probability 0, for which KL is infinite.
@@ -30,7 +28,6 @@ def expected_divergence(blocks: Iterator[Tensor], poll: Poll = no_poll) -> dict[
     contexts, negative_entropy = 0, 0.0
     probability_sum = log_sum = torch.zeros(())
     for block in blocks:
-        poll()
         logs = torch.as_tensor(block).double()
         if not torch.isfinite(logs).all():
             raise DataError(

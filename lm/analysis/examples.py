@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import DataError
-from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
@@ -35,7 +34,6 @@ def find_examples(
     ids: "Ids",
     words: Sequence[str],
     wanted: Wanted = Wanted(),
-    poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """Find the largest gains in log-probability of the target of model B over model A.
 
@@ -47,7 +45,6 @@ def find_examples(
         ids: the targets, (T,).
         words: the V words.
         wanted: number of examples and smallest gain.
-        poll: called for every block.
 
     Returns:
         ``examples``. Over the whole text, ``mean_gain`` in nats per token, and ``share_better``, the share of
@@ -59,7 +56,6 @@ def find_examples(
     kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap with the smallest gain on top
     start, gain_sum, better = 0, 0.0, 0
     for block_a, block_b in zip(first, second, strict=True):
-        poll()
         if block_a.shape != block_b.shape:
             raise ValueError(f"blocks of {tuple(block_a.shape)} and {tuple(block_b.shape)} do not match")
         targets = torch.as_tensor(ids[start : start + len(block_a)].astype("int64"), device=block_a.device)
@@ -116,7 +112,6 @@ def compare_runs(
     second: "TrainedLm",
     ids: "Ids",
     wanted: Wanted = Wanted(),
-    poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """Apply :func:`find_examples` to two runs. Raises DataError if their vocabularies differ.
 
@@ -129,27 +124,24 @@ def compare_runs(
         raise DataError("the text has no tokens for examples; name a longer text")
     rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block of at most 64 MB in float64
     result = find_examples(
-        first.log_probs(ids, poll=poll, rows=rows),
-        second.log_probs(ids, poll=poll, rows=rows),
+        first.log_probs(ids, rows=rows),
+        second.log_probs(ids, rows=rows),
         ids,
         words,
         wanted,
-        poll,
     )
     for key, trained in (("a", first), ("b", second)):
         if trained.model.head.temperature is not None:
-            _add_temperatures(result["examples"], key, trained, ids, poll)
+            _add_temperatures(result["examples"], key, trained, ids)
     return result
 
 
-def _add_temperatures(
-    examples: Sequence[dict[str, Any]], key: str, trained: "TrainedLm", ids: "Ids", poll: Poll
-) -> None:
+def _add_temperatures(examples: Sequence[dict[str, Any]], key: str, trained: "TrainedLm", ids: "Ids") -> None:
     """Add the model's temperature to each target and guess of the examples."""
     places = {example["position"]: example for example in examples}
     words = {word: index for index, word in enumerate(trained.codec.vocabulary.tokens)}
     start = 0
-    for hidden, targets in trained.readings(ids, poll=poll):
+    for hidden, targets in trained.readings(ids):
         for row in range(len(targets)):
             if (example := places.get(start + row)) is None:
                 continue

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
-from lm.stop import Steps
+from lm.steps import Steps
 
 
 @dataclass(frozen=True)

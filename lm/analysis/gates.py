@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lm.console.tables import Table
 from lm.errors import DataError
-from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from lm.language.model import LanguageModel
@@ -27,7 +26,7 @@ _LOWEST = (0.0, 0.0, -1.0, 0.0)  # lower bounds of gates; the third is the candi
 _NAMES = {4: ("input", "forget", "candidate", "output"), 3: ("reset", "update", "candidate")}
 
 
-def gate_statistics(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> dict[str, Any]:
+def gate_statistics(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
     """Statistics of every gate of every layer, over all units and tokens of a text.
 
     Returns:
@@ -40,7 +39,7 @@ def gate_statistics(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> d
     """
     sums: dict[int, Tensor] = {}
     with _watched(trained.model, sums):
-        tokens = sum(len(targets) for _, targets in trained.readings(ids, poll=poll))
+        tokens = sum(len(targets) for _, targets in trained.readings(ids))
     if not sums:
         raise DataError("the text has no tokens to analyse gates on; name a longer text")
     rows = [row for layer, found in sorted(sums.items()) for row in _rows(layer, found)]

@@ -25,7 +25,7 @@ from lm.console.tables import Table
 from lm.errors import DataError, StorageError
 from lm.language.shards import add_ids
 from lm.language.trained import weights_sha256
-from lm.stop import Poll, Progress, Steps, no_poll, no_progress
+from lm.steps import OnProgress, Steps, no_progress
 
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
@@ -91,8 +91,7 @@ def log_prob_rank(
     blocks: Iterator[ArrayLike],
     tokens: int,
     vocab: int,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     scratch: Path | None = None,
     plan: Plan | None = None,
 ) -> RankResult:
@@ -105,7 +104,6 @@ def log_prob_rank(
     Args:
         blocks: (n, V) of float64, T rows in all.
         tokens: T.  vocab: V.
-        poll: called many times, at intervals of at most seconds.
         progress: called with (done, total) in steps of computation.
         scratch: folder for unnamed temporary files, by default the system's, which should not be in memory.
         plan: memory to use, and largest triangle for LAPACK.
@@ -119,7 +117,7 @@ def log_prob_rank(
         raise DataError("the matrix has no rows or no columns, so no rank; name a longer text")
     plan = plan or Plan.of(tokens, vocab)
     folder = scratch or Path(tempfile.gettempdir())
-    steps = Steps(plan.work, poll, progress)
+    steps = Steps(plan.work, progress)
     with ScratchMatrix(plan.shorter, plan.shorter, folder) as triangle:
         if tokens >= vocab:
             _triangle_of_rows(_checked(blocks, tokens, vocab), triangle, plan, steps)
@@ -185,8 +183,7 @@ def _triangle_of_columns(
 def rank_of_run(
     trained: "TrainedLm",
     ids: "Ids",
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     spectrum: Path | None = None,
     scratch: Path | None = None,
 ) -> dict[str, Any]:
@@ -205,8 +202,8 @@ def rank_of_run(
     spectrum, kept = (None, None) if spectrum is None else _place(spectrum, *hashes)
     if kept is None:
         rows = Plan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # of a block: a sixteenth of the memory
-        blocks = trained.log_probs(ids, poll=poll, rows=max(1, min(256, rows)))
-        measured = log_prob_rank(iter(blocks), len(ids), vocab, poll, progress, scratch)
+        blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
+        measured = log_prob_rank(iter(blocks), len(ids), vocab, progress, scratch)
         result = RankResult(measured.singular_values, measured.shape, *hashes)
         if spectrum is not None:
             result.save(spectrum)

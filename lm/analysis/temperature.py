@@ -21,7 +21,6 @@ from lm.console.pictures import save_figure
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.runs.checkpoint import CheckpointStore
-from lm.stop import Poll, no_poll
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +45,7 @@ class Profile:
     places: np.ndarray  # (S, 15) positions in sentences, see :func:`places`
 
 
-def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
+def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
     """Compute the temperatures at every position of a text. Memory is O(N + V).
 
     Raises:
@@ -63,7 +62,7 @@ def profile(trained: "TrainedLm", ids: "Ids", poll: Poll = no_poll) -> Profile:
     sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
     at_words, of_contexts = [], []
     window = max(1, min(256, _ENTRIES // vocab))
-    for hidden, targets in trained.readings(ids, window=window, poll=poll):
+    for hidden, targets in trained.readings(ids, window=window):
         with torch.no_grad():
             tau = head.temperatures(hidden.last[:, 0]).double().cpu()
         sums += tau.sum(0)

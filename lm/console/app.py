@@ -22,6 +22,7 @@ from lm.console.tables import Table
 from lm.disk.storage import JSON, finite, write_json
 from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
 from lm.errors import Interrupted, visible
+from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,16 +174,18 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task(what, visible=False)
 
     def progress(done: int, total: int) -> None:
-        if not bar.live.is_started:
-            bar.start()
-        bar.update(task, completed=done, total=total, visible=done < total)
-        if done >= total:
-            bar.stop()
+        with deferred_signals():  # the bar has locks and a thread
+            if not bar.live.is_started:
+                bar.start()
+            bar.update(task, completed=done, total=total, visible=done < total)
+            if done >= total:
+                bar.stop()
 
     try:
         yield progress
     finally:
-        bar.stop()
+        with deferred_signals():
+            bar.stop()
 
 
 def show(*parts: Table | str) -> None:

@@ -11,6 +11,7 @@ import filelock
 
 from lm.disk.storage import storage_errors, write_all
 from lm.errors import StorageError
+from lm.stop import deferred_signals, delivered_signals
 
 POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
@@ -40,7 +41,7 @@ class FileLock:
 
     def sign(self, holder: bytes) -> None:
         """Make ``holder`` the content of the locked file. Raises StorageError."""
-        with storage_errors(self._path):
+        with storage_errors(self._path), deferred_signals():
             fd = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 write_all(fd, holder)
@@ -85,11 +86,13 @@ def alone(path: Path, refusal: str) -> Iterator[None]:
     StorageError, the ``refusal``, at once where another process holds it.
     """
     lock = FileLock(path)
-    if not lock.acquire(wait=False):
-        raise StorageError(refusal)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.unlink(path)
-        lock.release()
+    with deferred_signals():
+        if not lock.acquire(wait=False):
+            raise StorageError(refusal)
+        try:
+            with delivered_signals():
+                yield
+        finally:
+            with suppress(OSError):
+                os.unlink(path)
+            lock.release()

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from lm.disk.regular import open_file
 from lm.errors import StorageError, visible
+from lm.stop import deferred_signals, delivered_signals
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
@@ -140,23 +141,25 @@ def write_atomic(path: Path, data: bytes | Callable[[Path], object]) -> None:
     """Replace ``path`` atomically with ``data``, or with the output of ``data(temporary_path)``.
 
     After any failure the path holds its old content or the new one. Raises StorageError, which names the path
-    and never the temporary one, also for a folder, a device or a symbolic link.
+    and never the temporary one, also for a folder, a device or a symbolic link. A signal can only
+    cut off the call of ``data``.
     """
     needed = 0 if callable(data) else len(data)
-    with storage_errors(path, needed):
+    with storage_errors(path, needed), deferred_signals():
         _require_replaceable(path)
         remove_leftovers(path.parent, path.name)
         tmp, fd = _temporary(path)
         try:
             if callable(data):
-                data(tmp)
+                with delivered_signals():
+                    data(tmp)
                 _sync(tmp)
             else:
                 write_all(fd, data)
                 os.fsync(fd)
             move(tmp, path)
             sync(tmp.parent)
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             with suppress(OSError):
                 os.unlink(tmp)
             raise

@@ -47,10 +47,10 @@ class Task(Stateful, Protocol[BatchT]):
 
     def loss(self, batch: BatchT) -> StepLoss: ...
 
-    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
-        """Metrics of the model as it is; ``"nll"``, in nats per token, decides. ``poll`` is called often.
+    def validate(self) -> dict[str, float]:
+        """Metrics of the model as it is; ``"nll"``, in nats per token, decides.
 
-        The model is in evaluation mode and no gradients are kept; ``poll`` may raise Interrupted.
+        The model is in evaluation mode and no gradients are kept. A signal ends it, wherever it comes.
         """
 
 
@@ -240,8 +240,14 @@ class _Engine(Generic[BatchT]):
 
     def gradients(self, batches: list[BatchT], before: Bookmark) -> Sums:
         """The gradients in the model and their sums; Interrupted leaves everything as it was before."""
+
+        def checked() -> Iterator[BatchT]:
+            for batch in batches:
+                self.run.stop.check()
+                yield batch
+
         try:
-            return self.updater.gradients(batches, self.run.stop.check)
+            return self.updater.gradients(checked())
         except Interrupted:
             self.updater.clear()
             before.restore()
@@ -289,8 +295,8 @@ class _Engine(Generic[BatchT]):
         before = Bookmark(self.task)
         self.task.model.eval()
         try:
-            with torch.no_grad(), self.state.averager.swap():
-                metrics = self.task.validate(self.run.stop.check)
+            with torch.no_grad(), self.state.averager.swap(), self.run.stop.raising():
+                metrics = self.task.validate()
         finally:
             self.task.model.train()
             before.restore()

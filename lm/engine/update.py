@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -78,15 +78,13 @@ class Updater(Generic[BatchT]):
         self._clip_norm = optim.clip_norm
         self._bfloat16 = train.precision == "bfloat16"
 
-    def gradients(self, batches: Sequence[BatchT], poll: Callable[[], None]) -> Sums:
-        """Computes them; ``poll`` is called between two batches and may raise."""
+    def gradients(self, batches: Iterable[BatchT]) -> Sums:
+        """Compute the gradients of batches."""
         device = self._parameters[0].device.type
         divisor, tokens = 0, 0
         losses: list[Tensor] = []  # (2,) objective and nll of each batch
         scales: list[float] = []
         for batch in batches:
-            if losses:
-                poll()
             with torch.autocast(device, torch.bfloat16, self._bfloat16):
                 loss = self._loss(batch)
             divisor = divisor or max(1, loss.tokens)  # the right size, and exact where there is one batch

@@ -28,7 +28,7 @@ from lm.language.model import LanguageModel, State, detached
 from lm.language.scoring import Floats, no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 
 Scaling = Literal["normalised", "original", "elements"]
 
@@ -109,16 +109,15 @@ def gather(
     window: int = ADAPT_LENGTH,
     *,
     paper: bool = False,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     commit: Callable[[], None] | None = None,
 ) -> None:
     """Goes on with the statistics to the end of the training data, laid out as streams.
 
     Dropout is off, and g is the gradient of the mean loss over the tokens of a window in all streams: not
     clipped, without penalties or weight decay. ``paper`` leaves out what :class:`Streams` leaves out for it
-    in training. ``poll``, ``progress``, in windows, and ``commit`` are called after every window, with the
-    statistics up to date. DataError where there is no window.
+    in training. ``progress``, in windows, and ``commit`` are called after every window, with the statistics
+    up to date. ``commit`` may raise. DataError where there is no window.
     """
     model, streams = trained.model, statistics.state[0][0].shape[0]
     laid_out = Streams(shards, streams, trained.codec.vocabulary.eos, paper=paper)
@@ -138,7 +137,6 @@ def gather(
             torch._foreach_addcmul_(squares, gradients, gradients)
             statistics.state = detached(outputs.state)
             statistics.windows += 1
-            poll()
             progress(statistics.windows, total)
             if commit is not None:
                 commit()

@@ -13,7 +13,6 @@ from lm.language.parts import FilePart, whole_file
 from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
 from lm.language.sources import SPLITS, is_spelled
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
-from lm.stop import Poll, no_poll
 from lm.text.lines import InputLog
 from lm.text.tokenizers import StoredKind
 from lm.text.vocabulary import Codec
@@ -23,7 +22,7 @@ __all__ = ["TokenSplit", "load_codec", "load_split", "text_part"]
 _SEED = 1  # of the sample that sentencepiece learns from
 
 
-def load_split(source: str, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
+def load_split(source: str, codec: Codec) -> TokenSplit:
     """The tokens that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
 
     ``source`` is a split of a folder that ``lm prepare`` wrote, as ``data/ptb/test``, or a text file, which
@@ -31,16 +30,16 @@ def load_split(source: str, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
     """
     path = _existing(source)
     if path.is_dir():
-        return read_split(_require_split(path), codec, poll)
+        return read_split(_require_split(path), codec)
     part = text_part(path, codec.tokenizer.kind)
     seen, digest = SplitCounts(), hashlib.sha256()
-    lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"), poll)
+    lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"))
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
     add_ids(digest, ids)
     return TokenSplit((ids,), digest.hexdigest(), seen.characters)
 
 
-def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
+def load_codec(data: DataConfig) -> Codec:
     """The codec of ``data.train``: the prepared folder's or, of a text file, learned from it.
 
     It has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train lacks. DataError
@@ -66,9 +65,8 @@ def load_codec(data: DataConfig, poll: Poll = no_poll) -> Codec:
         vocab_size=data.vocab_size,
         seed=_SEED,
         log=log,
-        poll=poll,
     )
-    return learn_codec(splits, tokenizer, size=data.vocab_size, log=log, poll=poll)
+    return learn_codec(splits, tokenizer, size=data.vocab_size, log=log)
 
 
 def text_part(path: Path, kind: StoredKind) -> FilePart:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lm.disk.filelock import alone
 from lm.disk.storage import JSON, make_folder, move, remove_tree
-from lm.errors import Interrupted, require, visible
+from lm.errors import require, visible
 from lm.language.adaptation import (
     ADAPT_LENGTH,
     SETTINGS,
@@ -33,7 +33,8 @@ from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import keep, opened, plain
-from lm.stop import Poll, Progress, Steps, no_poll, no_progress
+from lm.steps import OnProgress, Steps, no_progress
+from lm.stop import StopFlag
 
 Result = dict[str, Any]
 
@@ -50,13 +51,12 @@ def dynamic(
     wanted: Refinements = NONE,
     limit: int | None = None,
     compat: Compat | None = None,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Result:
     """Evaluate a run dynamically and keep the result in the run.
 
     Args:
-        run, data, checkpoint, limit, compat, poll: as for :func:`lm.language.evaluate.evaluate`.
+        run, data, checkpoint, limit, compat: as for :func:`lm.language.evaluate.evaluate`.
         setting: η, λ and ε; :data:`lm.language.adaptation.SETTINGS` has those of the papers.
         search: choose a setting on the run's validation split first, and evaluate that on ``data``, once.
         wanted: what else to report; as in Melis et al. (2020), with the temperature of static evaluation, and
@@ -67,25 +67,25 @@ def dynamic(
         ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`; StorageError also
             where another process gathers statistics or searches in the same run.
         DivergenceError: a loss is not finite, or all of the search's are.
-        Interrupted: by ``poll``; statistics and finished settings of the search are kept.
+        Interrupted: by a signal while statistics are gathered, which are kept, as far as they are.
     """
     trained, weights = opened(run, checkpoint, TrainedLm.load)
     config = trained.config
-    text = load_text(trained, data or config.data.test, limit, poll)
+    text = load_text(trained, data or config.data.test, limit)
     compat = compat or config.train.compat
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
     result: Result = {}
     with _alone_in(run / FOLDER):
-        statistics, key = run_statistics(trained, run, setting.window, paper, poll, progress, setting.streams)
+        statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)
         if search:
-            valid = load_text(trained, config.data.valid, limit, poll)
+            valid = load_text(trained, config.data.valid, limit)
             setting, result["searched"] = choose(
-                search, setting, trained, statistics, valid, run / FOLDER, key, poll, progress
+                search, setting, trained, statistics, valid, run / FOLDER, key, progress
             )
             result |= {"searched_by": search.option, "searched_on": valid.source}
-    advance = Steps((1 + wanted.passes) * len(text.ids), poll, progress).advance
+    advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
 
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
         return dynamic_nll(
@@ -112,7 +112,7 @@ def dynamic(
         **likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
         **result,
     }
-    for kind, (about, other) in refined(trained, wanted, sampler, scores, poll, paper=paper).items():
+    for kind, (about, other) in refined(trained, wanted, sampler, scores, paper=paper).items():
         result[kind] = about | likelihood(other, trained, text, len(other))
         contexts[kind] = blocks(other)["nll"]
     parts = [text.name, *([] if checkpoint == "best" else [plain(checkpoint)]), "dynamic", plain(label)]
@@ -152,15 +152,14 @@ def run_statistics(
     run: Path,
     window: int = ADAPT_LENGTH,
     paper: bool = False,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     streams: int = STREAMS,
 ) -> tuple[Statistics, dict[str, JSON]]:
     """The statistics over the run's training data, and what they are of; kept in the run, and gone on with.
 
     StorageError where those that are kept are all damaged, or cannot be written.
     """
-    split = load_split(trained.config.data.train, trained.codec, poll)
+    split = load_split(trained.config.data.train, trained.codec)
     tokens = sum(len(shard) for shard in split.shards)
     require(
         2 * streams <= tokens,
@@ -187,27 +186,18 @@ def run_statistics(
         saved = time.monotonic()
 
     def commit_at_times() -> None:
-        if time.monotonic() - saved >= COMMIT_SECONDS:
+        if stop or time.monotonic() - saved >= COMMIT_SECONDS:
             commit()
+        stop.check()
 
     before = statistics.windows
-    try:
+    with StopFlag() as stop:
         gather(
-            trained,
-            split.shards,
-            statistics,
-            window,
-            paper=paper,
-            poll=poll,
-            progress=progress,
-            commit=commit_at_times,
+            trained, split.shards, statistics, window, paper=paper, progress=progress, commit=commit_at_times
         )
-    except Interrupted:
         if statistics.windows > before:
             commit()
-        raise
-    if statistics.windows > before:
-        commit()
+        stop.check()
     return statistics, key
 
 

@@ -21,7 +21,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
 from lm.runs.evaluations import keep, opened, plain
-from lm.stop import Poll, Progress, Steps, no_poll, no_progress
+from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
 Result = dict[str, Any]
@@ -51,8 +51,7 @@ def evaluate(
     wanted: Refinements = NONE,
     limit: int | None = None,
     compat: Compat | None = None,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Result:
     """Evaluate a run on a text and keep the result in the run.
 
@@ -64,7 +63,6 @@ def evaluate(
         limit: take the first so many tokens only.
         compat: ``paper`` scores as the authors' code does, see :mod:`lm.language.scoring`, and divides by N
             all the same; the run's own ``train.compat`` if left out.
-        poll: called often; raises to interrupt. Nothing is written then.
         progress: told how many tokens of how many have been scored.
 
     Raises:
@@ -72,11 +70,11 @@ def evaluate(
         DivergenceError: the model's probabilities are not finite.
     """
     trained, weights = opened(run, checkpoint, TrainedLm.load)
-    text = load_text(trained, data or trained.config.data.test, limit, poll)
+    text = load_text(trained, data or trained.config.data.test, limit)
     compat = compat or trained.config.train.compat
     paper = compat == "paper"
     sampler = wanted.sampler(trained.model)
-    advance = Steps(len(text.ids) * wanted.passes, poll, progress).advance
+    advance = Steps(len(text.ids) * wanted.passes, progress).advance
 
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
         window = READ_LENGTH if model is None else trained.config.window.length
@@ -97,7 +95,7 @@ def evaluate(
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
     name = text.name if checkpoint == "best" else f"{text.name}.{plain(checkpoint)}"
-    for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, poll, paper=paper).items():
+    for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, paper=paper).items():
         result[key] = about | likelihood(refined_nll, trained, text)
         contexts[key] = blocks(refined_nll)["nll"]
     name += wanted.name
@@ -105,14 +103,14 @@ def evaluate(
     return result
 
 
-def load_text(trained: TrainedLm, source: str, limit: int | None = None, poll: Poll = no_poll) -> Text:
+def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:
     """Read a text in the tokens of a run.
 
     ConfigError for a bad limit, DataError where the text cannot be read or most of it is unknown.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
-    split = load_split(source, trained.codec, poll)
+    split = load_split(source, trained.codec)
     ids, characters, name = split.ids(), split.characters or None, plain(Path(source).stem)
     if limit is not None and limit < len(ids):
         ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"

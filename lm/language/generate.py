@@ -12,7 +12,6 @@ from torch import Tensor
 from lm.errors import DivergenceError, require
 from lm.heads.sampling import INFINITY, draw
 from lm.language.trained import READ_LENGTH, TrainedLm
-from lm.stop import Poll, no_poll
 from lm.text.vocabulary import Codec
 
 _INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
@@ -60,9 +59,7 @@ class Generated:
     text: str
 
 
-def generate(
-    trained: TrainedLm, prompt: str, options: GenerateOptions, poll: Poll = no_poll
-) -> Iterator[Generated]:
+def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Iterator[Generated]:
     """Continue a prompt, ``options.count`` times, one text after the other.
 
     The prompt follows ``<eos>``, and each of its line ends is one; what is yielded goes on where
@@ -85,7 +82,6 @@ def generate(
     state = model.initial_state(1)
     with torch.no_grad():
         for piece in torch.tensor(said, device=trained.device).split(READ_LENGTH):
-            poll()
             read = model(piece[:, None], state)
             state = read.state
     for sample in range(options.count):
@@ -93,7 +89,6 @@ def generate(
         outputs, token = read, None
         writer = _Writer(codec, codec.tokenizer.split(prompt.rpartition("\n")[2]))
         for _ in range(options.max_tokens):
-            poll()
             with torch.no_grad():
                 if token is not None:
                     outputs = model(token[None], outputs.state)

@@ -25,7 +25,6 @@ from lm.errors import ConfigError, DataError, require, visible
 from lm.language.shards import write_split
 from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
-from lm.stop import Poll, interruptible
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
 from lm.text.tokenizers import StoredKind, TokenizerKind
@@ -94,23 +93,22 @@ def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) 
 
     A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
     for the source, StorageError where ``out`` is something else or of another source, cannot be written, or
-    is being written by another process, Interrupted after a signal.
+    is being written by another process.
     """
-    located = locate(source, options.read)  # a signal ends this at once: it may wait for a network
+    located = locate(source, options.read)
     kind = _tokenizer_kind(located.format, options)
-    with interruptible() as poll:
-        folder = OutputFolder(out, COMMAND, poll)
-        wanted = {
-            "command": COMMAND,
-            "format": _FORMAT,
-            "source": source,
-            "options": asdict(options),
-            "inputs": _identity(located, poll),
-        }
-        if current := folder.current(wanted):
-            return current
-        with folder.alone():
-            return folder.current(wanted) or _write(folder, located, kind, options, wanted, poll)
+    folder = OutputFolder(out, COMMAND)
+    wanted = {
+        "command": COMMAND,
+        "format": _FORMAT,
+        "source": source,
+        "options": asdict(options),
+        "inputs": _identity(located),
+    }
+    if current := folder.current(wanted):
+        return current
+    with folder.alone():
+        return folder.current(wanted) or _write(folder, located, kind, options, wanted)
 
 
 def _write(
@@ -119,30 +117,29 @@ def _write(
     kind: StoredKind,
     options: PrepareOptions,
     wanted: Mapping[str, Any],
-    poll: Poll,
 ) -> Prepared:
     folder.require_replaceable(wanted)
     log = InputLog(options.on_bad_line, COMMAND)
-    codec, counts = _survey(located, kind, options, log, poll)
+    codec, counts = _survey(located, kind, options, log)
     report = _report(located, codec, counts, log, options)
     with folder.building() as building, storage_errors(folder.path):
         codec.save(building)
         for split, parts in located.splits.items():
             again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log
             keep = options.blank_lines == "keep"
-            lines = read_tokens(parts, codec.tokenizer, again, poll, blank_lines=keep)
+            lines = read_tokens(parts, codec.tokenizer, again, blank_lines=keep)
             write_split(building / split, lines, codec, options.shard_tokens)
-        if _identity(located, poll) != wanted["inputs"]:
+        if _identity(located) != wanted["inputs"]:
             raise DataError(
                 f"{visible(located.source)}: changed while it was read; run the same command again"
             )
         return folder.finish(building, wanted, report, log.dropped)
 
 
-def _identity(located: Located, poll: Poll) -> dict[str, Any]:
+def _identity(located: Located) -> dict[str, Any]:
     """Size and SHA-256 of every file, SHA-256 of every split of a dataset, or what makes splits up."""
     if files := located.files:
-        return hash_inputs(files, poll)
+        return hash_inputs(files)
     if located.source == COPIES:
         return {split: list(map(repr, parts)) for split, parts in located.splits.items()}
     found = {}
@@ -150,7 +147,6 @@ def _identity(located: Located, poll: Poll) -> dict[str, Any]:
         digest = hashlib.sha256()
         for part in parts:
             for line in part.lines(InputLog("skip")):
-                poll()
                 digest.update(line.text.encode("utf-8", "surrogatepass") + b"\n")
         found[split] = digest.hexdigest()
     return found
@@ -167,7 +163,7 @@ def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
 
 
 def _survey(
-    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog, poll: Poll
+    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog
 ) -> tuple[Codec, dict[str, SplitCounts]]:
     """The first reading: the codec, and what every split holds."""
     tokenizer = learn_tokenizer(
@@ -177,12 +173,11 @@ def _survey(
         vocab_size=options.vocab_size,
         seed=options.seed,
         log=log,
-        poll=poll,
     )
     keep = options.blank_lines == "keep"
     counts = {}
     for split, parts in located.splits.items():
-        counts[split] = count_split(read_tokens(parts, tokenizer, log, poll, blank_lines=keep))
+        counts[split] = count_split(read_tokens(parts, tokenizer, log, blank_lines=keep))
         if counts[split].words.keys() <= {EOS_WORD}:
             raise DataError(f"{visible(located.source)}: no token in the {split} split; check its text")
     others = [counts[split] for split in counts if split != "train"]

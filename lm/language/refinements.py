@@ -21,7 +21,6 @@ from lm.language.model import LanguageModel
 from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.stop import Poll, no_poll
 
 Result = dict[str, Any]
 Scores = Callable[[LanguageModel | None, float], Floats]  # of a sampler, or of the model, and a temperature
@@ -72,39 +71,34 @@ def refined(
     wanted: Refinements,
     sampler: LanguageModel | None,
     scores: Scores,
-    poll: Poll = no_poll,
     *,
     paper: bool = False,
 ) -> dict[str, tuple[Result, Floats]]:
     """By refinement what was chosen for it, and −log P of every token, as ``scores`` gives it."""
     found: dict[str, tuple[Result, Floats]] = {}
     if wanted.temperature_search:
-        chosen = search_temperature(trained, poll, paper=paper)
+        chosen = search_temperature(trained, paper=paper)
         found["temperature_search"] = chosen, scores(None, chosen["temperature"])
     if sampler is not None:
         of_passes, samples = {"samples": wanted.mc_samples, "rate": wanted.mc_rate}, wanted.mc_samples
         found["mc_dropout"] = of_passes, mean_of_passes(trained, samples, partial(scores, sampler, 1.0))
         if wanted.temperature_search:
-            chosen = search_mc_temperature(trained, sampler, samples, poll, paper=paper)
+            chosen = search_mc_temperature(trained, sampler, samples, paper=paper)
             one_pass = partial(scores, sampler, chosen["temperature"])
             found["mc_temperature"] = of_passes | chosen, mean_of_passes(trained, samples, one_pass)
     return found
 
 
-def search_temperature(trained: TrainedLm, poll: Poll = no_poll, *, paper: bool = False) -> Result:
+def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
     """The factor on the logits that is best on the first tokens of the run's own validation split.
 
     Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
     """
-    source, ids = _searched(trained, poll)
-    read = list(trained.readings(ids, paper=paper, poll=poll))
+    source, ids = _searched(trained)
+    read = list(trained.readings(ids, paper=paper))
 
     def nll_at(multiplier: float) -> Floats:
-        pieces = []
-        for hidden, targets in read:
-            poll()
-            pieces.append(hidden_nll(trained.model, hidden, targets, 1 / multiplier))
-        return np.concatenate(pieces)
+        return np.concatenate([hidden_nll(trained.model, *reading, 1 / multiplier) for reading in read])
 
     return _search(nll_at) | {"searched_on": source}
 
@@ -113,26 +107,22 @@ def search_mc_temperature(
     trained: TrainedLm,
     sampler: LanguageModel,
     samples: int,
-    poll: Poll = no_poll,
     *,
     paper: bool = False,
 ) -> Result:
     """The same for the mean of passes with dropout on, which :func:`mc_nll` makes for each factor again."""
-    source, ids = _searched(trained, poll)
-
-    def advance(tokens: int) -> None:
-        poll()
+    source, ids = _searched(trained)
 
     def nll_at(multiplier: float) -> Floats:
-        return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper, advance=advance)
+        return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper)
 
     return _search(nll_at) | {"searched_on": source}
 
 
-def _searched(trained: TrainedLm, poll: Poll) -> tuple[str, Ids]:
+def _searched(trained: TrainedLm) -> tuple[str, Ids]:
     """The validation split and its tokens that a temperature is chosen on."""
     source = trained.config.data.valid
-    return source, load_split(source, trained.codec, poll).ids()[:SEARCHED]
+    return source, load_split(source, trained.codec).ids()[:SEARCHED]
 
 
 def _search(nll_at: Callable[[float], Floats]) -> Result:

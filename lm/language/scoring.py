@@ -28,7 +28,6 @@ from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import perplexity, require_finite
 from lm.runs.outputs import require_apart
-from lm.stop import Poll, no_poll
 from lm.text.lines import InputLog
 
 Result = dict[str, Any]
@@ -38,7 +37,7 @@ LINES = 4096  # tokens of successive lines that are scored together
 
 
 def no_advance(tokens: int) -> None:
-    """Nobody is told how far it is, and nothing interrupts."""
+    """Progress that nobody looks at."""
 
 
 def token_nll(
@@ -57,7 +56,7 @@ def token_nll(
         temperature: divides the logits of every component.
         model: reads in place of the trained one, in whatever mode it is.
         window: tokens read at once; for a model that drops units, those that share a mask.
-        advance: told of every window's tokens; may raise to interrupt.
+        advance: called with every window's tokens.
     """
     model = model or trained.model
     pieces = [np.empty(0)]
@@ -74,9 +73,7 @@ def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperatur
     return nll[:, 0].double().cpu().numpy()
 
 
-def score_lines(
-    trained: TrainedLm, path: Path, *, independent: bool = False, poll: Poll = no_poll
-) -> Iterator[Result]:
+def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) -> Iterator[Result]:
     """The log-probability of every token of every line of a text file, read as ``data.test`` is.
 
     Each line ends in ``<eos>``, which is scored too, and is read after all lines before it, unless they are
@@ -88,12 +85,12 @@ def score_lines(
     eos = torch.tensor([vocabulary.eos], device=trained.device)
     reader = Reader(trained.model, eos)
     last = 0
-    for lines in _groups(trained, path, 1 if independent else LINES, poll):
+    for lines in _groups(trained, path, 1 if independent else LINES):
         if independent and lines[0][0] != last:
             reader = Reader(trained.model, eos)
         last = lines[-1][0]
         tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
-        pieces = [hidden_nll(trained.model, *reading) for reading in reader.readings(tokens, poll=poll)]
+        pieces = [hidden_nll(trained.model, *reading) for reading in reader.readings(tokens)]
         ends = np.cumsum([len(ids) for _, ids in lines])[:-1]
         for (number, ids), scores in zip(lines, np.split(-np.concatenate(pieces), ends), strict=True):
             nll = -float(scores.mean())
@@ -113,12 +110,11 @@ def score_file(
     *,
     checkpoint: str = "best",
     independent: bool = False,
-    poll: Poll = no_poll,
 ) -> Result:
     """Write what :func:`score_lines` gives to ``output`` as JSONL; returns the sums.
 
-    Raises DataError, StorageError, DivergenceError, ConfigError where ``output`` is ``path``, and what
-    ``poll`` raises; nothing is written then.
+    Raises DataError, StorageError, DivergenceError, and ConfigError where ``output`` is ``path``. Nothing is
+    written then, nor where a signal comes.
     """
     require_apart([output], [path])
     require_writable(output)
@@ -128,7 +124,7 @@ def score_file(
     def write(target: Path) -> None:
         nonlocal lines, tokens, total
         with target.open("w", encoding="utf-8") as file:
-            for row in score_lines(trained, path, independent=independent, poll=poll):
+            for row in score_lines(trained, path, independent=independent):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 lines, tokens = lines + 1, tokens + len(row["tokens"])
                 total -= math.fsum(row["log_probs"])
@@ -148,12 +144,12 @@ def score_file(
     }
 
 
-def _groups(trained: TrainedLm, path: Path, size: int, poll: Poll) -> Iterator[list[tuple[int, list[int]]]]:
+def _groups(trained: TrainedLm, path: Path, size: int) -> Iterator[list[tuple[int, list[int]]]]:
     """Numbers and tokens of successive lines, in groups of at least ``size`` tokens but for the last."""
     group: list[tuple[int, list[int]]] = []
     held, codec = 0, trained.codec
     log = InputLog(command=None)
-    for line in read_tokens([text_part(path, codec.tokenizer.kind)], codec.tokenizer, log, poll):
+    for line in read_tokens([text_part(path, codec.tokenizer.kind)], codec.tokenizer, log):
         group.append((line.line.number, line_ids(line, codec)))
         held += len(group[-1][1])
         if held >= size:

@@ -26,7 +26,7 @@ from lm.language.adaptation import (
 )
 from lm.language.evaluate import Text, likelihood
 from lm.language.trained import TrainedLm
-from lm.stop import Poll, Progress, Steps
+from lm.steps import OnProgress, Steps
 
 Result = dict[str, Any]
 NUMBERS = ("lr", "decay", "eps")
@@ -142,8 +142,7 @@ def choose(
     valid: Text,
     folder: Path,
     of: Mapping[str, JSON],
-    poll: Poll,
-    progress: Progress,
+    progress: OnProgress,
 ) -> tuple[Setting, list[Result]]:
     """The best setting on ``valid``, and the results of all; one that diverges has none.
 
@@ -156,7 +155,7 @@ def choose(
     path = folder / search.file
     rows = _finished(path, key)[: search.count]
     before = len(rows)
-    steps = Steps(len(valid.ids) * (search.count - before), poll, progress)
+    steps = Steps(len(valid.ids) * (search.count - before), progress)
     while len(rows) < search.count:
         setting = search.propose(base, rows)
         row: Result = {name: getattr(setting, name) for name in NUMBERS}

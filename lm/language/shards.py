@@ -21,7 +21,6 @@ from lm.disk.regular import open_file
 from lm.disk.storage import JSON, read_json, storage_errors, write_json
 from lm.errors import DataError, StorageError, visible
 from lm.language.survey import SplitCounts, TokenLine
-from lm.stop import Poll, no_poll
 from lm.text.prepared_folder import recorded_hashes, require_recorded
 from lm.text.vocabulary import Codec
 
@@ -83,10 +82,9 @@ def id_dtype(codec: Codec) -> type[np.integer]:
     return np.uint16 if len(codec.vocabulary) <= 1 << 16 else np.int32
 
 
-def add_ids(digest: Any, ids: NDArray[np.integer], poll: Poll = no_poll) -> None:
+def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
     """Hash ids in the form that does not depend on how they are stored."""
     for start in range(0, len(ids), _CHUNK):
-        poll()
         digest.update(ids[start : start + _CHUNK].astype("<i4").tobytes())
 
 
@@ -131,7 +129,7 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
     return counts
 
 
-def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
+def read_split(folder: Path, codec: Codec) -> TokenSplit:
     """The split of a folder that :func:`write_split` wrote.
 
     DataError where it is damaged, or was written with another codec.
@@ -155,7 +153,7 @@ def read_split(folder: Path, codec: Codec, poll: Poll = no_poll) -> TokenSplit:
         shards = tuple(_mapped(folder / f"{index:05d}.npy", dtype, size) for index, size in enumerate(sizes))
         digest = hashlib.sha256()
         for shard in shards:
-            add_ids(digest, shard, poll)
+            add_ids(digest, shard)
         if digest.hexdigest() != about["sha256"]:
             raise ValueError("other ids than were written")
         return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))

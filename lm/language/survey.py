@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError
 from lm.language.parts import Line, Part
-from lm.stop import Poll
 from lm.text.lines import InputLog
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
@@ -40,7 +39,6 @@ def read_tokens(
     parts: Iterable[Part],
     tokenizer: Tokenizer,
     log: InputLog,
-    poll: Poll,
     *,
     blank_lines: bool = True,
 ) -> Iterator[TokenLine]:
@@ -48,7 +46,6 @@ def read_tokens(
     skip_blank = not blank_lines and tokenizer.kind != "byte"
     for part in parts:
         for line in part.lines(log):
-            poll()
             if skip_blank and not line.text.strip():
                 continue
             tokens = tokenizer.split(line.text)
@@ -79,7 +76,6 @@ def learn_tokenizer(
     vocab_size: int,
     seed: int,
     log: InputLog,
-    poll: Poll,
 ) -> Tokenizer:
     """A tokenizer; sentencepiece is learned, and leaves two of ``vocab_size`` for ``<eos>`` and ``<unk>``."""
     if kind not in ("unigram", "bpe"):
@@ -89,16 +85,15 @@ def learn_tokenizer(
             f"a {kind} tokenizer needs the size of its vocabulary; give --vocab-size 8000, or data.vocab_size"
             " in a config"
         )
-    sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command), poll)
+    sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command))
     return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
 
 
-def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog, poll: Poll) -> Iterator[str]:
+def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog) -> Iterator[str]:
     share = SAMPLE / max(1, sum(part.size for part in parts))
     taken = 0
     for part in parts:
         for line in part.lines(log):
-            poll()
             if line.text.strip() and (share >= 1 or rng.random() < share):
                 yield line.text
                 taken += len(line.text)
@@ -137,9 +132,8 @@ def learn_codec(
     *,
     size: int,
     log: InputLog,
-    poll: Poll,
 ) -> Codec:
     """Tokenizer and vocabulary of ``train``; other splits only tell whether an ``<unk>`` is needed."""
-    counts = {name: count_split(read_tokens(parts, tokenizer, log, poll)) for name, parts in splits.items()}
+    counts = {name: count_split(read_tokens(parts, tokenizer, log)) for name, parts in splits.items()}
     train = counts.pop("train")
     return Codec(tokenizer, build_vocabulary(tokenizer, train, [*counts.values()], size=size, of_all=False))

@@ -14,7 +14,6 @@ from lm.language.corpus import TokenSplit
 from lm.language.model import LanguageModel, State, detached, state_from, state_tensors
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
-from lm.stop import Poll
 
 SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
 
@@ -88,10 +87,10 @@ class LmTask:
         kept = (torch.rand(len(state[0][0]), 1) >= rate).to(state[0][0])
         return [(h * kept, c * kept) for h, c in state]
 
-    def validate(self, poll: Poll) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
         total, tokens = score_streams(
-            self.model, self._valid.shards, self.config.data.valid_streams, self._eos, poll, paper=self._paper
+            self.model, self._valid.shards, self.config.data.valid_streams, self._eos, paper=self._paper
         )
         return {"nll": total / tokens, "tokens": float(tokens)}
 
@@ -110,7 +109,6 @@ def score_streams(
     shards: Sequence[Ids],
     streams: int,
     eos: int,
-    poll: Poll,
     *,
     paper: bool = False,
 ) -> tuple[float, int]:
@@ -125,7 +123,6 @@ def score_streams(
     total, tokens, left_out = 0.0, 0, 0
     state = model.initial_state(streams)
     for span in laid_out.spans(config, np.random.default_rng(0)):
-        poll()
         window = laid_out.window(span).to(device)
         outputs = model(window.tokens, model.initial_state(streams) if span.first else state)
         state = outputs.state

@@ -22,7 +22,6 @@ from lm.measures import require_learnt
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, config_of, require_unchanged, settle_inputs
 from lm.runs.run import Run, require_same_config
-from lm.stop import RESUME, interruptible
 from lm.text.vocabulary import Codec
 
 START_HASH = "start_from_sha256"
@@ -111,12 +110,11 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
 
 
 def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit]:
-    """The codec, the run's own where it has one, and both splits; a signal ends it as it ends training."""
-    with interruptible(RESUME) as poll:
-        begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
-        codec = codec_of(folder) if begun else load_codec(config.data, poll)
-        train_split = load_split(config.data.train, codec, poll)
-        return codec, train_split, load_split(config.data.valid, codec, poll)
+    """The codec, the run's own where it has one, and both splits."""
+    begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
+    codec = codec_of(folder) if begun else load_codec(config.data)
+    train_split = load_split(config.data.train, codec)
+    return codec, train_split, load_split(config.data.valid, codec)
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:

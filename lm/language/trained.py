@@ -26,7 +26,6 @@ from lm.language.sizes import sized
 from lm.language.windows import Ids
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
-from lm.stop import Poll, no_poll
 from lm.text.vocabulary import Codec
 
 READ_LENGTH = 256  # tokens that the recurrent layers read at once
@@ -48,12 +47,9 @@ class Reader:
         self._last, self._state = targets[-1:], detached(outputs.state)
         return outputs.hidden
 
-    def readings(
-        self, tokens: Tensor, window: int = READ_LENGTH, poll: Poll = no_poll
-    ) -> Iterator[tuple[Layers, Tensor]]:
+    def readings(self, tokens: Tensor, window: int = READ_LENGTH) -> Iterator[tuple[Layers, Tensor]]:
         """:meth:`read` for the next tokens (N,), window by window, with each window's; without gradients."""
         for targets in tokens.split(window):
-            poll()
             with torch.no_grad():
                 hidden = self.read(targets)
             yield hidden, targets
@@ -111,35 +107,31 @@ class TrainedLm:
         paper: bool = False,
         model: LanguageModel | None = None,
         window: int = READ_LENGTH,
-        poll: Poll = no_poll,
     ) -> Iterator[tuple[Layers, Tensor]]:
         """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window.
 
-        ``paper``, ``model`` and DataError are those of :meth:`begin`; ``poll`` is called for every window.
+        ``paper``, ``model`` and DataError are those of :meth:`begin`.
         """
         reader, tokens = self.begin(ids, paper=paper, model=model)
-        yield from reader.readings(tokens, window, poll)
+        yield from reader.readings(tokens, window)
 
     def log_probs(
         self,
         ids: Ids,
-        poll: Poll = no_poll,
         rows: int = READ_LENGTH,
         dtype: torch.dtype = torch.float64,
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
         head = copy.deepcopy(self.model.head).to(dtype)
-        for hidden, _ in self.readings(ids, window=rows, poll=poll):
+        for hidden, _ in self.readings(ids, window=rows):
             with torch.no_grad():
                 block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
             yield block
 
-    def component_log_probs(
-        self, ids: Ids, poll: Poll = no_poll, rows: int = 64
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def component_log_probs(self, ids: Ids, rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
         """log π_k + log p_k of every word in float64 blocks (n, K, V), and the targets (n,)."""
         head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.readings(ids, window=rows, poll=poll):
+        for hidden, targets in self.readings(ids, window=rows):
             with torch.no_grad():
                 block = head.component_log_probs(hidden.map(lambda states: states[:, 0].double()))
             yield block, targets

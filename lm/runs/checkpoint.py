@@ -30,6 +30,7 @@ from lm.disk.storage import (
 )
 from lm.errors import ConfigError, StorageError, visible
 from lm.runs.commit import FOLDER, MANIFEST, Commit, write_commit
+from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,19 +81,20 @@ class CheckpointStore:
         tmp = final.with_name(f"{final.name}.tmp")
         tensors = [tensor for group in groups.values() for tensor in group.values()]
         require_space(self.folder, _SLACK + sum(tensor.nbytes for tensor in tensors))
-        try:
-            remove_tree(tmp)
-            make_folder(tmp)
-            state_sha256 = write_commit(tmp, step, groups, state, facts)
-            if self._holds(final, state_sha256):
+        with deferred_signals():
+            try:
                 remove_tree(tmp)
-            else:
-                self._publish(tmp, final)
-        except Exception:
-            with suppress(StorageError):
-                remove_tree(tmp)
-            raise
-        self.point("last", step)
+                make_folder(tmp)
+                state_sha256 = write_commit(tmp, step, groups, state, facts)
+                if self._holds(final, state_sha256):
+                    remove_tree(tmp)
+                else:
+                    self._publish(tmp, final)
+            except (Exception, KeyboardInterrupt):
+                with suppress(StorageError):
+                    remove_tree(tmp)
+                raise
+            self.point("last", step)
         return Commit.read(final)
 
     def latest(self) -> Commit | None:

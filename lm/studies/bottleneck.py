@@ -38,7 +38,7 @@ from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import HEADS, Head
 from lm.heads.states import Layers
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language, measured_rank
 from lm.studies.points import Points
 
@@ -212,9 +212,7 @@ def models(options: BottleneckOptions) -> list[tuple[int, str, Point]]:
     return list(dict.fromkeys(found))
 
 
-def bottleneck(
-    options: BottleneckOptions, out: Path, poll: Poll = no_poll, progress: Progress = no_progress
-) -> dict[str, Any]:
+def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
     """Train and measure every point of the sweep; keep each in ``out`` as soon as it is there.
 
     ``out/points.jsonl`` holds every point ever measured there under its own settings, so the same command
@@ -222,7 +220,6 @@ def bottleneck(
     returned result. The same settings and number of threads give the same bytes.
 
     Args:
-        poll: called before every training step; may raise.
         progress: told (points done, all points).
 
     Raises:
@@ -238,7 +235,7 @@ def bottleneck(
         progress(done, len(plan))
         steps = options.steps_of(point)
         settings = asdict(language) | asdict(point) | {"steps": steps, "lr": options.lr}
-        train = partial(train_point, language, point, steps, options.lr, poll)
+        train = partial(train_point, language, point, steps, options.lr)
         values = measured.measured(settings, train)
         where = {"seed": language.seed, "head": name, "size": size, "steps": steps}
         rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
@@ -254,9 +251,7 @@ def bottleneck(
     return result
 
 
-def train_point(
-    language: Language, point: Point, steps: int, lr: float, poll: Poll = no_poll
-) -> dict[str, Any]:
+def train_point(language: Language, point: Point, steps: int, lr: float) -> dict[str, Any]:
     """Train one model on the true distributions by full-batch Adam under a cosine schedule, and measure it.
 
     Returns:
@@ -275,7 +270,6 @@ def train_point(
     joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
     late = math.nan
     for step in range(steps):
-        poll()
         loss = -(joint * head.log_probs(point.layers(table.weight))).sum()
         if step == steps * 9 // 10:
             late = loss.item() - language.entropy

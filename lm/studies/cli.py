@@ -8,7 +8,6 @@ import typer
 from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, named
 from lm.errors import ConfigError
-from lm.stop import RESUME, interruptible
 
 
 def bottleneck(
@@ -76,8 +75,8 @@ def bottleneck(
         lr=lr,
         seeds=_integers("--seeds", seeds),
     )
-    with interruptible(RESUME) as poll, counting("training") as progress:
-        result = sweep(options, out, poll, progress)
+    with counting("training") as progress:
+        result = sweep(options, out, progress)
     figures = [out / "bottleneck.png", out / "bottleneck.svg"]
     draw(result, figures)
     write_result(json_file, result)
@@ -132,8 +131,8 @@ def reverse_copy(
         embedding_size=embedding_size, parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs),
         seeds=_integers("--seeds", seeds),
     )  # fmt: skip
-    with interruptible(RESUME) as poll, counting("training") as progress:
-        result = copying(options, out, poll, progress, corpora)
+    with counting("training") as progress:
+        result = copying(options, out, progress, corpora)
     figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
     draw(result, figures)
     write_result(json_file, result)

@@ -34,7 +34,7 @@ from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.measures import learnt
-from lm.stop import Poll, Progress, no_poll, no_progress
+from lm.steps import OnProgress, no_progress
 from lm.studies.copying_data import Corpus, Drawn
 from lm.studies.points import Points
 
@@ -132,8 +132,7 @@ class Copier(nn.Module):
 def copying(
     options: CopyOptions,
     out: Path,
-    poll: Poll = no_poll,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
     corpora: Sequence[Corpus] = (),
 ) -> dict[str, Any]:
     """Train every cell at every length and rate; keep each in ``out`` as soon as it is there.
@@ -142,7 +141,6 @@ def copying(
     stopped. ``out/reverse-copy.json`` is the returned result: a row for every seed, length and cell.
 
     Args:
-        poll: called before every training step; may raise.
         progress: told (trainings done, all trainings).
         corpora: sequences of every length, V symbols; drawn at random if there are none.
 
@@ -165,7 +163,7 @@ def copying(
             settings, corpus = options.settings(seed, length, cell, lr), of_length.get(length)
             if corpus:
                 settings["corpus"] = list(corpus.fingerprints)
-            train = partial(train_point, options, seed, length, cell, lr, corpus, poll)
+            train = partial(train_point, options, seed, length, cell, lr, corpus)
             try:
                 found.append({"lr": lr} | measured.measured(settings, train))
             except DivergenceError:
@@ -189,7 +187,6 @@ def train_point(
     kind: str,
     lr: float,
     corpus: Corpus | None = None,
-    poll: Poll = no_poll,
 ) -> dict[str, Any]:
     """Train one model, and measure it.
 
@@ -208,7 +205,6 @@ def train_point(
     )
     optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
     for step in range(options.steps):
-        poll()
         states, targets = model(next(batches))
         loss = model.head.loss(states, targets) / targets.numel()
         optimizer.zero_grad()

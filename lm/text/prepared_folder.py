@@ -32,12 +32,10 @@ from lm.disk.storage import (
     sync,
 )
 from lm.errors import DataError, StorageError, visible
-from lm.stop import Poll, no_poll
 from lm.text.lines import Dropped
 
 MANIFEST = "manifest.json"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
-_BLOCK = 1 << 20  # bytes hashed between polls
 _DIALOG = "dialog prepare"  # default command of old manifests
 
 
@@ -50,15 +48,12 @@ class Prepared:
     unchanged: bool
 
 
-def hash_inputs(paths: Iterable[Path], poll: Poll = no_poll) -> dict[str, Any]:
+def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:
     """Size and SHA-256 of a source's files. Raises DataError if one cannot be read."""
     found = {}
     for path in paths:
-        digest = hashlib.sha256()
         with open_regular(path) as stream:
-            while block := stream.read(_BLOCK):
-                poll()
-                digest.update(block)
+            digest = hashlib.file_digest(stream, "sha256")
             found[str(path)] = {"size": stream.tell(), "sha256": digest.hexdigest()}
     return found
 
@@ -121,14 +116,13 @@ def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, st
 class OutputFolder:
     """Output folder of ``command``, with its lock, its temporary folders and an earlier result.
 
-    ``poll`` is called before every file that is hashed. Foreign content is never replaced: a foreign folder,
-    the result of another source, or files added to ours. It raises StorageError.
+    Foreign content is never replaced: a foreign folder, the result of another source, or files added to ours.
+    It raises StorageError.
     """
 
-    def __init__(self, path: Path, command: str, poll: Poll = no_poll) -> None:
+    def __init__(self, path: Path, command: str) -> None:
         self.path = path
         self.command = command
-        self._poll = poll
         self._held = False  # the lock, by `alone`
         self._out = out = Path(os.path.abspath(path))
         self._lock = out.with_name(f".{out.name}.lock")  # exists while a process writes
@@ -245,7 +239,6 @@ class OutputFolder:
         """SHA-256 of every file below a folder except the manifest."""
         hashes = {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
-            self._poll()
             hashes[path.relative_to(folder).as_posix()] = sha256_file(path)
         return hashes
 

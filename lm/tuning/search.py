@@ -27,7 +27,6 @@ from lm.engine.device import configure_device
 from lm.engine.loop import FitResult, Verdict, require_end
 from lm.engine.progress import Reporter
 from lm.errors import ConfigError, DivergenceError, StorageError, visible
-from lm.stop import RESUME, interruptible
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
 
@@ -93,18 +92,16 @@ class Search(Generic[C]):
         together, is recorded as failed; DataError and StorageError end the search.
         """
         end = time.monotonic() + 60 * minutes if minutes else float("inf")
-        with interruptible(RESUME) as poll:
-            while True:
-                self.trials.publish(self._write_best)  # first: the command before may have been killed here
-                poll()
-                trial = self.trials.claim(limit, prune=self.plan.prune) if time.monotonic() < end else None
-                if trial is None:
-                    break
-                try:
-                    outcome = self._work(trial, train, report, note)
-                    self.trials.finish(trial, outcome)
-                finally:
-                    trial.release()
+        while True:
+            self.trials.publish(self._write_best)  # first: the command before may have been killed here
+            trial = self.trials.claim(limit, prune=self.plan.prune) if time.monotonic() < end else None
+            if trial is None:
+                break
+            try:
+                outcome = self._work(trial, train, report, note)
+                self.trials.finish(trial, outcome)
+            finally:
+                trial.release()
 
     def _work(
         self, trial: Trial, train: Train[C], report: Callable[[Path], Reporter], note: Callable[[str], None]

@@ -22,6 +22,7 @@ from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, storage_errors
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
+from lm.stop import deferred_signals
 from lm.tuning.space import Drawn, Parameter, Space, settings_of
 
 JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
@@ -84,7 +85,7 @@ class Trials:
         self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         make_folder(folder / CLAIMS)
         self._lock = FileLock(folder / LOCK)  # around looking at the trials and then adding or ending one
-        with self._lock:
+        with self._lock, deferred_signals():
             self._study = _open(folder / JOURNAL)
 
     def claim(self, limit: int, *, prune: bool) -> Trial | None:
@@ -92,7 +93,7 @@ class Trials:
 
         None where there are ``limit`` trials already, and somebody works on each that has no end.
         """
-        with self._lock:
+        with self._lock, deferred_signals():
             trials = self._study.get_trials(deepcopy=False)
             for frozen in trials:
                 lock = FileLock(self._folder / CLAIMS / str(frozen.number))
@@ -112,7 +113,7 @@ class Trials:
         if math.isfinite(outcome.nll):
             facts |= {"nll": outcome.nll, "step": outcome.step}
         states = {state: theirs for theirs, state in _STATES.items()}
-        with self._lock:
+        with self._lock, deferred_signals():
             for name, value in facts.items():
                 trial.entry.set_user_attr(name, value)
             value = outcome.nll if outcome.state == "finished" else None
@@ -125,7 +126,7 @@ class Trials:
 
     def publish(self, write: Callable[[list[dict[str, Any]]], None]) -> None:
         """Calls ``write`` with the rows while no other process does, so that the newest are written last."""
-        with self._lock:
+        with self._lock, deferred_signals():
             write(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from lm.ending import shortage
+from lm.ending import EarlyStop, shortage
 from lm.engine.progress import NullReporter, PlainReporter, Reporter
 from lm.errors import HighrankError, Interrupted
 from lm.stop import RESUME, StopFlag
@@ -101,6 +101,7 @@ def _failure(number: int, process: SpawnProcess, connection: Connection) -> High
 def _worker(job: Job, connection: Connection) -> None:
     """The whole life of a worker."""
     os.setsid()
+    EarlyStop().install()
     gone = threading.Event()
     threading.Thread(target=_watch, args=(connection, gone), daemon=True).start()
     import torch

@@ -68,7 +68,7 @@ def _work(config: DialogConfig, batch: Batch) -> Work:
     updater = Updater(model, step_loss, build_optimizer(config.optim, model), config.optim, config.train)
 
     def update() -> None:
-        updater.apply(updater.gradients([batch], lambda: None), lr=1e-3)
+        updater.apply(updater.gradients([batch]), lr=1e-3)
         updater.clear()
 
     return update

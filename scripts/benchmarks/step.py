@@ -67,7 +67,7 @@ def _work(config: LmConfig, loss: LossOf) -> Work:
     updater = Updater(model, step_loss, build_optimizer(config.optim, model), config.optim, config.train)
 
     def update() -> None:
-        updater.apply(updater.gradients([tokens], lambda: None), lr=1e-3)
+        updater.apply(updater.gradients([tokens]), lr=1e-3)
         updater.clear()
 
     return update

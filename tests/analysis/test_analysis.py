@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +19,11 @@ from lm.analysis.components import (
 from lm.analysis.divergence import divergence_tables, expected_divergence
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
 from lm.disk.storage import canonical_json
-from lm.errors import ConfigError, DataError, Interrupted
+from lm.errors import ConfigError, DataError
 from lm.heads.head import Head, HeadConfig
 from lm.heads.states import Layers
 
 WORDS = tuple(f"w{index}" for index in range(11))
-
-
-def stop() -> None:
-    raise Interrupted("interrupted")
 
 
 def log_probs(tokens: int, scale: float = 2.0, seed: int = 0) -> Tensor:
@@ -57,8 +52,6 @@ def test_divergence_needs_two_contexts_and_possible_words() -> None:
     impossible = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
     with pytest.raises(DataError, match="not finite"):
         expected_divergence(iter([impossible]))
-    with pytest.raises(Interrupted):
-        expected_divergence(iter([log_probs(4)]), stop)
 
 
 def test_priors_of_known_shape_have_known_statistics() -> None:
@@ -140,21 +133,17 @@ class StandIn:
         self.codec = SimpleNamespace(vocabulary=Vocabulary(words))
         self.states = torch.randn(100, 6)
 
-    def readings(
-        self, ids: np.ndarray, *, window: int = 256, poll: Any = None
-    ) -> Iterator[tuple[Layers, Tensor]]:
+    def readings(self, ids: np.ndarray, *, window: int = 256) -> Iterator[tuple[Layers, Tensor]]:
         for start in range(0, len(ids), window):
             part = slice(start, min(start + window, len(ids)))
             yield Layers(self.states[part, None]), torch.from_numpy(ids[part])
 
-    def log_probs(self, ids: np.ndarray, poll: Any = None, rows: int = 256) -> Iterator[Tensor]:
+    def log_probs(self, ids: np.ndarray, rows: int = 256) -> Iterator[Tensor]:
         head = copy.deepcopy(self.model.head).double()
         for hidden, _ in self.readings(ids, window=rows):
             yield head.log_probs(hidden.last[:, 0].double()).detach()
 
-    def component_log_probs(
-        self, ids: np.ndarray, poll: Any = None, rows: int = 64
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def component_log_probs(self, ids: np.ndarray, rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
         head = copy.deepcopy(self.model.head).double()
         for hidden, targets in self.readings(ids, window=rows):
             yield head.component_log_probs(hidden.last[:, 0].double()).detach(), targets
@@ -241,8 +230,6 @@ def test_no_example_is_worse_than_the_margin() -> None:
     for blocks in ([logs[:, :3]], [logs[:4]], [logs, logs], []):
         with pytest.raises(ValueError, match=r"match|rows|zip|cover"):
             find_examples(iter([logs]), iter(blocks), ids, WORDS)
-    with pytest.raises(Interrupted):
-        find_examples(iter([logs]), iter([logs]), ids, WORDS, poll=stop)
 
 
 def test_runs_are_compared_on_one_vocabulary() -> None:

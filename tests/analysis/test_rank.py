@@ -18,9 +18,10 @@ from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.analysis.spectrum_figure import curve, draw_spectra
 from lm.disk.storage import canonical_json
-from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.heads.head import Head, HeadConfig
-from lm.stop import Steps
+from lm.steps import Steps
+from tests.support.signals import signal_at
 
 
 def in_blocks(matrix: np.ndarray, rows: int = 50) -> Iterator[np.ndarray]:
@@ -188,33 +189,19 @@ def test_bisection_holds_for_degenerate_bidiagonal_matrices() -> None:
     assert values([3e120, 0.0], [4e120]) == pytest.approx([5e120, 0.0], rel=1e-15, abs=1e105)
 
 
-def test_progress_ends_at_the_total_and_a_poll_can_interrupt_every_stage() -> None:
+def test_progress_ends_at_the_total_and_a_signal_can_interrupt_every_stage() -> None:
     matrix = matrix_of("random", 150, 120)
     told: list[tuple[int, int]] = []
-    polls = 0
-
-    def count() -> None:
-        nonlocal polls
-        polls += 1
-
     plan = plan_of(matrix, 1 << 17)
-    log_prob_rank(in_blocks(matrix), 150, 120, count, lambda *pair: told.append(pair), plan=plan)
+    with signal_at() as calls:
+        log_prob_rank(in_blocks(matrix), 150, 120, lambda *pair: told.append(pair), plan=plan)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert {total for _, total in told} == {plan.work}
     assert 0.9 <= told[-1][0] / plan.work <= 1
 
-    def stop_at(number: int) -> None:
-        def poll() -> None:
-            nonlocal number
-            number -= 1
-            if number < 0:
-                raise Interrupted("interrupted")
-
-        log_prob_rank(in_blocks(matrix), 150, 120, poll, plan=plan)
-
-    for number in range(0, polls, max(1, polls // 10)):
-        with pytest.raises(Interrupted):
-            stop_at(number)
+    for call in range(1, calls[0], max(1, calls[0] // 10)):
+        with pytest.raises(KeyboardInterrupt), signal_at(call):
+            log_prob_rank(in_blocks(matrix), 150, 120, plan=plan)
 
 
 def test_bad_matrices_are_refused(tmp_path: Path) -> None:
@@ -346,7 +333,7 @@ class StandIn:
         self.codec = SimpleNamespace(vocabulary=range(head.vocab_size))
         self.states = torch.randn(500, head.hidden_size)
 
-    def log_probs(self, ids: np.ndarray, poll: object = None, rows: int = 256) -> Iterator[torch.Tensor]:
+    def log_probs(self, ids: np.ndarray, rows: int = 256) -> Iterator[torch.Tensor]:
         self.calls += 1
         head = copy.deepcopy(self.model.head).double()
         for start in range(0, len(ids), rows):

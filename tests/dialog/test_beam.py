@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dialog.beam import Hypothesis, Marks, beam_search
 from dialog.config import DecodeConfig
-from lm.errors import DivergenceError, Interrupted
+from lm.errors import DivergenceError
 from lm.heads.sampling import ranked
+from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
 
@@ -233,13 +234,8 @@ def test_a_broken_model_is_named() -> None:
         beam_search(broken, Hidden(torch.zeros(1, 1)), 1, decode(), Marks(BOS, EOS))
 
 
-def test_poll_interrupts_between_steps() -> None:
+def test_a_signal_ends_it_between_steps() -> None:
     model = Recurrent(0, vocab=9, sources=1)
-
-    def poll() -> None:
-        if len(model.calls) == 2:
-            raise Interrupted("stop")
-
-    with pytest.raises(Interrupted):
-        beam_search(model.step, model.state(), 1, decode(), Marks(BOS, EOS), poll=poll)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "extend"):
+        beam_search(model.step, model.state(), 1, decode(), Marks(BOS, EOS))
     assert len(model.calls) == 2

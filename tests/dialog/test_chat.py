@@ -26,15 +26,15 @@ from prompt_toolkit.history import FileHistory
 
 from dialog.batches import START, Example, list_examples
 from dialog.chat.conversation import Conversation
+from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.repl import COMMANDS, Repl
-from dialog.chat.terminal import converse, forgiving, history_file, prompt_session
+from dialog.chat.terminal import converse, history_file, prompt_session
 from dialog.chat.transcript import Source, one_line, read_transcript
 from dialog.config import DecodeConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
 from dialog.task import build_model
 from dialog.trained import TrainedModel
 from lm.errors import DivergenceError, Interrupted, StorageError
-from lm.stop import no_poll
 from lm.text.vocabulary import DIALOG, build_codec
 from tests.console.test_terminal import FORBIDDEN, anything, mixtures
 from tests.support.toy_responder import ToyResponder
@@ -160,7 +160,7 @@ def test_settings_reach_the_model() -> None:
 def test_nbest_lists_equal_samples_once() -> None:
     chat = conversation()
     chat.feed("/nbest 5")
-    exchange = chat.conversation.say("hello", no_poll)
+    exchange = chat.conversation.say("hello")
     a, b = exchange.hypotheses[:2]
     exchange = replace(exchange, hypotheses=(a, b, a, a), texts=("yes", "no", "yes", "yes"))
     listed = chat._replied(exchange)
@@ -411,18 +411,19 @@ def test_retry_draws_a_sample_again_with_the_next_seed(tiny: TrainedModel) -> No
     assert again.feed("well i saw that film") == drawn[-1], "the seed that is saved gives the reply"
 
 
-def test_a_stopped_retry_leaves_the_reply() -> None:
+def test_a_stopped_retry_leaves_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = conversation()
     chat.feed("hello")
     before = list(chat.conversation.exchanges)
     chat.feed("/sample")
 
-    def fail() -> None:
+    def fail(responder: ToyResponder, example: Example) -> None:
         raise DivergenceError("the model's probabilities are not numbers")
 
+    monkeypatch.setattr(ToyResponder, "_wait", fail)
     wait = Example(0, 1, (Utterance("A", "wait"),), "B", Utterance("B", ""))
     chat.conversation.exchanges[0] = replace(before[0], example=wait)
-    assert chat.feed("/retry", fail) == ["the model's probabilities are not numbers"]
+    assert chat.feed("/retry") == ["the model's probabilities are not numbers"]
     assert chat.conversation.exchanges[0].reply == before[0].reply
 
 
@@ -489,16 +490,19 @@ def test_a_replay_tells_of_other_weights(tiny: TrainedModel, in_tmp: Path) -> No
     assert told == "(the old replies are of other weights: runs/a, last)"
 
 
-def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path) -> None:
+def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chat_lines("talk.jsonl")
     Path("talk.jsonl").write_text(Path("talk.jsonl").read_text().replace("how are you", "wait"))
     chat = conversation()
     chat.feed("before")
 
-    def press() -> None:
-        raise Interrupted("stopped")
+    def press(responder: ToyResponder, example: Example) -> None:
+        if example.context[-1].text == "wait":
+            signal.raise_signal(signal.SIGINT)
 
-    assert chat.feed("/replay talk.jsonl", press)[-1] == "(stopped)"
+    monkeypatch.setattr(ToyResponder, "_wait", press)
+    with CTRL_C.held():
+        assert chat.feed("/replay talk.jsonl")[-1] == "(stopped)"
     assert [exchange.said.text for exchange in chat.conversation.exchanges] == ["before"]
 
 
@@ -712,18 +716,25 @@ def test_empty_lines_are_passed_over() -> None:
     assert chat.conversation.exchanges == []
 
 
-def test_a_stopped_or_failed_reply_leaves_the_conversation() -> None:
+def test_a_stopped_or_failed_reply_leaves_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = conversation()
+    chat.feed("hello")
+    before = list(chat.conversation.exchanges)
 
-    def press() -> None:
-        raise Interrupted("stopped")
+    def press(responder: ToyResponder, example: Example) -> None:
+        signal.raise_signal(signal.SIGINT)
 
-    def fail() -> None:
+    def fail(responder: ToyResponder, example: Example) -> None:
         raise DivergenceError("the model's probabilities are not numbers")
 
-    assert chat.feed("wait", press) == ["(stopped)"]
-    assert chat.feed("wait", fail) == ["the model's probabilities are not numbers"]
-    assert chat.conversation.exchanges == []
+    with CTRL_C.held():
+        for meddle, told in ((press, "(stopped)"), (fail, "the model's probabilities are not numbers")):
+            monkeypatch.setattr(ToyResponder, "_wait", meddle)
+            CTRL_C.forget()
+            assert chat.feed("wait") == [told]
+            chat.conversation.decode = chat.conversation.decode.model_copy(update={"seed": 5})
+            assert chat.feed("/retry") == [told]
+            assert chat.conversation.exchanges == before
 
 
 def test_piped_lines_get_a_line_each() -> None:
@@ -750,15 +761,17 @@ def test_a_closed_output_ends_it_quietly() -> None:
     assert len(chat.conversation.exchanges) == 1
 
 
-def test_ctrl_c_is_polled_and_then_forgotten() -> None:
+def test_ctrl_c_ends_a_reply_and_nothing_else() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with forgiving() as poll:
-        poll()
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Interrupted):
-            poll()
-        poll.reset()
-        poll()
+    with CTRL_C.held():
+        with pytest.raises(Interrupted), CTRL_C.ends_reply():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted), CTRL_C.ends_reply():
+            raise AssertionError("a press between two replies of one line was forgotten")
+        CTRL_C.forget()
+        with CTRL_C.ends_reply():
+            pass
     assert signal.getsignal(signal.SIGINT) is before
 
 

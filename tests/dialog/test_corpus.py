@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs, train_codec
 from dialog.corpora.sources import detect_format, read_source
-from lm.errors import ConfigError, DataError, Interrupted
+from lm.errors import ConfigError, DataError
 from lm.text.lines import MAX_LINE, InputLog
 from tests.dialog.test_formats import page_examples
-from tests.support.polls import stop_after
+from tests.support.signals import signal_at
 
 TURNS = (
     ("A", "do you keep bees", "qy"),
@@ -99,8 +99,9 @@ def test_every_text_format_is_recognised_and_read(format: str, tmp_path: Path) -
 @pytest.mark.parametrize("format", FILES)
 def test_a_signal_ends_the_reading_within_a_file(format: str, tmp_path: Path) -> None:
     source = write(tmp_path, *FILES[format])
-    with pytest.raises(Interrupted):
-        load_dialogs(source, poll=stop_after(2))
+    load_dialogs(source)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "read_lines"):
+        load_dialogs(source)
 
 
 def test_zhaos_layout_keeps_topics_as_they_stand_and_reads_its_variants(tmp_path: Path) -> None:

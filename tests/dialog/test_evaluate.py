@@ -6,7 +6,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from dialog.report import evaluation_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
 from lm.config.load import Resolved, save_config
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import build_codec
+from tests.support.signals import signal_at
 from tests.support.words import WORDS
 
 Groups = list[list[list[str]]]
@@ -436,27 +436,27 @@ def test_bad_input_leaves_nothing_behind(run: Path) -> None:
     assert contents(run.parent) == before
 
 
-def test_an_interrupted_evaluation_writes_nothing(run: Path) -> None:
-    calls = 0
-
-    def stop_at(limit: float) -> Callable[[], None]:
-        def poll() -> None:
-            nonlocal calls
-            calls += 1
-            if calls > limit:
-                raise Interrupted("stop")
-
-        return poll
-
-    evaluate(run, poll=stop_at(math.inf))
-    total = calls
-    assert total > 10, "polled while scoring, decoding and counting"
-    shutil.rmtree(run / "evaluation")
+def test_an_interrupted_evaluation_writes_whole_files_or_none(run: Path) -> None:
+    """A signal at moments of all the work, and at every one of the end, which writes."""
+    hypotheses = Path("hyps.jsonl")
     before = contents(run.parent)
-    for limit in (0, 1, total // 2, total - 1):
-        calls = 0
-        assert refusal(run, Interrupted, poll=stop_at(limit), output=Path("hyps.jsonl")) == "stop"
-        assert contents(run.parent) == before
+    evaluate(run, output=hypotheses)
+    whole = contents(run.parent)
+    with signal_at() as calls:
+        evaluate(run, output=hypotheses)
+    assert contents(run.parent) == whole
+    assert calls[0] > 1000
+    late = 0
+    for call in (*range(1, calls[0] - 60, calls[0] // 25), *range(calls[0] - 60, calls[0], 3)):
+        shutil.rmtree(run / "evaluation", ignore_errors=True)
+        hypotheses.unlink(missing_ok=True)
+        with pytest.raises(KeyboardInterrupt), signal_at(call):
+            evaluate(run, output=hypotheses)
+        left = contents(run.parent)
+        assert left.items() <= whole.items()
+        assert left.keys() >= before.keys()
+        late += left != before
+    assert late, "some came while or after files were written"
 
 
 @pytest.mark.parametrize(

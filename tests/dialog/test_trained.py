@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, load_config
 from lm.engine.progress import NullReporter
-from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.check import check_run
 from tests.support.damage import make_older
-from tests.support.polls import stop_after
+from tests.support.signals import signal_at
 
 HEADS = ("softmax", "sigsoftmax", "moc", "mos", "moss")
 TALKS = {
@@ -90,11 +89,9 @@ def dialogs_of(run: Path) -> list[Dialog]:
     return load_dialogs(json.loads((run / "config.json").read_text())["config"]["data"]["test"])
 
 
-def test_a_signal_ends_the_reading_of_long_conversations(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dialog.train.interruptible", lambda remedy: nullcontext(stop_after(2)))
-    with pytest.raises(Interrupted):
+def test_a_signal_ends_the_reading_of_long_conversations(corpus: Path, tmp_path: Path) -> None:
+    train(settings(corpus, "softmax", 1), tmp_path / "first", NullReporter())
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "read_lines"):
         train(settings(corpus, "softmax", 1), tmp_path / "run", NullReporter())
     assert not (tmp_path / "run").exists()
 

@@ -105,7 +105,7 @@ def test_a_kill_at_any_batch_or_validation_changes_nothing(folder: Path) -> None
     whole = TinyTask()
     train(folder.with_name("count"), BUSY, task=whole)
     faults = [Faults(on_loss=at(number, die)) for number in range(1, whole.losses + 1)]
-    faults += [Faults(on_poll=at(number, die)) for number in range(1, whole.polls + 1)]
+    faults += [Faults(on_window=at(number, die)) for number in range(1, whole.windows + 1)]
     assert len(faults) > 20
     for number, fault in enumerate(faults):
         run = folder.with_name(f"killed-{number}")
@@ -153,7 +153,7 @@ def test_a_signal_between_accumulated_batches_or_in_validation_changes_nothing(
     expected = reference(folder, BUSY)
     faults = [
         Faults(on_loss=at(number, lambda: interrupt(0))),
-        Faults(on_poll=at(number, lambda: interrupt(0))),
+        Faults(on_window=at(number, lambda: interrupt(0))),
     ]
     for run, fault in zip((folder, folder.with_name("second")), faults, strict=True):
         with pytest.raises(Interrupted, match="is saved"):
@@ -165,7 +165,7 @@ def test_a_signal_between_accumulated_batches_or_in_validation_changes_nothing(
 def test_an_interrupted_validation_is_done_again(folder: Path) -> None:
     settings = {"max_epochs": 2}
     with pytest.raises(Interrupted):
-        train(folder, settings, task=TinyTask(Faults(on_poll=at(2, lambda: interrupt(0)))))
+        train(folder, settings, task=TinyTask(Faults(on_window=at(2, lambda: interrupt(0)))))
     assert not lines(folder)
     train(folder, settings)
     assert [line["step"] for line in lines(folder)] == [5, 10]

@@ -235,7 +235,7 @@ def test_accumulated_batches_are_one_large_batch(optim: OptimConfig) -> None:
     reference = plain(theirs.parameters(), **options)
     for _ in range(4):
         whole = torch.randn(7, 4, dtype=torch.float64)
-        sums = update.gradients([whole[:4], whole[4:5], whole[5:]], lambda: None)
+        sums = update.gradients([whole[:4], whole[4:5], whole[5:]])
         total = theirs.loss(whole).objective.item()
         norm = plain_step(theirs, reference, whole, optim)
         assert (sums.tokens, sums.lr_scale) == (7, pytest.approx(7 / 3))
@@ -261,7 +261,7 @@ def test_optimizers_continue_exactly_from_their_tensors(optim: OptimConfig) -> N
             second, copied = updater(two, optim)
             load_optimizer_tensors(copied, two, optimizer_tensors(optimizer, one))
         for model_update in [first] if number < 2 else [first, second]:
-            model_update.apply(model_update.gradients([batch], lambda: None), lr=0.1 / (1 + number))
+            model_update.apply(model_update.gradients([batch]), lr=0.1 / (1 + number))
             model_update.clear()
     assert torch.equal(one.linear.weight, two.linear.weight)
     for key, value in optimizer_tensors(optimizer, one).items():
@@ -298,15 +298,6 @@ def test_batches_know_their_last_group(length: int, count: int) -> None:
         if batches.ended:
             break
     assert taken == list(range(length))
-
-
-def test_polling_happens_between_accumulated_batches_only() -> None:
-    update, _ = updater(Sum(), CONFIGS[0])
-    polls: list[None] = []
-    for count in (1, 2, 5):
-        polls.clear()
-        update.gradients([torch.zeros(1, 4, dtype=torch.float64)] * count, lambda: polls.append(None))
-        assert len(polls) == count - 1
 
 
 def test_every_generator_is_restored() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from dialog.beam import Marks, beam_search
 from dialog.config import DecodeConfig
 from dialog.sampling import sample, uniforms
-from lm.errors import Interrupted
 from lm.heads.sampling import draw
+from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
 
@@ -148,10 +148,8 @@ def test_a_dead_end_is_unfinished() -> None:
     assert run(model, decode(), []) == []
 
 
-def test_poll_interrupts() -> None:
-    def poll() -> None:
-        raise Interrupted("stop")
-
+def test_a_signal_ends_it_between_steps() -> None:
     model = Recurrent(0, vocab=4, sources=1)
-    with pytest.raises(Interrupted):
-        sample(model.step, model.state(), 1, decode(), Marks(BOS, EOS), seeds=[0], poll=poll)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "apply"):
+        sample(model.step, model.state(), 1, decode(), Marks(BOS, EOS), seeds=[0])
+    assert len(model.calls) == 2

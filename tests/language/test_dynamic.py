@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from lm.language.report import dynamic_tables
 from lm.language.scoring import token_nll
 from lm.language.setting_search import Grid, require_free
 from lm.language.trained import TrainedLm
+from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
 HEADS: list[dict[str, Any]] = [
@@ -308,14 +310,15 @@ def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
     whole, _ = run_statistics(TrainedLm.load(run), tmp_path / "other")
     trained, done = TrainedLm.load(run), [0]
 
-    def poll() -> None:
-        if done[-1] == 2:
-            raise Interrupted("stop")
+    def stop(at: int, total: int) -> None:
+        done.append(at)
+        if at == 3:
+            signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Interrupted):
-        run_statistics(trained, run, poll=poll, progress=lambda at, total: done.append(at))
+    with pytest.raises(Interrupted, match="interrupted by SIGTERM; the same command resumes it"):
+        run_statistics(trained, run, progress=stop)
     resumed, _ = run_statistics(trained, run, progress=lambda at, total: done.append(at))
-    assert done == [0, 1, 2, *range(4, whole.windows + 1)], "the third window was kept too"
+    assert done == [*range(whole.windows + 1)], "the third window was kept too"
     assert all(torch.equal(resumed.squares[name], whole.squares[name]) for name in whole.squares)
 
 
@@ -347,12 +350,8 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
     run = write_run(tmp_path / "run")
 
-    def poll() -> None:
-        if (run / "dynamic" / "grid.json").exists():
-            raise Interrupted("stop")
-
-    with pytest.raises(Interrupted):
-        dynamic(run, search=Grid(), poll=poll)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
+        dynamic(run, search=Grid())
     finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
     assert len(finished) == 1
     told: list[tuple[int, int]] = []

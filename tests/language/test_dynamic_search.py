@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.errors import ConfigError, DivergenceError, Interrupted
+from lm.errors import ConfigError, DivergenceError
 from lm.language.adaptation import RANGES, SETTINGS, Setting, Statistics, dynamic_nll, gather
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
@@ -18,6 +18,7 @@ from lm.language.report import dynamic_tables
 from lm.language.scoring import token_nll
 from lm.language.setting_search import Draws, require_free
 from lm.language.trained import TrainedLm
+from tests.support.signals import signal_at
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
 
 MILD = Setting(1e-2, 1e-3, 1e-3)
@@ -110,12 +111,9 @@ def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
     path = run / "dynamic" / "trials.json"
     base = replace(SETTINGS["default"], scaling="elements")
 
-    def poll() -> None:
-        if path.exists():
-            raise Interrupted("stop")
-
-    with pytest.raises(Interrupted):
-        dynamic(run, setting=base, search=Draws(3), poll=poll)
+    dynamic(write_run(tmp_path / "other", lines=(120, 10, 10)), setting=base, search=Draws(1))
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
+        dynamic(run, setting=base, search=Draws(3))
     first = json.loads(path.read_text())["results"]
     assert len(first) == 1
     result = dynamic(run, setting=base, search=Draws(3))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
     BLOCK,
@@ -32,6 +32,7 @@ from lm.language.scoring import score_file, score_lines, token_nll
 from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
+from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_codec, tiny_lm, write_run
 
 MIXTURE: dict[str, Any] = {"kind": "mos", "components": 3, "embedding_size": 6}
@@ -77,7 +78,7 @@ def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
     ids = ids_of(trained, 41)
     nll = token_nll(trained, ids, paper=True, window=7)
     with torch.no_grad():
-        total, tokens = score_streams(trained.model, [ids], 1, 0, lambda: None, paper=True)
+        total, tokens = score_streams(trained.model, [ids], 1, 0, paper=True)
     assert (len(nll), tokens) == (40, 41)
     assert nll.sum() == pytest.approx(total, abs=1e-10)
     result = likelihood(nll, trained, Text("t", "t", ids, "x", None))
@@ -279,9 +280,6 @@ def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
     (tmp_path / "foreign.txt").write_text("ceci est du texte\n" * 9)
     (tmp_path / "empty.txt").write_text("")
 
-    def interrupt() -> None:
-        raise Interrupted("stop")
-
     bad: list[tuple[type[Exception], dict[str, Any]]] = [
         (ConfigError, {"limit": 0}),
         (ConfigError, {"wanted": Refinements(mc_samples=-1)}),
@@ -290,12 +288,13 @@ def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
         (DataError, {"data": str(tmp_path / "empty.txt")}),
         (DataError, {"data": str(tmp_path / "none.txt")}),
         (StorageError, {"checkpoint": "step-4"}),
-        (Interrupted, {"poll": interrupt}),
     ]
     for kind, options in bad:
         with pytest.raises(kind) as error:
             evaluate(run, **options)
         assert "\n" not in str(error.value)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "nll"):
+        evaluate(run)
     assert not (run / "evaluation").exists()
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
+from lm.errors import ConfigError, DataError, DivergenceError
 from lm.language.generate import Generated, GenerateOptions, as_read, generate
 from lm.language.trained import TrainedLm
 from lm.text.tokenizers import Byte
 from lm.text.vocabulary import Codec, Vocabulary
+from tests.support.signals import signal_at
 from tests.support.tiny_lm import tiny_codec, tiny_lm
 
 MIXTURE: dict[str, Any] = {"kind": "mos", "components": 3, "embedding_size": 6}
@@ -91,10 +92,10 @@ def test_a_text_goes_on_where_its_prompt_ends() -> None:
 
 def test_texts_stream() -> None:
     trained = tiny_lm()
-    polls = []
-    endless = generate(trained, "", GenerateOptions(max_tokens=10**9), lambda: polls.append(1))
-    assert len(list(islice(endless, 3))) == 3
-    assert len(polls) == 4, "no more is computed than was asked for"
+    endless = generate(trained, "", GenerateOptions(max_tokens=10**9))
+    with signal_at(name="log_probs") as steps:
+        assert len(list(islice(endless, 3))) == 3
+    assert steps[0] == 3, "no more is computed than was asked for"
 
 
 def test_the_prompts_lines_end_in_eos() -> None:
@@ -159,8 +160,5 @@ def test_a_prompt_that_cannot_be_written_and_a_model_without_numbers_are_refused
     with pytest.raises(DivergenceError):
         words(trained)
 
-    def poll() -> None:
-        raise Interrupted("stop")
-
-    with pytest.raises(Interrupted):
-        list(generate(tiny_lm(), "", GenerateOptions(), poll))
+    with pytest.raises(KeyboardInterrupt), signal_at(1, "log_probs"):
+        list(generate(tiny_lm(), "", GenerateOptions()))

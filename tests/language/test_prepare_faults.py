@@ -7,20 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.ending import EarlyStop
+from lm.errors import ConfigError, DataError, StorageError
 from lm.language import prepare as module
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions
 from lm.text import lines
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
 from tests.language.test_prepare import DEFAULTS, contents, folder_of, standard, text
-from tests.support.polls import stop_after
+from tests.support.signals import signal_at
 
 
 def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
@@ -178,16 +178,12 @@ def test_results_of_other_commands_are_never_replaced(tmp_path: Path) -> None:
         prepare_dialogs(str(talk), tmp_path / "out")
 
 
-def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path: Path) -> None:
     source = Path(standard(tmp_path / "in"), "train.txt")
     whole = hash_inputs([source])
     assert whole[str(source)]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    monkeypatch.setattr("lm.text.prepared_folder._BLOCK", 100)
-    assert hash_inputs([source]) == whole
-    with pytest.raises(Interrupted):
-        hash_inputs([source], stop_after(2))
-    monkeypatch.setattr(module, "interruptible", lambda: nullcontext(stop_after(2)))
-    with pytest.raises(Interrupted):
+    prepare(str(source), tmp_path / "first")
+    with pytest.raises(KeyboardInterrupt), signal_at(1, "hash_inputs"):
         prepare(str(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -198,8 +194,8 @@ def test_a_signal_ends_the_hashing_of_a_result(tmp_path: Path) -> None:
     wanted = json.loads((tmp_path / "out/manifest.json").read_text())
     del wanted["outputs"]
     assert OutputFolder(tmp_path / "out", "lm prepare").current(wanted) is not None
-    with pytest.raises(Interrupted):
-        OutputFolder(tmp_path / "out", "lm prepare", stop_after(2)).current(wanted)
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "sha256_file"):
+        OutputFolder(tmp_path / "out", "lm prepare").current(wanted)
 
 
 @pytest.mark.parametrize("ending", ["signal", "disk", "input"])
@@ -222,7 +218,8 @@ def test_whatever_ends_it_leaves_the_old_result(
         return original(*arguments)
 
     monkeypatch.setattr(module, "write_split", failing)
-    with pytest.raises({"signal": Interrupted, "disk": StorageError, "input": DataError}[ending]):
+    errors = {"signal": KeyboardInterrupt, "disk": StorageError, "input": DataError}
+    with pytest.raises(errors[ending]), EarlyStop():
         prepare(source, out)
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]

@@ -1,7 +1,6 @@
 """Language models trained for real on a tiny text: loss, carried state, resuming, finetuning, refusals."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 
 from lm.engine.loop import seed_everything
 from lm.engine.progress import NullReporter
-from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.language.corpus import load_codec, load_split
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.scoring import token_nll
@@ -21,7 +20,7 @@ from lm.language.train import finetuned, train
 from lm.language.trained import TrainedLm
 from lm.regularize import activation_penalty, slowness_penalty
 from lm.runs.checkpoint import CheckpointStore
-from tests.support.polls import stop_after
+from tests.support.signals import signal_at
 from tests.support.tiny_training import WORDS, resolved, task, write_corpus
 
 CONFIG = """
@@ -64,15 +63,13 @@ def corpus(in_tmp: Path) -> Path:
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_signal_ends_the_reading_of_a_long_text(
-    prepared: bool, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_the_reading_of_a_long_text(prepared: bool, corpus: Path) -> None:
     config = resolved()
     if prepared:
         prepare("train.txt", corpus / "out", PrepareOptions(shard_tokens=50))
         config = resolved('data.train="out/train"', 'data.valid="out/valid"')
-    monkeypatch.setattr("lm.language.train.interruptible", lambda remedy: nullcontext(stop_after(2)))
-    with pytest.raises(Interrupted):
+    train(config, corpus / "first", NullReporter())
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "add_ids" if prepared else "read_tokens"):
         train(config, corpus / "run", NullReporter())
     assert not (corpus / "run").exists()
 
@@ -125,7 +122,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     split = load_split("valid.txt", trained.codec)
     with torch.no_grad():
         eos = trained.codec.vocabulary.eos
-        total, tokens = score_streams(trained.model, split.shards, 1, eos, lambda: None)
+        total, tokens = score_streams(trained.model, split.shards, 1, eos)
     nll = token_nll(trained, split.ids())
     assert tokens == len(nll) == len(split)
     assert total == pytest.approx(float(nll.sum()), rel=1e-6)
@@ -134,7 +131,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
 def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path) -> None:
     tiny = task()
     ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
-    arguments = (tiny.model.eval(), [ids], 1, tiny._eos, lambda: None)
+    arguments = (tiny.model.eval(), [ids], 1, tiny._eos)
     with torch.no_grad():
         total, tokens = score_streams(*arguments, paper=True)
         inputs, targets = (

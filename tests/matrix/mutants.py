@@ -227,7 +227,7 @@ MUTANTS = (
         "engine/test_loop_faults.py::test_a_validation_that_is_not_finite_is_never_best",
     ),
     Mutant(
-        "poll of signals",
+        "stop flag of training",
         TRAIN,
         "            self.run.stop.check()\n            self.step()",
         "            self.step()",
@@ -239,6 +239,20 @@ MUTANTS = (
         "            os._exit(Interrupted.exit_code)\n",
         "            pass\n",
         "runs/test_run.py::test_a_second_signal_ends_at_once",
+    ),
+    Mutant(
+        "signals wait while a file is published",
+        "lm/stop.py",
+        "    return _shield.depth > 0\n",
+        "    return False\n",
+        "system/test_signals.py::test_a_deferred_signal_comes_at_the_end_of_the_outermost_section",
+    ),
+    Mutant(
+        "a flag ends validation at once",
+        "lm/stop.py",
+        "            if self._raises:\n",
+        "            if False:\n",
+        "system/test_signals.py::test_a_flag_ends_a_section_of_training_at_once",
     ),
     Mutant(
         "comparison of the config",

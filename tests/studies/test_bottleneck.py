@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError, visible
+from lm.errors import ConfigError, DivergenceError, StorageError, visible
 from lm.heads.head import HEADS
 from lm.studies.bottleneck import (
     POINTS,
@@ -25,7 +25,7 @@ from lm.studies.bottleneck import (
 )
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, component_series, draw, series
 from lm.studies.known_language import Language, measured_rank
-from tests.support.polls import stop_after
+from tests.support.signals import signal_at
 
 TINY = BottleneckOptions(
     contexts=12,
@@ -164,11 +164,12 @@ def test_the_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_an_interrupted_sweep_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = bottleneck(TINY, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        bottleneck(TINY, tmp_path / "cut", stop_after(2 * TINY.steps[0] + 3))
+    with pytest.raises(KeyboardInterrupt), signal_at(2 * TINY.steps[0] + 4, "lr"):
+        bottleneck(TINY, tmp_path / "cut")
     assert len((tmp_path / "cut" / POINTS).read_text().splitlines()) == 2
     left = len(whole["rows"]) - 2
-    assert bottleneck(TINY, tmp_path / "cut", stop_after(left * TINY.steps[0])) == whole
+    with signal_at(left * TINY.steps[0] + 1, "lr"):
+        assert bottleneck(TINY, tmp_path / "cut") == whole
     for name in (POINTS, RESULT):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -176,14 +177,14 @@ def test_an_interrupted_sweep_goes_on_and_ends_as_if_it_had_not_been(tmp_path: P
 def test_what_is_finished_is_not_trained_again_and_what_changed_is(tmp_path: Path) -> None:
     first = bottleneck(TINY, tmp_path)
     seen: list[tuple[int, int]] = []
-    again = bottleneck(TINY, tmp_path, stop_after(0), lambda done, total: seen.append((done, total)))
-    assert again == first
+    with signal_at(1, "lr"):
+        assert bottleneck(TINY, tmp_path, lambda done, total: seen.append((done, total))) == first
     assert seen[-1] == (len(first["rows"]), len(first["rows"]))
     wider = replace(TINY, embedding_sizes=(1, 2, 3))
     assert [row for row in bottleneck(wider, tmp_path)["rows"] if row["size"] < 3] == first["rows"]
     for change in ({"steps": (9,)}, {"lr": 0.01}, {"rank": 5}, {"seeds": (2,)}, {"spread": 2.0}):
-        with pytest.raises(Interrupted):
-            bottleneck(replace(TINY, **change), tmp_path, stop_after(0))  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt), signal_at(1, "lr"):
+            bottleneck(replace(TINY, **change), tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

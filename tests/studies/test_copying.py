@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 from lm.cells.config import CellConfig
 from lm.cli import main
 from lm.disk.filelock import FileLock
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.language import sources
 from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
@@ -26,21 +25,11 @@ from lm.studies.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
 from lm.studies.copying_figure import copying_tables, draw
 from lm.studies.points import Points
 from lm.text.lines import InputLog
+from tests.support.signals import signal_at
 
 TINY = CopyOptions(
     lengths=(1, 3), vocab=4, rounds=2, rank=2, embedding_size=4, parameters=900, steps=6, lrs=(0.01, 0.02)
 )
-
-
-def stop_after(steps: int) -> Callable[[], None]:
-    left = [steps]
-
-    def poll() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Interrupted("stopped")
-
-    return poll
 
 
 def test_the_decoder_sees_the_sequence_through_the_last_state_alone_and_is_asked_for_its_reverse() -> None:
@@ -120,10 +109,11 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) ->
     assert [(row["length"], row["cell"]) for row in rows] == [
         (1, "lstm"), (1, "mogrifier"), (3, "lstm"), (3, "mogrifier"),
     ]  # fmt: skip
-    with pytest.raises(Interrupted):
-        copying(TINY, tmp_path / "again", stop_after(20))
+    with pytest.raises(KeyboardInterrupt), signal_at(21, "lr"):
+        copying(TINY, tmp_path / "again")
     assert len((tmp_path / "again" / POINTS).read_text().splitlines()) == 3
-    assert copying(TINY, tmp_path / "again", stop_after(30)) == whole
+    with signal_at(31, "lr"):
+        assert copying(TINY, tmp_path / "again") == whole
     for name in (POINTS, RESULT):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     points = [json.loads(line) for line in (tmp_path / "whole" / POINTS).read_text().splitlines()]
@@ -237,9 +227,10 @@ def test_the_sweep_trains_on_prepared_corpora_and_knows_them_again(
     assert [row["length"] for row in result["rows"]] == [2, 3]
     assert list(result["corpora"]) == corpora[::-1]
     assert (10 * result["rows"][0]["exact"]).is_integer()  # of ten test sequences
-    assert copying(options, tmp_path, stop_after(0), corpora=given) == result
-    with pytest.raises(Interrupted):  # random sequences are not those
-        copying(options, tmp_path, stop_after(0))
+    with signal_at(1, "lr"):
+        assert copying(options, tmp_path, corpora=given) == result
+    with pytest.raises(KeyboardInterrupt), signal_at(1, "lr"):  # random sequences are not those
+        copying(options, tmp_path)
     monkeypatch.setattr("lm.studies.copying.AT_ONCE", 3)
     for row, piece in zip(
         result["rows"], copying(options, tmp_path / "b", corpora=given)["rows"], strict=True

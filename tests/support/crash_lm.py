@@ -88,7 +88,7 @@ class Preparation(Case):
         return {"step": str(int(manifest["options"]["vocab_size"] == 0))}
 
     def promise(self, step: str) -> str:
-        return "nothing was written; the same command starts over" if step == "0" else "run the same command"
+        return "run the same command again to start over or to resume"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class DynamicEvaluation(Case):
         return {"step": str(steps)}
 
     def promise(self, step: str) -> str:
-        return "the same command resumes it"
+        return "the same command"  # the statistics tell that it resumes, the grid leaves it open
 
 
 def lm_cases() -> list[Case]:

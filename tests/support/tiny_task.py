@@ -52,7 +52,7 @@ class Faults:
     nan_loss: Callable[[int], bool] = lambda call: False
     nan_gradient: Callable[[int], bool] = lambda call: False
     on_loss: Callable[[int], None] = lambda call: None
-    on_poll: Callable[[int], None] = lambda call: None
+    on_window: Callable[[int], None] = lambda call: None
     nll: Callable[[int], float] | None = None
 
 
@@ -64,7 +64,7 @@ class TinyTask:
     seed: int = 1
     length: int = 5  # windows of an epoch
     losses: int = 0
-    polls: int = 0
+    windows: int = 0
     validations: int = 0
 
     def __post_init__(self) -> None:
@@ -96,14 +96,13 @@ class TinyTask:
             objective = nll + (0 * self.model.cell.bias_hh[0]).sqrt()
         return StepLoss(objective, nll.detach(), batch[:, 1:].numel(), 0.5 + 0.1 * float(batch[0, 0]))
 
-    def validate(self, poll: Callable[[], None]) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         self.validations += 1
         assert not self.model.training
         hidden, total = torch.zeros(B, H), 0.0
         for window in torch.randint(V, (3, B, T + 1), generator=torch.Generator().manual_seed(7)):
-            self.polls += 1
-            self.faults.on_poll(self.polls)
-            poll()
+            self.windows += 1
+            self.faults.on_window(self.windows)
             torch.rand(1)  # must not disturb the training
             logits, hidden = self.model(window[:, :-1], hidden)
             total += nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).item() / 3

@@ -5,7 +5,7 @@ import hashlib
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dialog.batches import Example
 from dialog.beam import Hypothesis
@@ -28,20 +28,17 @@ class ToyResponder:
         self.codec: Codec = build_codec("whitespace", [WORDS], vocab_size=50, extra_counts=extra)
         self.heard: list[Example] = []
 
-    def respond(
-        self, examples: Sequence[Example], decode: DecodeConfig, poll: Callable[[], None]
-    ) -> list[list[Hypothesis]]:
+    def respond(self, examples: Sequence[Example], decode: DecodeConfig) -> list[list[Hypothesis]]:
         self.heard += examples
         for example in examples:
-            self._wait(example, poll)
+            self._wait(example)
         return [[self._hypothesis(e, decode, rank) for rank in range(decode.nbest)] for e in examples]
 
-    def _wait(self, example: Example, poll: Callable[[], None]) -> None:
+    def _wait(self, example: Example) -> None:
         if example.context[-1].text == "wait":
             print("thinking", flush=True)
             while True:
                 time.sleep(0.005)
-                poll()
 
     def _hypothesis(self, example: Example, decode: DecodeConfig, rank: int) -> Hypothesis:
         said = repr((example.context, example.responder, decode.seed, rank)).encode(errors="surrogatepass")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from lm.errors import (
     StorageError,
     visible,
 )
-from lm.stop import RESUME, interruptible
+from lm.stop import deferred_signals
 
 COMMANDS = (
     "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
@@ -132,21 +133,24 @@ def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_after_the_last_poll_is_not_lost(number: signal.Signals, capsys: Any) -> None:
+@pytest.mark.parametrize("section", [nullcontext, deferred_signals], ids=["anywhere", "deferred"])
+def test_a_signal_ends_a_command_at_once_or_at_the_end_of_a_section(
+    number: signal.Signals, section: Callable[[], AbstractContextManager[None]], capsys: Any
+) -> None:
     probe = new_app("Probe.")
 
     @probe.command()
     def load() -> None:
-        with interruptible(RESUME) as poll:
-            poll()
-            os.kill(os.getpid(), number)
+        with section():
+            signal.raise_signal(number)
+            print("in the section")
         print("went on")
 
     with pytest.raises(SystemExit) as ending:
         run_app(probe, "probe", ["load"])
     assert ending.value.code == 75
     printed = capsys.readouterr()
-    assert "went on" not in printed.out
+    assert printed.out == ("in the section\n" if section is deferred_signals else "")
     assert printed.err.startswith("interrupted")
     assert printed.err.count("\n") == 1
 
@@ -241,22 +245,6 @@ def test_a_message_is_one_printable_line(text: str) -> None:
     shown = visible(text)
     assert shown.isprintable()
     assert not text.isprintable() or shown == text
-
-
-@pytest.mark.parametrize(
-    ("remedy", "message"),
-    [
-        ([], "interrupted by SIGTERM; nothing was written; the same command starts over"),
-        ([RESUME], "interrupted by SIGTERM; the same command resumes it"),
-    ],
-)
-def test_an_interrupted_loop_says_how_to_go_on(remedy: list[str], message: str) -> None:
-    with interruptible(*remedy) as poll:
-        poll()
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Interrupted) as caught:
-            poll()
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_statistics_and_grid_go_on_where_they_were_killed(lab: Lab) -> None:
 
 
 def test_a_signal_ends_what_is_no_training_with_75_and_a_promise_that_is_kept(lab: Lab) -> None:
-    """It starts over, or goes on, or all is done: a signal in the last split comes after the last poll."""
+    """It starts over, goes on, or is done: where a file is being published, the signal waits for that."""
     for case, places in {
         Preparation(): [f"open-file .out.tmp/{split}/N.npy" for split in ("train", "valid", "test")],
         DynamicEvaluation(): ["rename run/dynamic/statistics/step-N", "rename run/dynamic/grid.json"],

@@ -1,0 +1,50 @@
+"""Ctrl-C in a chat on a terminal: it abandons the reply that is being made, and nothing else."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lm.errors import Interrupted
+
+
+class CtrlC:
+    """Presses of Ctrl-C since the last :meth:`forget`, while :meth:`held`."""
+
+    def __init__(self) -> None:
+        self._pressed = self._replying = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A section in which SIGINT is a press, and ends nothing except a reply."""
+        self.forget()
+        before = signal.signal(signal.SIGINT, self._press)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self.forget()
+
+    @contextmanager
+    def ends_reply(self) -> Iterator[None]:
+        """A section that a press ends at once, by Interrupted, as does a press from before it."""
+        self._replying = True
+        try:
+            if self._pressed:
+                raise Interrupted("stopped")
+            yield
+        finally:
+            self._replying = False
+
+    def forget(self) -> None:
+        """Forget the presses."""
+        self._pressed = False
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self._pressed = True
+        if self._replying:
+            self._replying = False
+            raise Interrupted("stopped")
+
+
+CTRL_C = CtrlC()  # of the process, as the signal is
