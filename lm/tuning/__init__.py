@@ -1,1 +1,1 @@
-"""Hyper-parameter search, of whatever family."""
+"""Hyper-parameter search for both families of models."""

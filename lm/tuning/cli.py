@@ -1,4 +1,4 @@
-"""The command ``tune`` of both command lines."""
+"""The command ``tune`` of both command-line programs."""
 
 import importlib.util
 import os
@@ -21,48 +21,48 @@ if TYPE_CHECKING:
     from lm.engine.progress import Reporter
     from lm.tuning.search import Plan, Train
 
-_WORKERS = 4  # a processor, at most
+_WORKERS = 4  # maximum per processor
 TEXT = (
-    "Search for good values of config keys: trials are runs that differ in what the space varies.\n\n"
-    "The same command goes on where it was stopped, trials that were cut off first. Several may work on one "
-    "search, also on several machines with a common folder. The best values are in OUT/best.toml, a config "
-    "for train."
+    "Search for good values of config keys. Trials are runs with values drawn from the space.\n\n"
+    "The same command resumes an interrupted search, and interrupted trials first. Several processes may "
+    "work on one search, also on several machines with a common folder. OUT/best.toml is a config with the "
+    "best values for train."
 )
 
 
 def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", example: str) -> None:
-    """Gives a command line the command ``tune``; ``train``, a function of a module, trains one run."""
+    """Add the command ``tune`` to a program. ``train``, a top-level function, trains one run."""
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
     def tune(
         config: Annotated[str, config_argument(family)],
         space: Annotated[
-            str | None, typer.Option(metavar="FILE", help="What is varied, and in which ranges (TOML).")
+            str | None, typer.Option(metavar="FILE", help="Searched keys and their ranges (TOML).")
         ] = None,
         overrides: Overrides = None,
         out: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", parser=named, help="runs/tune/<config name> if left out."),
+            typer.Option(metavar="DIR", parser=named, help="Folder; default runs/tune/<config name>."),
         ] = None,
-        trials: Annotated[int, typer.Option(metavar="N", min=1, help="In total, over all workers.")] = 20,
+        trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials in total.")] = 20,
         workers: Annotated[
             int,
-            typer.Option(metavar="N", min=1, help="Processes here, sharing threads; at most 4 a processor."),
+            typer.Option(metavar="N", min=1, help="Number of local processes; at most 4 per processor."),
         ] = 1,
-        sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are drawn.")] = "tpe",
-        seed: Annotated[int, typer.Option(min=0, help="Seeds the drawing; train.seed is apart.")] = 1,
+        sampler: Annotated[Literal["tpe", "random"], typer.Option(help="Sampler of values.")] = "tpe",
+        seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler, not of training.")] = 1,
         prune: Annotated[
             bool,
-            typer.Option("--prune/--no-prune", help="End trials whose best validation is behind the median."),
+            typer.Option("--prune/--no-prune", help="Stop trials worse than the median at a validation."),
         ] = True,
         minutes: Annotated[
-            float, typer.Option(min=0, help="Begin no trial after so many minutes; 0 is no limit.")
+            float, typer.Option(min=0, help="Minutes after which no trial begins; 0 = no limit.")
         ] = 0.0,
-        only_show: Annotated[bool, typer.Option("--show", help="Show the trials and leave.")] = False,
+        only_show: Annotated[bool, typer.Option("--show", help="Only show the trials.")] = False,
         picture: Annotated[
             Path | None,
             typer.Option(
-                metavar="FILE", help="Parallel coordinates as PNG or SVG.", parser=filename, callback=writable
+                metavar="FILE", help="Parallel coordinates, PNG or SVG.", parser=filename, callback=writable
             ),
         ] = None,
         json_file: JsonFile = None,
@@ -74,7 +74,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         folder = out or Path("runs/tune") / Path(config).stem
         if not only_show:
             if space is None:
-                raise ConfigError("--space: name the file of what is varied, or give --show")
+                raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_optuna()
             from lm.tuning.search import Plan
@@ -86,9 +86,9 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
 
 
 def require_optuna(who: str = "tune") -> None:
-    """ConfigError where it is not installed."""
+    """Raise ConfigError if optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"{who} needs optuna: install it with `pip install optuna`")
+        raise ConfigError(f"{who} needs optuna; install it with `pip install optuna`")
 
 
 def _search(
@@ -101,9 +101,10 @@ def _search(
     processors = len(os.sched_getaffinity(0))
     if workers > _WORKERS * processors:
         raise ConfigError(
-            f"--workers {workers}: too many for {processors} processors; at most {_WORKERS * processors}"
+            f"--workers {workers}: too many for {processors} processors; choose at most"
+            f" {_WORKERS * processors}"
         )
-    search = Search(folder, plan)  # here, so that what is wrong is told once
+    search = Search(folder, plan)  # in the parent, so that an error is reported only once
     if workers > 1:
         threads = max(1, processors // workers)
         work_together(Job(folder, plan, train, trials, minutes, threads), workers)
@@ -133,4 +134,4 @@ def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
         show(f"the best values are in {folder / BEST}")
     failed = [row for row in rows if row["state"] == "failed"]
     if failed and len(failed) == len(rows):
-        raise DivergenceError(f"{folder}: every trial failed, the first by: {failed[0]['reason']}")
+        raise DivergenceError(f"{folder}: all trials failed, the first with: {failed[0]['reason']}")

@@ -1,4 +1,4 @@
-"""A search as tables and as parallel coordinates, as in Figures 5 and 6 of Melis et al. (2020)."""
+"""Tables of a search, and parallel coordinates as in Figures 5 and 6 of Melis et al. (2020)."""
 
 import json
 import math
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NEAR = 0.15  # of a parameter's range: what counts as near the best (Melis et al. 2020, App. B)
-NEAR_COLOR, FAR_COLOR = "#D55E00", "#0072B2"  # Okabe and Ito's, which the colour-blind tell apart
+NEAR = 0.15  # share of a parameter's range that counts as near the best (Melis et al. 2020, App. B)
+NEAR_COLOR, FAR_COLOR = "#D55E00", "#0072B2"  # from the colour-blind safe palette of Okabe and Ito
 
 
 def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list[Table | str]:
-    """The trials and the best of them."""
+    """Table of the trials, and a line about the best."""
     shown = [
         {
             "trial": row["trial"],
@@ -36,24 +36,24 @@ def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list[Tab
         for row in rows
     ]
     if best is None:
-        return [Table(title, shown), "no trial has finished"]
+        return [Table(title, shown), "no finished trial"]
     return [Table(title, shown), f"best: trial {best['trial']}, {best['nll']:.4f} nats a token"]
 
 
 def draw(path: Path, title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
     """Draw every finished trial as a line through its values to its validation loss, PNG or SVG.
 
-    Trials near the best, within 15 % of the axis in every parameter, are red, the best one thick. ``space``
+    Trials near the best, within 15 % of the axis in every parameter, are red. The best is thick. ``space``
     has the entries of ``search.json``.
 
     Raises:
         ConfigError: a suffix of another format.
-        DataError: no trial has finished.
+        DataError: no finished trial.
         StorageError: the file cannot be written.
     """
     finished = [row for row in rows if row["state"] == "finished"]
     if not finished:
-        raise DataError("no trial has finished, so there is nothing to draw; run the search first")
+        raise DataError("no finished trial to draw; run the search first")
     width = 2.0 + 1.3 * (len(space) + 1)
     style = {"font.size": 9, "text.parse_math": False}
     save_figure([path], partial(_draw, title, space, finished), size=(width, 4.0), style=style)
@@ -67,7 +67,7 @@ def _draw(title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row
     near = (
         {row["trial"]: is_near(places[row["trial"]], places[best["trial"]]) for row in rows} if best else {}
     )
-    for row in sorted(rows, key=lambda row: -row["nll"]):  # the better ones on top
+    for row in sorted(rows, key=lambda row: -row["nll"]):  # better trials on top
         end = (row["nll"] - low) / (high - low) if high > low else 0.5
         chosen = near[row["trial"]]
         axes.plot(
@@ -90,7 +90,7 @@ def _draw(title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row
 
 
 def place(entry: Mapping[str, Any], value: Any) -> float:
-    """Where a value stands on the axis of its parameter: 0 at the lower end, 1 at the upper one."""
+    """Position of a value on the axis of its parameter, 0 at the lower and 1 at the upper end."""
     if "choices" in entry:
         return _steps(entry["choices"]).get(json.dumps(value), 0.0)
     low, high = entry["low"], entry["high"]
@@ -100,12 +100,12 @@ def place(entry: Mapping[str, Any], value: Any) -> float:
 
 
 def is_near(places: Sequence[float], best: Sequence[float]) -> bool:
-    """Whether a trial is one of the neighbourhood of the best."""
+    """True if a trial is near the best in every parameter."""
     return all(abs(one - other) <= NEAR for one, other in zip(places, best, strict=True))
 
 
 def _steps(choices: Sequence[object]) -> dict[str, float]:
-    """The places of choices, evenly spaced, by their JSON."""
+    """Evenly spaced positions of choices, by their JSON."""
     apart = max(1, len(choices) - 1)
     return {json.dumps(choice): at / apart for at, choice in enumerate(choices)}
 

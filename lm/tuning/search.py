@@ -1,12 +1,12 @@
-"""A hyper-parameter search: trials that are ordinary runs, in a folder that any number of processes work on.
+"""A hyper-parameter search: a folder of trials, which are ordinary runs, for any number of processes.
 
 ::
 
-    DIR/search.json     what is searched, and from which config
-    DIR/journal.log     the trials, as optuna keeps them
-    DIR/trials/N/       the run of trial N
-    DIR/best.toml       a config: the one searched from with the best values
-    DIR/claims/N        held while a process works on trial N
+    DIR/search.json     space and base config
+    DIR/journal.log     trials, in optuna's format
+    DIR/trials/N/       run of trial N
+    DIR/best.toml       base config with the best values
+    DIR/claims/N        locked while a process works on trial N
 """
 
 import json
@@ -39,9 +39,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Plan(Generic[C]):
-    """What is searched; all of it is fixed once a search has begun."""
+    """Space, base config and options of a search, all fixed once the search has begun."""
 
-    source: str  # the config searched from, as the user named it
+    source: str  # base config, as named by the user
     base: Resolved[C]
     space: Space
     sampler: Sampler
@@ -49,7 +49,7 @@ class Plan(Generic[C]):
     prune: bool
 
     def saved(self) -> dict[str, Any]:
-        """As ``search.json`` has it."""
+        """Content of ``search.json``."""
         return {
             "family": family_of(type(self.base.config)),
             "source": self.source,
@@ -62,16 +62,16 @@ class Plan(Generic[C]):
 
 
 class Search(Generic[C]):
-    """A search in its folder, which is made where it is missing.
+    """A search in its folder, which is created if missing.
 
-    Raises ConfigError where the folder holds a search of something else or training could not begin, and
-    StorageError where it is not that of a search.
+    Raises ConfigError if the folder holds another search, or the config cannot be trained. Raises
+    StorageError if the folder is not that of a search.
     """
 
     def __init__(self, folder: Path, plan: Plan[C]) -> None:
         self.folder, self.plan = folder, plan
-        config: Any = plan.base.config  # of whichever family: each has the section train
-        require_end(config.train)  # or every trial would fail, here and below
+        config: Any = plan.base.config  # of either family: both have the section train
+        require_end(config.train)  # otherwise every trial would fail
         configure_device(config.train)
         settle(folder, plan)
         self.trials = Trials(folder, plan.space, plan.sampler, plan.seed)
@@ -84,16 +84,16 @@ class Search(Generic[C]):
         note: Callable[[str], None],
         minutes: float = 0.0,
     ) -> None:
-        """Work on trials until there are ``limit``, those of other processes included.
+        """Work on trials until there are ``limit``, including those of other processes.
 
-        With ``minutes`` none is begun after so many. ``report`` gives the reporter of a trial's training,
-        ``note`` takes lines about the search. Raises Interrupted, with the trial in the journal and its run
-        saved; whoever runs the search next takes it up. A trial that diverges, or whose values do not go
-        together, is recorded as failed; DataError and StorageError end the search.
+        After ``minutes``, if not 0, no trial begins. ``report`` returns the reporter of a trial's training,
+        and ``note`` takes lines about the search. Raises Interrupted after the trial's run is saved. The next
+        process on the search resumes the trial. A trial that diverges, or whose values are inconsistent, is
+        recorded as failed. DataError and StorageError end the search.
         """
         end = time.monotonic() + 60 * minutes if minutes else float("inf")
         while True:
-            self.trials.publish(self._write_best)  # first: the command before may have been killed here
+            self.trials.publish(self._write_best)  # first, in case the last command was killed
             trial = self.trials.claim(limit, prune=self.plan.prune) if time.monotonic() < end else None
             if trial is None:
                 break
@@ -128,7 +128,7 @@ class Search(Generic[C]):
             write_atomic(self.folder / BEST, self._best_config(best, len(rows)).encode())
 
     def _best_config(self, best: Row, count: int) -> str:
-        """TOML: the config searched from, what ``--set`` changed in it, and the best values."""
+        """TOML that extends the base config by the values of ``--set`` and the best values."""
         base = self.plan.base
         folder = self.folder.resolve()
         family, extends = family_of(type(base.config)), self.plan.source
@@ -144,39 +144,42 @@ class Search(Generic[C]):
 
 def _outcome(result: FitResult, *, pruned: bool) -> Outcome:
     if result.best_step < 0:
-        return Outcome("failed", "no validation was finite", updates=result.step)
+        return Outcome("failed", "all validations were non-finite", updates=result.step)
     state: State = "pruned" if pruned else "finished"
     return Outcome(state, result.reason, result.best_nll, result.best_step, result.step)
 
 
 def settle(folder: Path, plan: Plan[C]) -> None:
-    """Write ``search.json`` the first time; later ConfigError, naming every difference, for another plan."""
+    """Write ``search.json`` the first time, and compare the plan with it later.
+
+    Raises ConfigError with the differences if the plan is another.
+    """
     path, now = folder / SEARCH, plan.saved()
     make_folder(folder)
     with storage_errors(folder):
         names = [name for name in os.listdir(folder) if not name.endswith(".tmp") and name != LOCK]
     if names and SEARCH not in names:
         raise StorageError(
-            f"{visible(folder)}: holds {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
+            f"{visible(folder)}: contains {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
         )
-    with FileLock(folder / LOCK):  # another process may begin at once
+    with FileLock(folder / LOCK):  # another process may begin at the same time
         if not path.is_file():
             write_json(path, now)
             return
     was, now = flat(read_search(folder)), flat(now)
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
-            f"{visible(folder)}: another search was begun here: {changes_text(fixed, was, now, 4)}; "
+            f"{visible(folder)}: holds another search: {changes_text(fixed, was, now, 4)}; "
             "give the old values, or choose another --out"
         )
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """What ``search.json`` has; StorageError where there is no search."""
+    """Read ``search.json``. Raises StorageError if there is no search."""
     path = folder / SEARCH
     if not path.is_file():
         raise StorageError(
-            f"{visible(folder)}: no search was begun here; leave out --show, or name its --out"
+            f"{visible(folder)}: contains no search; omit --show, or name the --out of a search"
         )
     saved: Any = read_json(path)
     if not isinstance(saved, dict) or not {"family", "config", "space", "sampler", "seed"} <= saved.keys():
@@ -185,11 +188,11 @@ def read_search(folder: Path) -> dict[str, Any]:
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The finished trial with the least validation loss, the first of several; None without one."""
+    """Finished trial with the lowest validation loss, the first of equals, or None."""
     finished = [row for row in rows if row["state"] == "finished"]
     return min(finished, key=lambda row: float(row["nll"]), default=None)
 
 
 def value_text(value: object) -> str:
-    """A value as tables and lines show it."""
+    """Format a value for tables and lines."""
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

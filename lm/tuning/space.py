@@ -1,10 +1,10 @@
-"""What a search varies: ranges and choices of config keys, checked before anything starts.
+"""Search spaces: ranges and choices of config keys, validated before the search.
 
 ::
 
     [space]
     "optim.lr" = {low = 1e-3, high = 4e-3, log = true}
-    "cell.rank" = {low = -20, high = 100, floor = 0}  # whatever is drawn below 0 counts as 0
+    "cell.rank" = {low = -20, high = 100, floor = 0}  # values below 0 become 0
     "model.output_dropout" = {low = 0.0, high = 0.95, also = ["head.latent_dropout"]}  # both get one value
     "head.kind" = {choices = ["moc", "mos"]}
 """
@@ -36,32 +36,32 @@ TABLE = "space"
 NAMES = ("low", "high", "log", "floor", "choices", "also")
 EXAMPLE = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
 
-Drawn = float | int | str  # as the journal has it: a number, or one of ``Parameter.choices``
+Drawn = float | int | str  # a value in the journal: a number, or one of ``Parameter.choices``
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One key and what it may be: a range of numbers, both ends included, or one of several choices."""
+    """A searched key with its range of numbers, both ends included, or its choices."""
 
     key: str
-    where: str  # FILE:LINE, the provenance of its values
+    where: str  # provenance, FILE:LINE
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    floor: float | None = None  # lower values count as this one
+    floor: float | None = None  # lower values are raised to it
     whole: bool = False  # integers only
     choices: tuple[str, ...] = ()  # as JSON
     also: tuple[str, ...] = ()  # keys that get the same value
 
     def settings(self, drawn: Drawn) -> Settings:
-        """The values that the config gets, by key."""
+        """Config values by key, for a drawn value."""
         value = json.loads(drawn) if isinstance(drawn, str) else drawn
         if self.floor is not None:
             value = max(self.floor, value)
         return dict.fromkeys((self.key, *self.also), Setting(value, self.where))
 
     def entry(self) -> dict[str, Any]:
-        """The range or the choices, as the file has them."""
+        """Range or choices in the notation of the file."""
         also = {"also": list(self.also)} if self.also else {}
         if self.choices:
             return {"choices": [json.loads(choice) for choice in self.choices], **also}
@@ -73,7 +73,7 @@ Space = tuple[Parameter, ...]
 
 
 def settings_of(space: Space, drawn: Mapping[str, Drawn]) -> Settings:
-    """The values of all keys, for what was drawn for each parameter."""
+    """Config values of all keys, for the drawn value of each parameter."""
     return {
         key: setting
         for parameter in space
@@ -82,7 +82,7 @@ def settings_of(space: Space, drawn: Mapping[str, Drawn]) -> Settings:
 
 
 def space_of(entries: Mapping[str, Mapping[str, Any]], where: str) -> Space:
-    """The space whose entries (:meth:`Parameter.entry`) these are."""
+    """Build a space from its entries (:meth:`Parameter.entry`)."""
     found = []
     for key, entry in entries.items():
         choices = tuple(json.dumps(choice) for choice in entry.get("choices", ()))
@@ -94,19 +94,19 @@ def space_of(entries: Mapping[str, Mapping[str, Any]], where: str) -> Space:
 
 
 def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) -> Space:
-    """The parameters of a file, or of a space that comes with Highrank, in the order of the file.
+    """Load the parameters of a file, or of a space of Highrank, in the order of the file.
 
-    Raises ConfigError, one line, where a key is unknown or also given by ``--set``, bounds are ill-typed, in
-    the wrong order or not valid in ``base``, or there is nothing to search.
+    Raises a one-line ConfigError if a key is unknown or also set by ``--set``. The same holds for bounds of a
+    wrong type, in the wrong order or invalid in ``base``, and for an empty space.
     """
     path = find_space(source, family)
     data, lines = read_toml(path)
     if others := [name for name in data if name != TABLE]:
-        hint = did_you_mean(others[0], [TABLE]) or f"; all that a space has is the table [{TABLE}]"
+        hint = did_you_mean(others[0], [TABLE]) or f"; a space contains only the table [{TABLE}]"
         raise ConfigError(f"{path}:{lines[(others[0],)]}: unknown name {others[0]}{hint}")
     table = data.get(TABLE)
     if not isinstance(table, dict) or not table:
-        raise ConfigError(f"{path}: an empty space; write [{TABLE}], and below it keys as in {EXAMPLE}")
+        raise ConfigError(f"{path}: empty space; write [{TABLE}], and below it keys as in {EXAMPLE}")
     found: list[Parameter] = []
     taken: set[str] = set()
     for key, entry, line in _entries(table, lines, (TABLE,), schema):
@@ -115,9 +115,9 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
         parameter = replace(_parameter(key, entry, where, field), also=_also(key, entry, where, schema))
         for name in (key, *parameter.also):
             if name in taken:
-                raise ConfigError(f"{where}: {name} is there twice; remove one")
+                raise ConfigError(f"{where}: {name} occurs twice; remove one")
             if base.provenance.get(name) == COMMAND_LINE:
-                raise ConfigError(f"{where}: {name} is in the space and in --set; remove one of the two")
+                raise ConfigError(f"{where}: {name} is both in the space and in --set; remove one of them")
             taken.add(name)
         _require_valid(parameter, base, schema)
         found.append(parameter)
@@ -125,7 +125,7 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
 
 
 def _also(key: str, entry: object, where: str, schema: type[C]) -> tuple[str, ...]:
-    """The keys that get the same value."""
+    """Keys that get the same value."""
     also = entry.get("also", []) if isinstance(entry, Mapping) else []
     if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
         raise ConfigError(f'{where}: {key} also must be a list of keys, as in also = ["head.latent_dropout"]')
@@ -137,7 +137,7 @@ def _also(key: str, entry: object, where: str, schema: type[C]) -> tuple[str, ..
 def _entries(
     table: Mapping[str, object], lines: Lines, at: tuple[str, ...], schema: type[C]
 ) -> Iterator[tuple[str, object, int]]:
-    """Dotted key, entry and line; a key may be quoted as a whole, or be one of nested tables."""
+    """Yield dotted key, entry and line. A key may be quoted as a whole, or written as nested tables."""
     for name, value in table.items():
         here = (*at, name)
         key = ".".join(here[1:])
@@ -154,7 +154,7 @@ def _parameter(key: str, entry: object, where: str, field: FieldInfo) -> Paramet
         raise ConfigError(f"{where}: {key} needs a range or choices, as in {EXAMPLE}")
     for name in entry:
         if name not in NAMES:
-            hint = did_you_mean(name, NAMES) or f"; it may have {', '.join(NAMES)}"
+            hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
             raise ConfigError(f"{where}: {key} has an unknown {name}{hint}")
     if "choices" in entry:
         return _choice(key, entry, where)
@@ -164,7 +164,7 @@ def _parameter(key: str, entry: object, where: str, field: FieldInfo) -> Paramet
 def _choice(key: str, entry: Mapping[str, object], where: str) -> Parameter:
     choices = entry["choices"]
     if entry.keys() - {"choices", "also"}:
-        raise ConfigError(f"{where}: {key} has choices and a range; remove one of the two")
+        raise ConfigError(f"{where}: {key} has both choices and a range; remove one of them")
     if not isinstance(choices, list) or not choices:
         raise ConfigError(f"{where}: {key} choices must be a list, as in choices = [1, 2]")
     try:
@@ -179,7 +179,7 @@ def _choice(key: str, entry: Mapping[str, object], where: str) -> Parameter:
 def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) -> Parameter:
     types = {field.annotation, *get_args(field.annotation)}
     if not types & {int, float}:
-        raise ConfigError(f"{where}: {key} is no number, so it has no range; give choices = […]")
+        raise ConfigError(f"{where}: {key} is not a number, so it has no range; give choices = […]")
     whole = float not in types
     numbers: dict[str, float] = {}
     for name in ("low", "high", "floor"):
@@ -202,11 +202,11 @@ def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) 
     if low >= high:
         raise ConfigError(f"{where}: {key} low must be below high, got {low} and {high}")
     if log and low <= 0:
-        raise ConfigError(f"{where}: {key} low must be above 0 where log = true, got {low}")
+        raise ConfigError(f"{where}: {key} low must be above 0 with log = true, got {low}")
     return Parameter(key, where, low, high, log, numbers.get("floor"), whole)
 
 
 def _require_valid(parameter: Parameter, base: Resolved[C], schema: type[C]) -> None:
-    """Raises ConfigError where an end of the range, or a choice, is not valid in the config searched from."""
+    """Raise ConfigError if an end of the range, or a choice, is invalid in the base config."""
     for drawn in parameter.choices or (parameter.low, parameter.high):
         with_settings(base, parameter.settings(drawn), schema)

@@ -1,9 +1,9 @@
-"""The trials of a search: drawn by optuna, kept in its journal, each worked on by one process at a time.
+"""Trials of a search: drawn by optuna, stored in its journal, and claimed by one process at a time.
 
-A trial is in the journal from the moment that its values are drawn, in one line with all of them. Whoever
-works on it holds a lock, which ends with the process: a trial that nobody holds and that has no end is taken
-up again. What is drawn is a function of the seed, the number of the trial and the trials in the journal, and
-of nothing that a process remembers, so a search that was interrupted goes on as if it had not been.
+A trial enters the journal in one line with all its drawn values. The process that works on it holds a lock,
+which the OS releases when the process ends. An unlocked, unfinished trial is resumed. The drawn values depend
+only on the seed, the number of the trial and the journal. So an interrupted search continues as if it had not
+been interrupted.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _STATES: dict[TrialState, State] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended; ``nll``, in nats a token, is of its best validation, at update ``step``."""
+    """End of a trial. ``nll`` is that of its best validation in nats per token, at update ``step``."""
 
     state: State
     reason: str
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Trial:
-    """A trial that this process works on; :meth:`verdict` is what the training engine asks."""
+    """A trial claimed by the present process. The training engine calls :meth:`verdict`."""
 
     def __init__(self, study: optuna.Study, frozen: FrozenTrial, claim: FileLock, *, prune: bool) -> None:
         self.number = frozen.number
@@ -62,11 +62,11 @@ class Trial:
         self._prune = prune
 
     def settings(self, space: Space) -> Settings:
-        """The values of the config's keys."""
+        """Values of the config's keys."""
         return settings_of(space, self.drawn)
 
     def verdict(self, step: int, nll: float) -> str:
-        """Records a validation; why training ends here, or nothing."""
+        """Record a validation. Returns the reason to prune the trial, or an empty string."""
         if step not in self._told:  # a resumed training may validate again
             self._told.add(step)
             self.entry.report(nll, step)
@@ -74,24 +74,24 @@ class Trial:
         return f"worse than the median of the trials at update {step}" if self.pruned else ""
 
     def release(self) -> None:
-        """Let others take the trial up, if it has no end."""
+        """Release the claim, so that other processes may resume the trial."""
         self._claim.release()
 
 
 class Trials:
-    """The trials in the journal of a search's folder, shared by every process that works on it."""
+    """Trials in the journal of a search folder, shared by all its processes."""
 
     def __init__(self, folder: Path, space: Space, sampler: Sampler, seed: int) -> None:
         self._folder, self._space, self._sampler, self._seed = folder, space, sampler, seed
         make_folder(folder / CLAIMS)
-        self._lock = FileLock(folder / LOCK)  # around looking at the trials and then adding or ending one
+        self._lock = FileLock(folder / LOCK)  # held while reading the trials and adding or ending one
         with self._lock, deferred_signals():
             self._study = _open(folder / JOURNAL)
 
     def claim(self, limit: int, *, prune: bool) -> Trial | None:
-        """The first trial that nobody works on and that has no end, or else a new one.
+        """Claim the first unfinished, unlocked trial, or else a new one.
 
-        None where there are ``limit`` trials already, and somebody works on each that has no end.
+        Returns None if there are ``limit`` trials, and all unfinished ones are locked.
         """
         with self._lock, deferred_signals():
             trials = self._study.get_trials(deepcopy=False)
@@ -120,12 +120,12 @@ class Trials:
             self._study.tell(trial.entry, value, state=states[outcome.state])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every trial as a JSON object, in order: trial, state, nll, step, updates, values and reason."""
+        """Trials in order, as JSON objects: trial, state, nll, step, updates, values and reason."""
         with self._lock:
             return self._rows()
 
     def publish(self, write: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Calls ``write`` with the rows while no other process does, so that the newest are written last."""
+        """Call ``write`` with the rows under a lock, so that the newest rows are written last."""
         with self._lock, deferred_signals():
             write(self._rows())
 
@@ -144,7 +144,7 @@ class Trials:
         ]
 
     def _draw(self, trials: list[FrozenTrial]) -> FrozenTrial:
-        """The next trial. It is drawn in a copy in memory, so that the journal gets all of it or nothing."""
+        """Draw the next trial in a copy in memory, so that the journal gets all of it or nothing."""
         text = f"{self._seed}/{len(trials)}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
         samplers = optuna.samplers
@@ -160,11 +160,11 @@ class Trials:
 
 
 def _open(path: Path) -> optuna.Study:
-    """The study in a journal, which is made where it is missing; StorageError for one that is damaged."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # what it would tell, the search tells
-    lock: Any = FileLock(path.with_suffix(".lock"))  # optuna's own outlives a process that is killed
+    """Open the study in a journal, which is created if missing. Raises StorageError if it is damaged."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the search reports trials itself
+    lock: Any = FileLock(path.with_suffix(".lock"))  # optuna's own lock outlives a killed process
     with lock:
-        MetricsLog(path).close()  # drops a last line that was torn
+        MetricsLog(path).close()  # drops a torn last line
     with storage_errors(path):
         try:
             backend = JournalFileBackend(str(path), lock_obj=lock)
@@ -173,7 +173,7 @@ def _open(path: Path) -> optuna.Study:
                 optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
             return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
         except (ValueError, LookupError, TypeError) as error:
-            what = visible(error)[:100]  # which may quote the file
+            what = visible(error)[:100]  # it may quote the file
             raise StorageError(
                 f"{visible(path)}: damaged or foreign ({what}); restore it, or choose another --out"
             ) from error

@@ -1,8 +1,8 @@
-"""Several processes on one search, and what ends them: a signal to their parent, or its death.
+"""Worker processes of a search, which end after a signal to their parent or its death.
 
-The workers are in sessions of their own, so that Ctrl-C in a terminal reaches the parent alone. Each has one
-end of a pipe whose other end is the parent's: when that closes, for whatever reason, the worker stops as a
-signal would stop it, and saves its trial.
+The workers are in their own sessions, so that Ctrl-C in a terminal reaches only the parent. A pipe connects
+each worker with the parent. When the parent's end closes, the worker stops as after a signal, and saves its
+trial.
 """
 
 import multiprocessing
@@ -29,20 +29,20 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is started with."""
+    """Arguments of a worker."""
 
     folder: Path
     plan: Plan[Any]
-    train: Train[Any]  # a function of a module, which the worker can find by its name
+    train: Train[Any]  # a top-level function, which the worker can import
     trials: int
     minutes: float
     threads: int  # of torch
 
 
 def work_together(job: Job, workers: int) -> None:
-    """Run ``workers`` processes on a search to its end, and end all of them where one fails.
+    """Run ``workers`` processes on a search to its end. If one fails, all are stopped.
 
-    Raises Interrupted once all have saved, where a signal came, and what ended the first that failed.
+    Raises Interrupted after a signal, once all have saved. Raises the error of the first failed worker.
     """
     context = multiprocessing.get_context("spawn")
     stop = StopFlag(RESUME)
@@ -72,7 +72,7 @@ def work_together(job: Job, workers: int) -> None:
 def _attend(
     started: Sequence[tuple[SpawnProcess, Connection]], stopped: Callable[[], bool]
 ) -> HighrankError | None:
-    """Waits until every worker has ended, one has failed, or a signal has come; returns the failure."""
+    """Wait until all workers have ended, one has failed, or a signal has come. Returns the failure."""
     running = dict(enumerate(started))
     while running and not stopped():
         wait([process.sentinel for process, _ in running.values()], POLL_SECONDS)
@@ -86,30 +86,30 @@ def _attend(
 
 
 def _failure(number: int, process: SpawnProcess, connection: Connection) -> HighrankError:
-    """What a worker told before it ended, or how it ended."""
-    with suppress(EOFError):  # nothing, where the connection is only closed
+    """Error that a worker reported before its end, or one for its signal or exit code."""
+    with suppress(EOFError):  # closed without a report
         if connection.poll():
             told: HighrankError = connection.recv()
             return told
-    again = "run the same command again to go on"
-    if process.exitcode and process.exitcode < 0:  # by somebody, as the kernel does where memory is short
+    again = "run the same command again to resume"
+    if process.exitcode and process.exitcode < 0:  # killed, for example by the kernel when memory is short
         ended = signal.Signals(-process.exitcode).name
         return Interrupted(f"worker {number} was ended by {ended}; {again}")
     return HighrankError(f"worker {number} ended with exit code {process.exitcode}; {again}")
 
 
 def _worker(job: Job, connection: Connection) -> None:
-    """The whole life of a worker."""
+    """Main function of a worker."""
     os.setsid()
     EarlyStop().install()
     gone = threading.Event()
     threading.Thread(target=_watch, args=(connection, gone), daemon=True).start()
     import torch
 
-    torch.set_num_threads(job.threads)  # train.threads, if set, comes later
+    torch.set_num_threads(job.threads)  # train.threads, if set, is applied later
 
     def report(folder: Path) -> Reporter:
-        if gone.is_set():  # the signal came when the trial before had nothing left to stop
+        if gone.is_set():  # the signal came when the previous trial had already ended
             raise Interrupted(f"interrupted; {RESUME}")
         return NullReporter()
 
@@ -131,7 +131,7 @@ def _worker(job: Job, connection: Connection) -> None:
 
 
 def _watch(connection: Connection, gone: threading.Event) -> None:
-    """Stops this process as a signal would, once the parent's end is closed."""
+    """Stop the process as a signal would, once the parent's end is closed."""
     connection.poll(None)
     gone.set()
     os.kill(os.getpid(), signal.SIGTERM)

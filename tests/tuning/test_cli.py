@@ -75,9 +75,12 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "--space: name the file of what is varied, or give --show"),
+        ((), "--space is missing; name a search space, or add --show"),
         (("--space", "none.toml"), "--space none.toml: no such space or file; the spaces of `lm` are"),
-        (("--space", "s.toml", "--set", "optim.lr=1"), "s.toml:2: optim.lr is in the space and in --set"),
+        (
+            ("--space", "s.toml", "--set", "optim.lr=1"),
+            "s.toml:2: optim.lr is both in the space and in --set",
+        ),
         (("--space", "s.toml", "--set", "train.max_steps=0"), "training would never end"),
         (("--space", "s.toml", "--workers", "100000"), "--workers 100000: too many for"),
     ],
@@ -98,11 +101,11 @@ def test_without_optuna_one_line_says_how_to_get_it(
         importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
     )
     code, _, err = lm("tune", "tiny.toml", "--space", "s.toml")
-    assert (code, err) == (2, "tune needs optuna: install it with `pip install optuna`\n")
+    assert (code, err) == (2, "tune needs optuna; install it with `pip install optuna`\n")
     assert not (in_tmp / "runs").exists()
 
 
 def test_showing_a_search_that_was_not_begun(lm: Callable[..., Outcome]) -> None:
     pytest.importorskip("optuna")
     code, _, err = lm("tune", "tiny.toml", "--show")
-    assert (code, "runs/tune/tiny: no search was begun here" in err) == (4, True)
+    assert (code, "runs/tune/tiny: contains no search" in err) == (4, True)

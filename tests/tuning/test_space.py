@@ -51,22 +51,22 @@ GOOD = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
         ('"optim.lr" = {low = true, high = 2}', "optim.lr low must be a number, got True"),
         ('"optim.lr" = {low = 1.0, high = inf}', "optim.lr high must be finite, got inf"),
         ('"optim.lr" = {low = 2, high = 1}', "optim.lr low must be below high, got 2.0 and 1.0"),
-        ('"optim.lr" = {low = 0, high = 1, log = true}', "optim.lr low must be above 0 where log = true"),
+        ('"optim.lr" = {low = 0, high = 1, log = true}', "optim.lr low must be above 0 with log = true"),
         ('"optim.lr" = {low = 1, high = 2, log = 1}', "optim.lr log must be true or false, got 1"),
         ('"optim.lr" = {low = 0, high = 1}', "optim.lr must be greater than 0, got 0.0"),
         ('"head.components" = {low = 1.5, high = 3}', "head.components low must be an integer, got 1.5"),
-        ('"head.kind" = {low = 1, high = 3}', "head.kind is no number, so it has no range; give choices"),
+        ('"head.kind" = {low = 1, high = 3}', "head.kind is not a number, so it has no range; give choices"),
         ('"head.kind" = {choices = ["mos", "moos"]}', "got 'moos'; did you mean mo"),
         ('"head.kind" = {choices = []}', "head.kind choices must be a list, as in choices = [1, 2]"),
-        ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has choices and a range; remove one"),
+        ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has both choices and a range; remove one"),
         ('"head.kind" = {choices = ["mos", "mos"]}', "head.kind has the same choice twice; remove one"),
         ('"head.kind" = {choices = [1979-05-27]}', "head.kind choices must be numbers, texts, true, false"),
         ('"cell.rounds" = {low = 0, high = 6}', "rounds belongs to the mogrifier"),
         (
             '"train.seed" = {low = 1, high = 6}',
-            "train.seed is in the space and in --set; remove one of the two",
+            "train.seed is both in the space and in --set; remove one of them",
         ),
-        (f"{GOOD}\noptim = {{lr = {{low = 1, high = 2}}}}", "optim.lr is there twice; remove one"),
+        (f"{GOOD}\noptim = {{lr = {{low = 1, high = 2}}}}", "optim.lr occurs twice; remove one"),
     ],
 )
 def test_what_is_wrong_with_a_space_is_one_line_with_its_place(line: str, told: str, tmp_path: Path) -> None:
@@ -80,9 +80,7 @@ def test_what_is_wrong_with_a_space_is_one_line_with_its_place(line: str, told: 
 
 @pytest.mark.parametrize("text", ["", "[space]\n", "space = 3\n"])
 def test_an_empty_space_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"s\.toml: an empty space; write \[space\], and below it keys as in"
-    ):
+    with pytest.raises(ConfigError, match=r"s\.toml: empty space; write \[space\], and below it keys as in"):
         load(text, tmp_path)
 
 
@@ -116,12 +114,12 @@ def test_one_value_may_be_that_of_several_keys(tmp_path: Path) -> None:
     for also, told in (
         ('["head.latent"]', "unknown key head.latent; did you mean"),
         ('"head.latent_dropout"', "model.output_dropout also must be a list of keys"),
-        ('["model.output_dropout"]', "model.output_dropout is there twice"),
+        ('["model.output_dropout"]', "model.output_dropout occurs twice"),
         ('["head.tied"]', "head.tied"),
     ):
         with pytest.raises(ConfigError, match=rf"s\.toml:2: .*{told}"):
             load(text.replace('["head.latent_dropout"]', also), tmp_path)
-    with pytest.raises(ConfigError, match=r"head\.latent_dropout is in the space and in --set"):
+    with pytest.raises(ConfigError, match=r"head\.latent_dropout is both in the space and in --set"):
         load(text, tmp_path, "head.latent_dropout=0.1")
 
 

@@ -202,12 +202,12 @@ def test_a_folder_keeps_to_its_search(folder: Path) -> None:
         ({"overrides": ["train.seed=4"]}, r"config.train.seed = 4 \(was 1\)"),
         ({"space": SPACE.replace("0.3", "0.2")}, r"space.optim.lr.high = 0.2 \(was 0.3\)"),
     ):
-        with pytest.raises(ConfigError, match=f"another search was begun here: {told}; give the old values"):
+        with pytest.raises(ConfigError, match=f"holds another search: {told}; give the old values"):
             Search(folder / "search", plan(folder, **changes))
     Search(folder / "search", plan(folder, overrides=["about=x"]))
     (folder / "else").mkdir()
     (folder / "else" / "notes.txt").touch()
-    with pytest.raises(StorageError, match=r"holds notes\.txt but no search\.json"):
+    with pytest.raises(StorageError, match=r"contains notes\.txt but no search\.json"):
         Search(folder / "else", plan(folder))
 
 
@@ -224,7 +224,7 @@ def test_of_two_searches_that_begin_at_once_the_second_keeps_to_the_first(
             return super().acquire(wait)
 
     monkeypatch.setattr("lm.tuning.search.FileLock", Late)
-    with pytest.raises(ConfigError, match=r"another search was begun here: seed = 2 \(was 1\)"):
+    with pytest.raises(ConfigError, match=r"holds another search: seed = 2 \(was 1\)"):
         Search(out, plan(folder, seed=2))
 
 
@@ -254,7 +254,7 @@ def test_a_worker_that_is_killed_is_told_in_a_line() -> None:
     theirs.close()
     process.join()
     told = _failure(3, process, ours)
-    assert str(told) == "worker 3 was ended by SIGKILL; run the same command again to go on"
+    assert str(told) == "worker 3 was ended by SIGKILL; run the same command again to resume"
     assert told.exit_code == 75
 
 
@@ -315,5 +315,5 @@ def test_a_picture_of_the_search(folder: Path, undisturbed: Any) -> None:
     for name in ("one.svg", "two.svg", "one.png"):
         draw(folder / name, "tiny", entries, undisturbed[0])
     assert (folder / "one.svg").read_bytes() == (folder / "two.svg").read_bytes()
-    with pytest.raises(DataError, match="no trial has finished"):
+    with pytest.raises(DataError, match="no finished trial"):
         draw(folder / "none.svg", "tiny", entries, [])
