@@ -29,8 +29,8 @@ from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
+    from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.engine.progress import Reporter
     from lm.text.prepared_folder import Prepared
 
 app = new_app(
@@ -63,7 +63,8 @@ def demo(
     from dialog.demo import RESULTS
     from dialog.demo import demo as run_demo
     from dialog.report import demo_table
-    from lm.engine.progress import Reporter, make_reporter
+    from lm.engine.events import Reporter
+    from lm.engine.progress import make_reporter
 
     def report(head: str) -> Reporter:
         show(f"{out / head}: training")

@@ -13,7 +13,7 @@ from dialog.smalltalk.process import true_nll
 from dialog.train import train
 from lm.config.load import load_config
 from lm.disk.storage import make_folder, write_json
-from lm.engine.progress import Reporter
+from lm.engine.events import Reporter
 from lm.steps import OnProgress, no_progress
 
 RESULTS = "results.json"

@@ -12,9 +12,9 @@ from dialog.task import DialogTask, build_model
 from lm.config.load import Resolved
 from lm.engine.choice import kept_choices, measured_choices
 from lm.engine.device import configure_device
+from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict, fit, require_end, seed_everything
 from lm.engine.memory import require_memory
-from lm.engine.progress import Reporter
 from lm.errors import DataError
 from lm.measures import require_learnt
 from lm.runs.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, settle_inputs

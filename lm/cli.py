@@ -33,8 +33,8 @@ from lm.tuning.cli import add_tune, require_optuna
 
 if TYPE_CHECKING:
     from lm.config.load import Resolved
+    from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.engine.progress import Reporter
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from lm.config.difference import flat_config
 from lm.config.load import Resolved, Setting, with_settings
-from lm.engine.progress import Reporter
+from lm.engine.events import Note, Reporter
 from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.links import EXP
 from lm.heads.loss_options import LossOptions, Output, rounded
@@ -65,7 +65,7 @@ def measured_choices(
     found = {key: _choice(JOBS[key](config.head, sizes, device), device) for key in keys}
     if not found:
         return resolved
-    report.note("; ".join(f"{key} = {one.value}, {one.where}" for key, one in found.items()))
+    report(Note("; ".join(f"{key} = {one.value}, {one.where}" for key, one in found.items())))
     return with_settings(resolved, found, type(resolved.config))
 
 

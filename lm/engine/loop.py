@@ -13,11 +13,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated
 from lm.engine.guard import Guard
 from lm.engine.journal import Journal
-from lm.engine.meter import Goal, Update
 from lm.engine.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
-from lm.engine.progress import Reporter
 from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver
 from lm.engine.state import Bookmark, Progress, Stateful, TrainingState, Window
@@ -103,7 +102,7 @@ def fit(
     try:
         return engine.fit()
     finally:
-        report.close()
+        report(Ended())
 
 
 class _Engine(Generic[BatchT]):
@@ -129,7 +128,7 @@ class _Engine(Generic[BatchT]):
         self.saver.preflight(numbers_per_parameter(self.optim))
         self.saver.resume()
         self.task.model.train()
-        self.report.start(self.progress.step, self.goal())
+        self.report(Started(self.progress.step, self.goal()))
         try:
             reason = self.loop()
         except Interrupted:
@@ -140,7 +139,7 @@ class _Engine(Generic[BatchT]):
         self.journal.ended("finished", self.progress, self.saver.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
         if self.words and (warning := guessing_note(best_nll, self.words)):
-            self.report.note(warning)
+            self.report(Note(warning))
         minutes = self.saver.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
 
@@ -224,7 +223,7 @@ class _Engine(Generic[BatchT]):
             self.skipped(number, first)
         self.updater.clear()
         nll = sums.nll / sums.tokens if sums.finite else math.nan
-        self.report.step(Update(progress.step, number, nll, lr, sums.grad_norm, sums.tokens))
+        self.report(Update(progress.step, number, nll, lr, sums.grad_norm, sums.tokens))
         if progress.step % self.train.log_every == 0 and progress.window.updates:
             self.journal.updates(progress, lr, self.saver.seconds)
             progress.window = Window()
@@ -258,7 +257,7 @@ class _Engine(Generic[BatchT]):
         self.progress.guard.skipped(self.progress.step, epoch, batch)
         self.journal.record(self.progress, "event", {"event": "skipped", "batch": batch})
         place = f"step {self.progress.step} (epoch {epoch}, batch {batch})"
-        self.report.note(f"warning: {place} is skipped, its loss or gradient is not finite")
+        self.report(Note(f"warning: {place} is skipped, its loss or gradient is not finite"))
 
     def diverged(self, reason: str) -> bool:
         """Whether too many updates were skipped, or weights that are about to be saved are not finite."""
@@ -281,7 +280,7 @@ class _Engine(Generic[BatchT]):
         self.progress.guard = Guard(recoveries=1)
         self.journal.record(self.progress, "event", {"event": "recovered", "from": step})
         now = f"back to step {self.progress.step} with half the learning rate"
-        self.report.note(f"warning: training diverged, {cause}; {now}")
+        self.report(Note(f"warning: training diverged, {cause}; {now}"))
 
     def validation_due(self, reason: str) -> bool:
         """Whether this step is validated and was not yet: every so often, and where training ends."""
@@ -308,10 +307,10 @@ class _Engine(Generic[BatchT]):
         metrics = {"nll": nll, "perplexity": perplexity(nll)} | metrics
         self.journal.record(self.progress, "valid", metrics)
         averaged = self.state.averager.count > 0
-        self.report.validated(self.progress.step, metrics, best, averaged)
+        self.report(Validated(self.progress.step, metrics, best, averaged))
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
-            self.report.note("validation stalls: from here on the average of the weights counts")
+            self.report(Note("validation stalls: from here on the average of the weights counts"))
 
     def interrupted(self) -> str:
         """Saves if it can, and says what is saved."""
@@ -321,5 +320,5 @@ class _Engine(Generic[BatchT]):
                 self.saver.save(final=True)
                 saved = f"step {self.progress.step} is saved"
             except StorageError as error:
-                self.report.note(f"warning: step {self.progress.step} is not saved: {error}")
+                self.report(Note(f"warning: step {self.progress.step} is not saved: {error}"))
         return f"interrupted: {saved}; run the same command again to resume"

@@ -3,31 +3,11 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from lm.engine.events import Goal, Update
 from lm.measures import perplexity
 from lm.numbers import number
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One finished update, as the reporters see it."""
-
-    step: int
-    epoch: int
-    nll: float  # nats per token of this update; NaN where it was skipped
-    lr: float
-    grad_norm: float
-    tokens: int  # of this update
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """How far training may go: 0 where there is no such limit. Early stopping may end it sooner."""
-
-    steps: int
-    seconds: float
 
 
 class Meter:
@@ -97,20 +77,6 @@ class Meter:
         )
         lines = [" · ".join(parts[:count]) for count in range(len(parts), 0, -1)]
         return next((line for line in lines if room is None or len(line) <= room), "")
-
-
-def validation_line(step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> str:
-    """One line for a validation: whose weights, every metric of the task, whether it is the best so far.
-
-    How many tokens were read is left out: it is the same at every validation.
-    """
-    values = [
-        f"{'ppl' if name == 'perplexity' else name} {number(name, value)}"
-        for name, value in metrics.items()
-        if name != "tokens"
-    ]
-    weights = " (averaged)" if averaged else ""
-    return " · ".join([f"validation at step {step:,}{weights}", *values, *(["best so far"] if best else [])])
 
 
 def clock(seconds: float) -> str:

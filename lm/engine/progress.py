@@ -1,13 +1,13 @@
-"""How training shows its progress: a bar on a terminal, plain lines elsewhere, TensorBoard where installed.
+"""Reporters of a training: a bar on a terminal, plain lines elsewhere, TensorBoard where installed.
 
-The engine reports to a :class:`Reporter` and never prints. No reporter can end a training run: a closed
-pipe or a failing event writer silences that reporter alone.
+The engine reports events and never prints. No reporter can end a training: a closed pipe or a failing event
+writer silences only that reporter.
 """
 
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -19,43 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lm.engine.meter import Goal, Meter, Update, clock, validation_line
+from lm.engine.events import Ended, Event, Note, Reporter, Started, Update, Validated
+from lm.engine.meter import Meter, clock
 from lm.errors import visible
 
 _BAR, _LEAST_BAR = 24, 8  # cells of the bar
-
-
-class Reporter(Protocol):
-    """Receives what happens in training; no method raises."""
-
-    def start(self, step: int, goal: Goal) -> None:
-        """Training begins, or resumes, after ``step`` updates; ``goal.seconds`` counts from now."""
-
-    def step(self, update: Update) -> None: ...
-
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
-        """Metrics at a step, the best so far or not; ``averaged``: of the average of the weights."""
-
-    def note(self, line: str) -> None:
-        """Something the user should know: a resume, a skipped batch, a failed save."""
-
-    def close(self) -> None: ...
-
-
-class NullReporter:
-    """Reports nothing."""
-
-    def start(self, step: int, goal: Goal) -> None: ...
-
-    def step(self, update: Update) -> None: ...
-
-    def validated(
-        self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False
-    ) -> None: ...
-
-    def note(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PlainReporter:
@@ -67,26 +35,26 @@ class PlainReporter:
         self._meter = Meter()
         self._due = 0.0
 
-    def start(self, step: int, goal: Goal) -> None:
-        self._meter.start(step, goal)
-        self._due = time.monotonic() + self._seconds
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._meter.start(event.step, event.goal)
+                self._due = time.monotonic() + self._seconds
+            case Update():
+                self._meter.step(event)
+                self._progress()
+            case Validated():
+                self._write(event.line())
+            case Note():
+                self._write(visible(event.line))
 
-    def step(self, update: Update) -> None:
-        self._meter.step(update)
+    def _progress(self) -> None:
         now = time.monotonic()
         if now < self._due:
             return
         self._due = now + self._seconds
         remaining = self._meter.remaining
         self._write(self._meter.line() + ("" if remaining is None else f" · ETA {clock(remaining)}"))
-
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
-        self._write(validation_line(step, metrics, best, averaged))
-
-    def note(self, line: str) -> None:
-        self._write(visible(line))
-
-    def close(self) -> None: ...
 
     def _write(self, line: str) -> None:
         if self._stream is None:
@@ -108,21 +76,22 @@ class RichReporter:
             redirect_stderr=False,
         )  # fmt: skip
 
-    def start(self, step: int, goal: Goal) -> None:
-        self._meter.start(step, goal)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._meter.start(event.step, event.goal)
+            case Update():
+                self._meter.step(event)
+                self._safely(self._live.start)  # not before: a finished run has nothing to show
+            case Validated():
+                self._print(event.line())
+            case Note():
+                self._print(event.line)
+            case Ended():
+                self._safely(self._live.stop)
 
-    def step(self, update: Update) -> None:
-        self._meter.step(update)
-        self._safely(self._live.start)  # not before: a finished run has nothing to show
-
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
-        self.note(validation_line(step, metrics, best, averaged))
-
-    def note(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._safely(lambda: self._console.print(Text(visible(line))))
-
-    def close(self) -> None:
-        self._safely(self._live.stop)
 
     def _line(self) -> RenderableType:
         """The line for the width of the terminal: the learning rate goes first, the time left last."""
@@ -156,28 +125,25 @@ class TimeLeft(ProgressColumn):
 class TensorboardReporter:
     """Scalars for TensorBoard in a folder; the first failure is noted once and switches it off."""
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, warn: Reporter) -> None:
         self._folder = folder
         self._warn = warn
         self._writer: _ScalarWriter | None = None
 
-    def start(self, step: int, goal: Goal) -> None:
-        self._safely(lambda: self._open(step))
-
-    def step(self, update: Update) -> None:
-        for name, value in (("nll", update.nll), ("lr", update.lr), ("grad_norm", update.grad_norm)):
-            self._scalar(f"train/{name}", value, update.step)
-
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
-        for name, value in metrics.items():
-            self._scalar(f"valid/{name}", value, step)
-
-    def note(self, line: str) -> None: ...
-
-    def close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            self._safely(writer.close)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._safely(lambda: self._open(event.step))
+            case Update():
+                for name in ("nll", "lr", "grad_norm"):
+                    self._scalar(f"train/{name}", getattr(event, name), event.step)
+            case Validated():
+                for name, value in event.metrics.items():
+                    self._scalar(f"valid/{name}", value, event.step)
+            case Ended():
+                writer, self._writer = self._writer, None
+                if writer is not None:
+                    self._safely(writer.close)
 
     def _open(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imports TensorBoard
@@ -194,7 +160,7 @@ class TensorboardReporter:
             action()
         except Exception as error:  # a foreign library's failure of any kind must not end the training
             self._writer = None
-            self._warn(f"TensorBoard is switched off: {error!r}")
+            self._warn(Note(f"TensorBoard is switched off: {error!r}"))
 
 
 class _ScalarWriter(Protocol):
@@ -203,31 +169,14 @@ class _ScalarWriter(Protocol):
     def close(self) -> None: ...
 
 
-class Reporters:
-    """Passes everything on to several reporters."""
+def together(reporters: Sequence[Reporter]) -> Reporter:
+    """Reporter that passes every event on to all of several."""
 
-    def __init__(self, reporters: Sequence[Reporter]) -> None:
-        self._reporters = tuple(reporters)
+    def report(event: Event) -> None:
+        for reporter in reporters:
+            reporter(event)
 
-    def start(self, step: int, goal: Goal) -> None:
-        for reporter in self._reporters:
-            reporter.start(step, goal)
-
-    def step(self, update: Update) -> None:
-        for reporter in self._reporters:
-            reporter.step(update)
-
-    def validated(self, step: int, metrics: Mapping[str, float], best: bool, averaged: bool = False) -> None:
-        for reporter in self._reporters:
-            reporter.validated(step, metrics, best, averaged)
-
-    def note(self, line: str) -> None:
-        for reporter in self._reporters:
-            reporter.note(line)
-
-    def close(self) -> None:
-        for reporter in self._reporters:
-            reporter.close()
+    return report
 
 
 def make_reporter(stream: TextIO, tensorboard: Path | None = None) -> Reporter:
@@ -237,4 +186,4 @@ def make_reporter(stream: TextIO, tensorboard: Path | None = None) -> Reporter:
     shown: Reporter = RichReporter(console) if bar else PlainReporter(stream)
     if tensorboard is None or importlib.util.find_spec("tensorboard") is None:
         return shown
-    return Reporters([shown, TensorboardReporter(tensorboard, shown.note)])
+    return together([shown, TensorboardReporter(tensorboard, shown)])

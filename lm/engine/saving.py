@@ -8,8 +8,8 @@ import torch
 
 from lm.disk.storage import JSON
 from lm.engine.config import TrainConfig
+from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
-from lm.engine.progress import Reporter
 from lm.engine.state import TrainingState, model_tensors
 from lm.errors import StorageError, visible
 from lm.heads import kernel_choice
@@ -62,10 +62,10 @@ class Saver:
         """
         commit = self._store.latest()
         for problem in self._store.problems:
-            self._report.note(f"warning: skipped a damaged checkpoint: {problem}")
+            self._report(Note(f"warning: skipped a damaged checkpoint: {problem}"))
         if commit is None:
             if self._journal.cut(0):
-                self._report.note("there are records but no checkpoint: starting over, without them")
+                self._report(Note("there are records but no checkpoint: starting over, without them"))
             self._journal.resume(0, 0.0)
             return
         whole = self._journal.require(*_log_of(commit))
@@ -74,7 +74,7 @@ class Saver:
         facts: Any = commit.facts
         self._seconds_before = facts["seconds"]
         self._journal.resume(facts["timing_bytes"], facts["seconds"])
-        self._report.note(f"resuming after step {commit.step}")
+        self._report(Note(f"resuming after step {commit.step}"))
         if not whole:
             self._commit()  # before a line is written: a kill must not leave a log that no commit knows
             self._lost_log()
@@ -82,7 +82,7 @@ class Saver:
         for name, now in self._circumstances().items():
             was = facts.get(name, now)  # an older version may not have recorded it
             if was != now:
-                self._report.note(f"{name} was {was}, is {now}: results may differ")
+                self._report(Note(f"{name} was {was}, is {now}: results may differ"))
 
     def recover(self) -> bool:
         """Returns to the last commit that followed a good update and was due by step; False without one."""
@@ -102,7 +102,7 @@ class Saver:
 
     def _lost_log(self) -> None:
         self._journal.record(self._training.progress, "event", {"event": "log lost"})
-        self._report.note("metrics.jsonl was gone: it begins anew; training goes on as it would have")
+        self._report(Note("metrics.jsonl was gone: it begins anew; training goes on as it would have"))
 
     def due(self) -> bool:
         """Whether the state should be committed now: by step, or because the last commit is too old.
@@ -136,7 +136,7 @@ class Saver:
                 progress.best = [entry for entry in progress.best if entry[1] != progress.step]
             if final or self._failures >= FAILURES:
                 raise
-            self._report.note(f"warning: step {progress.step} is not saved, training goes on: {error}")
+            self._report(Note(f"warning: step {progress.step} is not saved, training goes on: {error}"))
             return
         self._failures = 0
         self._saved_at = time.monotonic()

@@ -7,9 +7,9 @@ from pathlib import Path
 from lm.config.load import Resolved, override
 from lm.engine.choice import kept_choices, measured_choices
 from lm.engine.device import configure_device
+from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict, fit, require_end, seed_everything
 from lm.engine.memory import require_memory
-from lm.engine.progress import Reporter
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError, DataError, visible
 from lm.language.config import LmConfig

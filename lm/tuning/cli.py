@@ -18,7 +18,7 @@ from lm.runs.outputs import require_apart
 from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
-    from lm.engine.progress import Reporter
+    from lm.engine.events import Reporter
     from lm.tuning.search import Plan, Train
 
 _WORKERS = 4  # maximum per processor
@@ -113,7 +113,7 @@ def _search(
     def report(run: Path) -> "Reporter":
         return make_reporter(sys.stderr, run / "tensorboard")
 
-    search.run(trials, train, report, PlainReporter(sys.stderr).note, minutes)
+    search.run(trials, train, report, PlainReporter(sys.stderr), minutes)
 
 
 def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:

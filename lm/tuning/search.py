@@ -24,8 +24,8 @@ from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
 from lm.engine.device import configure_device
+from lm.engine.events import Note, Reporter
 from lm.engine.loop import FitResult, Verdict, require_end
-from lm.engine.progress import Reporter
 from lm.errors import ConfigError, DivergenceError, StorageError, visible
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
@@ -81,13 +81,13 @@ class Search(Generic[C]):
         limit: int,
         train: Train[C],
         report: Callable[[Path], Reporter],
-        note: Callable[[str], None],
+        notes: Reporter,
         minutes: float = 0.0,
     ) -> None:
         """Work on trials until there are ``limit``, including those of other processes.
 
         After ``minutes``, if not 0, no trial begins. ``report`` returns the reporter of a trial's training,
-        and ``note`` takes lines about the search. Raises Interrupted after the trial's run is saved. The next
+        and ``notes`` gets lines about the search. Raises Interrupted after the trial's run is saved. The next
         process on the search resumes the trial. A trial that diverges, or whose values are inconsistent, is
         recorded as failed. DataError and StorageError end the search.
         """
@@ -98,19 +98,19 @@ class Search(Generic[C]):
             if trial is None:
                 break
             try:
-                outcome = self._work(trial, train, report, note)
+                outcome = self._work(trial, train, report, notes)
                 self.trials.finish(trial, outcome)
             finally:
                 trial.release()
 
     def _work(
-        self, trial: Trial, train: Train[C], report: Callable[[Path], Reporter], note: Callable[[str], None]
+        self, trial: Trial, train: Train[C], report: Callable[[Path], Reporter], notes: Reporter
     ) -> Outcome:
         folder = self.folder / RUNS / str(trial.number)
         settings = trial.settings(self.plan.space)
         again = " goes on" if folder.exists() else ""
         values = ", ".join(f"{key} = {value_text(setting.value)}" for key, setting in settings.items())
-        note(f"trial {trial.number}{again}: {values}")
+        notes(Note(f"trial {trial.number}{again}: {values}"))
         base = self.plan.base
         try:
             resolved = with_settings(base, settings, type(base.config))
@@ -120,7 +120,7 @@ class Search(Generic[C]):
         else:
             outcome = _outcome(result, pruned=trial.pruned)
         nll = f", {outcome.nll:.4f} nats a token at update {outcome.step}" if outcome.step >= 0 else ""
-        note(f"trial {trial.number} {outcome.state}{nll}: {outcome.reason}")
+        notes(Note(f"trial {trial.number} {outcome.state}{nll}: {outcome.reason}"))
         return outcome
 
     def _write_best(self, rows: Sequence[Row]) -> None:

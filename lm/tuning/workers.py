@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.ending import EarlyStop, shortage
-from lm.engine.progress import NullReporter, PlainReporter, Reporter
+from lm.engine.events import Reporter, no_report
+from lm.engine.progress import PlainReporter
 from lm.errors import HighrankError, Interrupted
 from lm.stop import RESUME, StopFlag
 from lm.tuning.search import Plan, Search, Train
@@ -111,11 +112,11 @@ def _worker(job: Job, connection: Connection) -> None:
     def report(folder: Path) -> Reporter:
         if gone.is_set():  # the signal came when the previous trial had already ended
             raise Interrupted(f"interrupted; {RESUME}")
-        return NullReporter()
+        return no_report
 
     try:
-        note = PlainReporter(sys.stderr).note
-        Search(job.folder, job.plan).run(job.trials, job.train, report, note, job.minutes)
+        notes = PlainReporter(sys.stderr)
+        Search(job.folder, job.plan).run(job.trials, job.train, report, notes, job.minutes)
     except HighrankError as error:
         with suppress(OSError):  # the parent may be gone
             connection.send(error)

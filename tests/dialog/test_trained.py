@@ -13,7 +13,7 @@ from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, load_config
-from lm.engine.progress import NullReporter
+from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.check import check_run
 from tests.support.damage import make_older
@@ -56,7 +56,7 @@ def test_runs_from_before_the_cap_of_responses_keep_theirs(corpus: Path, tmp_pat
     resolved = settings(
         corpus, "softmax", 2, "data.max_tokens=4", "data.max_response=4", "train.validate_every=2"
     )
-    train(resolved, tmp_path / "run", NullReporter())
+    train(resolved, tmp_path / "run", no_report)
     make_older(tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     saved = json.loads(path.read_text())
@@ -70,7 +70,7 @@ def test_runs_from_before_the_cap_of_responses_keep_theirs(corpus: Path, tmp_pat
     assert max(score.tokens for score in scores) == 3
     lengths = [len(example.response.text.split()) for example in list_examples(dialogs, 9)]
     assert [score.cut for score in scores] == [max(0, length - 2) for length in lengths]
-    train(resolved, tmp_path / "run", NullReporter())
+    train(resolved, tmp_path / "run", no_report)
     assert json.loads(path.read_text())["config"]["data"]["max_response"] == 4
 
 
@@ -79,7 +79,7 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     folders = {}
     for head in HEADS:
         folders[head] = tmp_path_factory.mktemp("runs") / head
-        train(settings(corpus, head, 250), folders[head], NullReporter())
+        train(settings(corpus, head, 250), folders[head], no_report)
     return folders
 
 
@@ -90,9 +90,9 @@ def dialogs_of(run: Path) -> list[Dialog]:
 
 
 def test_a_signal_ends_the_reading_of_long_conversations(corpus: Path, tmp_path: Path) -> None:
-    train(settings(corpus, "softmax", 1), tmp_path / "first", NullReporter())
+    train(settings(corpus, "softmax", 1), tmp_path / "first", no_report)
     with pytest.raises(KeyboardInterrupt), signal_at(2, "read_lines"):
-        train(settings(corpus, "softmax", 1), tmp_path / "run", NullReporter())
+        train(settings(corpus, "softmax", 1), tmp_path / "run", no_report)
     assert not (tmp_path / "run").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_signal_ends_the_reading_of_long_conversations(corpus: Path, tmp_path:
     ids=["mixtape", "plif", "doc"],
 )
 def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+    train(settings(corpus, "mos", 3, *more), tmp_path / "run", no_report)
     model = TrainedModel.load(tmp_path / "run")
     dialogs = dialogs_of(tmp_path / "run")
     assert torch.isfinite(torch.as_tensor(model.nll(dialogs)[0].nll)).all()
@@ -117,7 +117,7 @@ def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple
 def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path: Path) -> None:
     more = ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]")
     with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
-        train(settings(corpus, "mos", 3, *more), tmp_path / "run", NullReporter())
+        train(settings(corpus, "mos", 3, *more), tmp_path / "run", no_report)
     assert not (tmp_path / "run").exists(), "what is bad leaves no folder"
 
 
@@ -126,7 +126,7 @@ def test_a_training_that_cannot_fit_is_refused_before_it_starts(
 ) -> None:
     monkeypatch.setattr("lm.engine.memory.memory_limit", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"training would take about .* lower data\.vocab_size"):
-        train(settings(corpus, "mos", 3), tmp_path / "run", NullReporter())
+        train(settings(corpus, "mos", 3), tmp_path / "run", no_report)
     assert not (tmp_path / "run").exists()
 
 
@@ -207,10 +207,10 @@ def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path)
         return check_run(tmp_path / name)["state_sha256"]
 
     config = settings(corpus, "moss", 40)
-    train(config, tmp_path / "whole", NullReporter())
-    train(settings(corpus, "moss", 13), tmp_path / "halves", NullReporter())
-    train(config, tmp_path / "halves", NullReporter())
-    train(settings(corpus, "moss", 40, "train.seed=2"), tmp_path / "other", NullReporter())
+    train(config, tmp_path / "whole", no_report)
+    train(settings(corpus, "moss", 13), tmp_path / "halves", no_report)
+    train(config, tmp_path / "halves", no_report)
+    train(settings(corpus, "moss", 40, "train.seed=2"), tmp_path / "other", no_report)
     whole, halves = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "halves"))
     assert state("whole") != state("other")
     assert [line for line in halves.splitlines() if b'"step": 13' not in line] == whole.splitlines()
@@ -223,7 +223,7 @@ def test_runs_with_gated_cells_resume_exactly_and_respond_alike_in_any_batch(
     more = [f"encoder.cell={cell}", f"decoder.cell={cell}", "cell.rank=4", "cell.init=truncated"]
     more += ["train.validate_every=5"]
     for name, steps in (("whole", 10), ("halves", 5), ("halves", 10)):
-        train(settings(corpus, "mos", steps, *more), tmp_path / name, NullReporter())
+        train(settings(corpus, "mos", steps, *more), tmp_path / name, no_report)
     whole, halves = (check_run(tmp_path / name)["state_sha256"] for name in ("whole", "halves"))
     assert whole == halves
     model = TrainedModel.load(tmp_path / "whole")
@@ -242,14 +242,14 @@ def test_runs_with_gated_cells_resume_exactly_and_respond_alike_in_any_batch(
 def test_changed_data_and_config_are_noticed(corpus: Path, tmp_path: Path) -> None:
     mine = tmp_path / "talk.jsonl"
     mine.write_bytes(corpus.read_bytes())
-    train(settings(mine, "softmax", 2), tmp_path / "run", NullReporter())
+    train(settings(mine, "softmax", 2), tmp_path / "run", no_report)
     with pytest.raises(ConfigError, match=r"decoder\.hidden_size"):
-        train(settings(mine, "softmax", 4, "decoder.hidden_size=30"), tmp_path / "run", NullReporter())
+        train(settings(mine, "softmax", 4, "decoder.hidden_size=30"), tmp_path / "run", no_report)
     mine.write_text(corpus.read_text().replace("rice", "corn"))
     with pytest.raises(DataError, match="changed since this run began"):
-        train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter())
+        train(settings(mine, "softmax", 4), tmp_path / "run", no_report)
     mine.write_bytes(corpus.read_bytes())
-    assert train(settings(mine, "softmax", 4), tmp_path / "run", NullReporter()).step == 4
+    assert train(settings(mine, "softmax", 4), tmp_path / "run", no_report).step == 4
 
 
 def test_a_model_is_used_on_the_device_of_its_run_with_the_threads_of_the_machine(

@@ -13,7 +13,7 @@ from dialog.train import train as train_dialog
 from lm.config.load import Resolved, load_config, save_config
 from lm.engine import choice
 from lm.engine.choice import Tried, kept_choices, measured_choices, speed_of
-from lm.engine.progress import NullReporter
+from lm.engine.events import Event, Note, no_report
 from lm.heads.config import HeadConfig
 from lm.language.config import LmConfig
 from lm.language.train import train as train_lm
@@ -25,12 +25,15 @@ CPU = torch.device("cpu")
 SIZES = (4000, 200)
 
 
-class Notes(NullReporter):
+class Notes:
+    """Reporter that keeps the notes."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note(self, line: str) -> None:
-        self.lines.append(line)
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.lines.append(event.line)
 
 
 def resolved(*overrides: str) -> Resolved[LmConfig]:
@@ -148,7 +151,7 @@ def test_a_training_keeps_what_it_chose_and_resumes_with_the_same_bits(
     monkeypatch.setattr(choice, "SMALL", 0)
 
     def trained(name: str, steps: int) -> str:
-        train(tiny(family, tmp_path, steps), tmp_path / name, NullReporter())
+        train(tiny(family, tmp_path, steps), tmp_path / name, no_report)
         return CheckpointStore(tmp_path / name / "checkpoints").open("last").state_sha256
 
     def chosen(name: str) -> list[tuple[object, str]]:

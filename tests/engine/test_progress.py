@@ -13,20 +13,19 @@ from rich.progress import Progress
 
 import lm.engine.progress
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, no_report
 from lm.engine.loop import fit
-from lm.engine.meter import Goal, Meter, Update, clock, validation_line
+from lm.engine.meter import Meter, clock
 from lm.engine.progress import (
-    NullReporter,
     PlainReporter,
-    Reporter,
-    Reporters,
     RichReporter,
     TensorboardReporter,
     TimeLeft,
     make_reporter,
+    together,
 )
 from lm.measures import perplexity
-from tests.support.tiny_task import TinyTask, open_run, run_folder
+from tests.support.tiny_task import Notes, TinyTask, open_run, run_folder
 
 
 class Clock:
@@ -43,13 +42,13 @@ def update(step: int, nll: float = 2.0, tokens: int = 10) -> Update:
 
 def drive(reporter: Reporter, first: int = 0, goal: Goal = Goal(20, 0.0)) -> None:  # noqa: B008 (frozen)
     """A whole training, as the engine reports it."""
-    reporter.start(first, goal)
+    reporter(Started(first, goal))
     for step in range(first + 1, 21):
-        reporter.step(update(step, math.nan if step == 3 else 2.0))
-    reporter.note("warning: [red]step 3[/foo] is skipped")
-    reporter.validated(20, {"nll": 1.5, "perplexity": math.exp(1.5)}, best=True)
-    reporter.close()
-    reporter.close()
+        reporter(update(step, math.nan if step == 3 else 2.0))
+    reporter(Note("warning: [red]step 3[/foo] is skipped"))
+    reporter(Validated(20, {"nll": 1.5, "perplexity": math.exp(1.5)}, best=True))
+    reporter(Ended())
+    reporter(Ended())
 
 
 def test_the_meter_averages_over_tokens_and_time() -> None:
@@ -142,10 +141,10 @@ def test_the_bar_shows_numbers_and_text_as_it_is(goal: Goal) -> None:
 @pytest.mark.parametrize("width", [20, 30, 60, 80, 120])
 def test_the_line_fits_and_time_left_goes_last(width: int) -> None:
     reporter = RichReporter(Console(file=io.StringIO(), force_terminal=True, width=width))
-    reporter.start(0, Goal(998, 0.0))
+    reporter(Started(0, Goal(998, 0.0)))
     for step in range(1, 500):
-        reporter.step(update(step, 5.7595, 700))
-    reporter.close()
+        reporter(update(step, 5.7595, 700))
+    reporter(Ended())
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(reporter._line())
     (line,) = console.export_text().splitlines()
@@ -166,22 +165,6 @@ def test_the_time_left_of_a_loop_is_that_of_its_mean_pace() -> None:
     assert str(TimeLeft().render(progress.tasks[0])) == "0:00:11"
     now[0] = 178.0  # nothing has come since: it is slower than it seemed, and not at its end
     assert str(TimeLeft().render(progress.tasks[0])) == "0:00:22"
-
-
-def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(make_reporter(Terminal()), RichReporter)
-    assert isinstance(make_reporter(io.StringIO()), PlainReporter)
-    monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_reporter(Terminal()), PlainReporter)
-    monkeypatch.setattr(lm.engine.progress.importlib.util, "find_spec", lambda name: None)
-    assert isinstance(make_reporter(io.StringIO(), tmp_path), PlainReporter)
-    monkeypatch.setattr(lm.engine.progress.importlib.util, "find_spec", lambda name: object())
-    assert isinstance(make_reporter(io.StringIO(), tmp_path), Reporters)
 
 
 class Writer:
@@ -216,6 +199,26 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
     return made
 
 
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(
+    writers: list[Writer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(make_reporter(Terminal()), RichReporter)
+    assert isinstance(make_reporter(io.StringIO()), PlainReporter)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_reporter(Terminal()), PlainReporter)
+    monkeypatch.setattr(lm.engine.progress.importlib.util, "find_spec", lambda name: None)
+    assert isinstance(make_reporter(io.StringIO(), tmp_path), PlainReporter)
+    monkeypatch.setattr(lm.engine.progress.importlib.util, "find_spec", lambda name: object())
+    drive(make_reporter(stream := io.StringIO(), tmp_path))
+    assert writers[0].scalars
+    assert "best so far" in stream.getvalue()
+
+
 def test_tensorboard_gets_every_finite_number(writers: list[Writer], tmp_path: Path) -> None:
     drive(TensorboardReporter(tmp_path, pytest.fail), first=10)
     (writer,) = writers
@@ -226,27 +229,27 @@ def test_tensorboard_gets_every_finite_number(writers: list[Writer], tmp_path: P
 
 
 def test_a_failing_tensorboard_is_noted_once_and_switched_off(writers: list[Writer], tmp_path: Path) -> None:
-    notes: list[str] = []
-    reporter = TensorboardReporter(tmp_path, notes.append)
-    reporter.start(0, Goal(20, 0.0))
+    notes = Notes()
+    reporter = TensorboardReporter(tmp_path, notes)
+    reporter(Started(0, Goal(20, 0.0)))
     writers[0].limit = 4
     for step in range(1, 9):
-        reporter.step(update(step))
-    reporter.close()
-    assert notes == ["TensorBoard is switched off: RuntimeError('no [space]')"]
+        reporter(update(step))
+    reporter(Ended())
+    assert notes.lines == ["TensorBoard is switched off: RuntimeError('no [space]')"]
     assert len(writers[0].scalars) == 4
 
 
 def test_a_missing_tensorboard_is_noted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    notes: list[str] = []
-    drive(TensorboardReporter(tmp_path, notes.append))
-    assert len(notes) == 1
+    notes = Notes()
+    drive(TensorboardReporter(tmp_path, notes))
+    assert len(notes.lines) == 1
 
 
 def test_several_reporters_hear_the_same() -> None:
     streams = [io.StringIO(), io.StringIO()]
-    drive(Reporters([NullReporter(), *(PlainReporter(stream, seconds=0.0) for stream in streams)]))
+    drive(together([no_report, *(PlainReporter(stream, seconds=0.0) for stream in streams)]))
     first, second = (stream.getvalue().replace(",", "").splitlines() for stream in streams)
     assert len(first) == len(second) == 22
 
@@ -257,8 +260,8 @@ def test_numbers_are_written_for_people() -> None:
     assert perplexity(1e4) == math.inf
     assert perplexity(705.0) == math.exp(705.0)
     assert math.isnan(perplexity(math.nan))
-    assert validation_line(3, {"nll": 2.0}, best=False) == "validation at step 3 · nll 2.0000"
-    averaged = validation_line(3, {"nll": 2.0}, best=True, averaged=True)
+    assert Validated(3, {"nll": 2.0}, best=False).line() == "validation at step 3 · nll 2.0000"
+    averaged = Validated(3, {"nll": 2.0}, best=True, averaged=True).line()
     assert averaged == "validation at step 3 (averaged) · nll 2.0000 · best so far"
 
 

@@ -19,8 +19,7 @@ from lm.analysis.cli import examples
 from lm.analysis.examples import Wanted
 from lm.cli import generate, main, prepare
 from lm.config.load import Resolved, save_config
-from lm.engine.meter import Update
-from lm.engine.progress import NullReporter
+from lm.engine.events import Event, Update
 from lm.language.generate import GenerateOptions
 from lm.language.prepare import PrepareOptions
 from lm.language.sources import ReadOptions
@@ -118,12 +117,10 @@ def names(folder: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
 
 
-class Stopping(NullReporter):
-    """As if the user stopped the training after its third update."""
-
-    def step(self, update: Update) -> None:
-        if update.step == 3:
-            signal.raise_signal(signal.SIGTERM)
+def stopping(event: Event) -> None:
+    """Reporter that stops the training after its third update, as a user would."""
+    if isinstance(event, Update) and event.step == 3:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_relu_diverges_with_code_5_and_keeps_its_checkpoints(
@@ -154,7 +151,7 @@ def test_an_interrupted_training_resumes_to_the_same_end(
     lm: Lm, inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("lm.engine.progress.make_reporter", lambda *_: Stopping())
+        patch.setattr("lm.engine.progress.make_reporter", lambda *_: stopping)
         code, _, err = lm("train", "tiny.toml", "--run", "runs/stopped")
     assert code == 75
     assert err == "interrupted: step 3 is saved; run the same command again to resume\n"

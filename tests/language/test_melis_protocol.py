@@ -13,8 +13,8 @@ from torch import Tensor
 from lm.cells.config import CellConfig
 from lm.config.load import load_config
 from lm.console.report import description_tables
+from lm.engine.events import no_report
 from lm.engine.optim import build_optimizer
-from lm.engine.progress import NullReporter
 from lm.engine.update import Updater
 from lm.errors import ConfigError, DataError
 from lm.heads.config import HeadConfig
@@ -417,8 +417,8 @@ def outcome(run: Path) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("lr", [0.02, 0.3])  # averages by the clock; because validation stalls
 def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, lr: float) -> None:
-    train(resolved(f"optim.lr={lr}"), Path("once"), NullReporter())
+    train(resolved(f"optim.lr={lr}"), Path("once"), no_report)
     for steps in (3, 12, 21, 24):
-        train(resolved(f"optim.lr={lr}", f"train.max_steps={steps}"), Path("twice"), NullReporter())
+        train(resolved(f"optim.lr={lr}", f"train.max_steps={steps}"), Path("twice"), no_report)
     assert b'"averaging"' in outcome(Path("once"))[1]
     assert outcome(Path("once")) == outcome(Path("twice"))

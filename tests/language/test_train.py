@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lm.engine.events import no_report
 from lm.engine.loop import seed_everything
-from lm.engine.progress import NullReporter
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.corpus import load_codec, load_split
 from lm.language.prepare import PrepareOptions, prepare
@@ -68,9 +68,9 @@ def test_a_signal_ends_the_reading_of_a_long_text(prepared: bool, corpus: Path) 
     if prepared:
         prepare("train.txt", corpus / "out", PrepareOptions(shard_tokens=50))
         config = resolved('data.train="out/train"', 'data.valid="out/valid"')
-    train(config, corpus / "first", NullReporter())
+    train(config, corpus / "first", no_report)
     with pytest.raises(KeyboardInterrupt), signal_at(2, "add_ids" if prepared else "read_tokens"):
-        train(config, corpus / "run", NullReporter())
+        train(config, corpus / "run", no_report)
     assert not (corpus / "run").exists()
 
 
@@ -117,7 +117,7 @@ def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> No
 
 
 def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -> None:
-    train(resolved("train.max_steps=6"), Path("run"), NullReporter())
+    train(resolved("train.max_steps=6"), Path("run"), no_report)
     trained = TrainedLm.load(Path("run"))
     split = load_split("valid.txt", trained.codec)
     with torch.no_grad():
@@ -155,19 +155,19 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
     ],
 )
 def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str) -> None:
-    train(resolved(same), Path("once"), NullReporter())
+    train(resolved(same), Path("once"), no_report)
     for steps in (6, 18, 30, 40):  # each the place of a validation
-        train(resolved(same, f"train.max_steps={steps}"), Path("twice"), NullReporter())
+        train(resolved(same, f"train.max_steps={steps}"), Path("twice"), no_report)
     assert b'"averaging"' in outcome(Path("once"))[1], "the trigger is not part of this test"
     assert outcome(Path("once")) == outcome(Path("twice"))
 
 
 def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corpus: Path) -> None:
-    train(resolved(), Path("runs/base"), NullReporter())
+    train(resolved(), Path("runs/base"), no_report)
     config = finetuned(Path("runs/base"), ["train.max_steps=12", "optim.lr=1e-9"])
     assert config.config.optim.average == "uniform"
     assert config.config.train.start_from == "runs/base"
-    train(config, Path("runs/base-finetuned"), NullReporter())
+    train(config, Path("runs/base-finetuned"), no_report)
     records = [
         json.loads(line) for line in Path("runs/base-finetuned/metrics.jsonl").read_text().splitlines()
     ]
@@ -183,7 +183,7 @@ def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corp
 
 def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> None:
     adam = ("optim.name=adamw", "optim.lr=1e-3", "optim.warmup_steps=9", "optim.weight_decay=0.1")
-    train(resolved(*adam, "train.max_steps=3", "train.patience=2"), Path("run"), NullReporter())
+    train(resolved(*adam, "train.max_steps=3", "train.patience=2"), Path("run"), no_report)
     with pytest.raises(ConfigError, match=r"run: trained by adamw.*--set optim\.lr=20"):
         finetuned(Path("run"), [])
     config = finetuned(Path("run"), ["optim.lr=15.0", "train.max_steps=4"]).config
@@ -195,19 +195,19 @@ def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> 
 
 def test_finetuning_ends_by_the_trigger_of_its_run(corpus: Path) -> None:
     """The authors of DOC finetune with --nonmono 60, as they train."""
-    train(resolved("optim.average_trigger=60", "train.max_steps=3"), Path("run"), NullReporter())
+    train(resolved("optim.average_trigger=60", "train.max_steps=3"), Path("run"), no_report)
     first = finetuned(Path("run"), [])
     assert (first.config.train.stop_trigger, first.config.optim.average_trigger) == (60, 0)
-    train(finetuned(Path("run"), ["train.max_steps=2"]), Path("run-finetuned"), NullReporter())
+    train(finetuned(Path("run"), ["train.max_steps=2"]), Path("run-finetuned"), no_report)
     assert finetuned(Path("run-finetuned"), []).config.train.stop_trigger == 60
     assert finetuned(Path("run"), ["train.stop_trigger=7"]).config.train.stop_trigger == 7
 
 
 def test_a_resumed_run_keeps_its_vocabulary_whatever_the_test_text_is(corpus: Path) -> None:
-    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    train(resolved("train.max_steps=2"), Path("run"), no_report)
     vocabulary = Path("run/vocabulary.json").read_bytes()
     Path("other.txt").write_text("words that nobody has said\n")
-    result = train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), NullReporter())
+    result = train(resolved("train.max_steps=4", 'data.test="other.txt"'), Path("run"), no_report)
     assert result.step == 4
     assert Path("run/vocabulary.json").read_bytes() == vocabulary
 
@@ -219,31 +219,31 @@ def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:
     with pytest.raises(StorageError, match="talk: a run of `dialog`, not of `lm`; use `dialog`"):
         TrainedLm.load(run)
     with pytest.raises(StorageError, match="a run of `dialog`"):
-        train(resolved(), run, NullReporter())
+        train(resolved(), run, no_report)
 
 
 def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"training would take about .* [GT]B .* head\.components"
     ) as refusal:
-        train(resolved("head.components=9000000"), Path("huge"), NullReporter())
+        train(resolved("head.components=9000000"), Path("huge"), no_report)
     assert "\n" not in str(refusal.value)
     assert not Path("huge").exists()
 
 
 def test_changed_text_is_noticed_when_a_run_is_resumed(corpus: Path) -> None:
-    train(resolved("train.max_steps=2"), Path("run"), NullReporter())
+    train(resolved("train.max_steps=2"), Path("run"), no_report)
     text = Path("valid.txt").read_text()
     Path("valid.txt").write_text(text + "the cat\n")
     with pytest.raises(DataError, match=r"valid\.txt: the text changed"):
-        train(resolved(), Path("run"), NullReporter())
+        train(resolved(), Path("run"), no_report)
     Path("valid.txt").write_text(text)
-    train(resolved(), Path("run"), NullReporter())
+    train(resolved(), Path("run"), no_report)
 
 
 def test_too_many_streams_are_refused(corpus: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt: .* tokens for train\.batch_size = 5000 streams"):
-        train(resolved("train.batch_size=5000"), Path("run"), NullReporter())
+        train(resolved("train.batch_size=5000"), Path("run"), no_report)
     assert not Path("run/config.json").exists()
 
 
@@ -267,7 +267,7 @@ def test_every_later_head_trains_reports_its_nll_and_is_scored(corpus: Path, hea
     wanted = tiny.model.head.nll(hidden, window.targets).sum()
     torch.testing.assert_close(step.nll, wanted)
     assert step.objective > step.nll
-    train(resolved(*settings), Path("run"), NullReporter())
+    train(resolved(*settings), Path("run"), no_report)
     trained = TrainedLm.load(Path("run"))
     ids = load_split("valid.txt", trained.codec).ids()[:40]
     nll = token_nll(trained, ids)

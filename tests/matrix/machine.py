@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.events import no_report
 from lm.engine.loop import fit
-from lm.engine.progress import NullReporter
 from tests.matrix.crashes import golden, shared_lab
 from tests.matrix.row import Case
 from tests.support.crash_commands import DIALOG, LM
@@ -66,7 +66,7 @@ def grow(rng: random.Random) -> int:
                 train = TrainConfig(
                     max_steps=limit, validate_every=1000, checkpoint_every=1000, log_every=100
                 )
-                fit(TinyTask(), train, OptimConfig(), run, NullReporter())
+                fit(TinyTask(), train, OptimConfig(), run, no_report)
             gc.collect()
             sizes.append(resident())
     grown = (sizes[1] - sizes[0]) / (0.9 * SOAK / 1000)

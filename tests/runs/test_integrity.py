@@ -18,7 +18,7 @@ from dialog.train import train
 from lm.cli import main as lm_main
 from lm.config.load import Resolved, load_config, override
 from lm.disk.storage import remove_tree
-from lm.engine.progress import NullReporter
+from lm.engine.events import Event, Note, no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
@@ -62,7 +62,7 @@ def settings(folder: Path, *more: str) -> Resolved[DialogConfig]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "talk.txt").write_text(TALK)
-    train(settings(folder), folder / "run", NullReporter())
+    train(settings(folder), folder / "run", no_report)
     evaluate(folder / "run")
     return folder / "run"
 
@@ -167,7 +167,7 @@ def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., O
 
 def test_files_of_another_run(run: Path, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "talk.txt").write_text(TALK)
-    train(settings(tmp_path, "data.context=2", "train.seed=2"), tmp_path / "other", NullReporter())
+    train(settings(tmp_path, "data.context=2", "train.seed=2"), tmp_path / "other", no_report)
 
     def swaps() -> Iterator[Damage]:
         for path in run_files(run):
@@ -240,12 +240,12 @@ def test_every_command_that_opens_a_language_model_refuses_an_edited_one(
 
 
 def test_resuming_with_another_limit_is_no_damage(run: Path, trained: Path) -> None:
-    train(settings(trained.parent, "train.max_steps=4", "decode.beam=5", "about=more"), run, NullReporter())
+    train(settings(trained.parent, "train.max_steps=4", "decode.beam=5", "about=more"), run, no_report)
     result = check_run(run)
     assert result["problems"] == []
     assert "config.json: changed since step 4, by resuming the run" in result["notes"][0]
     assert used(run)[0].decode.beam == 5
-    train(settings(trained.parent, "train.max_steps=6", "decode.beam=5", "about=more"), run, NullReporter())
+    train(settings(trained.parent, "train.max_steps=6", "decode.beam=5", "about=more"), run, no_report)
     result = check_run(run)
     assert (result["problems"], result["notes"], result["step"]) == ([], [], 6)
 
@@ -257,7 +257,7 @@ def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) 
     if damage == "missing":
         path.unlink()
     elif damage == "of another run":
-        train(settings(trained.parent, "data.context=2"), run.parent / "other", NullReporter())
+        train(settings(trained.parent, "data.context=2"), run.parent / "other", no_report)
         shutil.copy(run.parent / "other/config.json", path)
     else:
         path.write_text(
@@ -266,8 +266,8 @@ def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) 
     with pytest.raises(StorageError, match=r"config\.json: .*run the same training again, which mends it"):
         used(run)
     with pytest.raises(ConfigError, match=r"another config: train\.seed = 9 \(was 1\)"):
-        train(settings(trained.parent, "train.seed=9"), run, NullReporter())
-    train(settings(trained.parent), run, NullReporter())
+        train(settings(trained.parent, "train.seed=9"), run, no_report)
+    train(settings(trained.parent), run, no_report)
     assert json.loads(path.read_text())["config"] == json.loads(whole)["config"]
     assert used(run)
     assert check_run(run)["problems"] == []
@@ -302,7 +302,7 @@ def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:
     for name in ("best", "last"):
         (run / f"checkpoints/{name}.json").write_text('{"steps":[99]}')
     assert len(check_run(run)["problems"]) == 2
-    train(settings(trained.parent), run, NullReporter())
+    train(settings(trained.parent), run, no_report)
     assert not found(run)
 
 
@@ -312,7 +312,7 @@ def test_training_does_not_go_on_with_other_words(run: Path, trained: Path, name
     before = sorted((run / "checkpoints").rglob("*"))
     (run / name).unlink()
     with pytest.raises(StorageError, match=rf"{name}: missing; restore it"):
-        train(settings(trained.parent, "train.max_steps=9"), run, NullReporter())
+        train(settings(trained.parent, "train.max_steps=9"), run, no_report)
     assert not (run / name).exists()
     assert sorted((run / "checkpoints").rglob("*")) == before
 
@@ -331,10 +331,10 @@ def test_a_log_that_is_not_what_was_logged_is_refused(run: Path, trained: Path) 
     for damaged in (whole.replace(b'"step": 1', b'"step": 7', 1), whole[:-30], whole[1:]):
         log.write_bytes(damaged)
         with pytest.raises(StorageError, match=r"metrics\.jsonl: .*restore it from a copy, or remove it"):
-            train(settings(trained.parent), run, NullReporter())
+            train(settings(trained.parent), run, no_report)
     log.write_bytes(whole + b'{"step": 5}\n{"torn')
     assert not found(run), "what comes after the newest checkpoint is cut off by the next training"
-    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     assert not found(run)
 
 
@@ -344,19 +344,19 @@ def test_a_training_whose_log_is_gone_goes_on_to_the_same_weights(
 ) -> None:
     more = settings(trained.parent, "train.max_steps=7")
     shutil.copytree(run, tmp_path / "whole")
-    train(more, tmp_path / "whole", NullReporter())
+    train(more, tmp_path / "whole", no_report)
     (run / "metrics.jsonl").unlink() if gone == "missing" else os.truncate(run / "metrics.jsonl", 0)
     assert "metrics.jsonl" in found(run)[0]
     notes: list[str] = []
 
-    class Reporter(NullReporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
+    def report(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.line)
 
-    train(settings(trained.parent), run, Reporter())  # nothing to train, and yet all is well then
+    train(settings(trained.parent), run, report)  # nothing to train, and yet all is well then
     assert any("metrics.jsonl was gone" in note for note in notes)
     assert not found(run)
-    train(more, run, NullReporter())
+    train(more, run, no_report)
     assert weights(run) == weights(tmp_path / "whole")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines[0] == {"step": 4, "epoch": lines[0]["epoch"], "split": "event", "event": "log lost"}
@@ -377,7 +377,7 @@ def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: 
     assert "made by an older version" in result["notes"][0]
     (run / "checkpoints/best.json").write_text('{"steps":[99]}')
     assert "best.json" in check_run(run)["problems"][0], "pointers can be compared all the same"
-    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     assert not found(run)
     for name in ("config.json", "vocabulary.json"):
         older = run.with_name(name)
@@ -390,7 +390,7 @@ def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: 
 def test_a_log_of_an_older_version_may_be_gone_too(run: Path, trained: Path) -> None:
     make_older(run)
     (run / "metrics.jsonl").unlink()
-    train(settings(trained.parent, "train.max_steps=6"), run, NullReporter())
+    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     assert not found(run)
 
 
@@ -412,7 +412,7 @@ def test_a_hostile_record_is_refused_in_a_line(run: Path, trained: Path, number:
     for action in (
         lambda: used(run),
         lambda: check_run(run),
-        lambda: train(settings(trained.parent), run, NullReporter()),
+        lambda: train(settings(trained.parent), run, no_report),
     ):
         with pytest.raises(StorageError, match="foreign") as error:
             action()
@@ -432,11 +432,11 @@ def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch
     changed = settings(run.parent, "train.log_every=3")
     changed = override(changed, _splits(run), DialogConfig, sections=("data",))
     with pytest.raises(ConfigError, match=r"train\.log_every = 3 \(was 1\)"):
-        train(changed, run, NullReporter())
+        train(changed, run, no_report)
     keys = RESUMABLE | {"train.log_every"}
     monkeypatch.setattr("lm.runs.inputs.RESUMABLE", keys)
     monkeypatch.setattr("dialog.train.RESUMABLE", keys)
-    train(changed, run, NullReporter())
+    train(changed, run, no_report)
     assert opened_run(run, DialogConfig)[0].train.log_every == 3
     assert check_run(run)["problems"] == []
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dialog.config import DialogConfig
 from lm.config.load import Resolved, load_config
+from lm.engine.events import Event, Note, Reporter, no_report
 from lm.engine.loop import FitResult, Verdict, fit
-from lm.engine.progress import NullReporter, Reporter
 from lm.runs.run import Run
 from lm.tuning.search import Plan, Search
 from lm.tuning.space import load_space
@@ -65,8 +65,13 @@ def search(
     folder: Path, planned: Plan[DialogConfig], trials: int, note: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
     """Runs a search in this process; returns its trials."""
+
+    def noted(event: Event) -> None:
+        if isinstance(event, Note):
+            note(event.line)
+
     begun = Search(folder, planned)
-    begun.run(trials, train, lambda run: NullReporter(), note)
+    begun.run(trials, train, lambda run: no_report, noted)
     return begun.trials.rows()
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dialog.config import DialogConfig
 from lm.config.load import Resolved
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.events import Event, Note
 from lm.engine.loop import FitResult, StepLoss, fit, seed_everything
-from lm.engine.progress import NullReporter
 from lm.runs.run import Run
 
 V, H, B, T = 11, 6, 3, 4  # vocabulary, hidden size, streams, window length
@@ -116,14 +116,15 @@ class TinyTask:
         self.hidden = tensors["hidden"]
 
 
-class Notes(NullReporter):
-    """Keeps what it is told."""
+class Notes:
+    """Reporter that keeps the notes."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note(self, line: str) -> None:
-        self.lines.append(line)
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.lines.append(event.line)
 
 
 @contextmanager
