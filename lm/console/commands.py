@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -16,9 +16,6 @@ from lm.console.tables import Table
 from lm.errors import DataError, StorageError, visible
 from lm.runs.inputs import CONFIG
 from lm.runs.outputs import require_apart
-
-if TYPE_CHECKING:
-    pass
 
 C = TypeVar("C", bound=BaseModel)
 Result = dict[str, Any]

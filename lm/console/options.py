@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lm.config.presets import preset_names
 from lm.disk.storage import require_writable
 from lm.runs.outputs import require_foreign
-
-if TYPE_CHECKING:
-    pass
-from typing import TYPE_CHECKING
-
-from lm.config.presets import preset_names
 
 if TYPE_CHECKING:
     from typer.models import ArgumentInfo

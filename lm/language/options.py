@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lm.console.options import nonempty
 from lm.language.config import LmConfig
 from lm.runs.outputs import require_apart
-
-if TYPE_CHECKING:
-    pass
-
 
 Data = Annotated[
     str | None,
