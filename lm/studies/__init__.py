@@ -1,1 +1,1 @@
-"""Experiments with known truth: softmax bottleneck and reverse copy."""
+"""Experiments with known truth: the softmax bottleneck and the reverse copy task."""

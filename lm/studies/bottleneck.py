@@ -1,22 +1,22 @@
-"""The softmax bottleneck on a language whose truth is known.
+"""The softmax bottleneck on a language with known true distributions.
 
 A seeded language of C contexts and V words has a log-probability matrix of exactly rank r. Every head is
-trained on its true distributions, without sampling noise, and is then measured against them:
-KL(truth ‖ model) in nats and the rank of the model's own log-probability matrix.
+trained on the true distributions, without sampling noise. The measures are KL(truth ‖ model) in nats and the
+rank of the model's log-probability matrix.
 
-Below the heads there is a free vector of H numbers for every context, the limit of an unlimited network:
-what is left of KL(truth ‖ model) is what the head cannot express. A softmax of context size E reaches rank
-E + 2 at most (normaliser and output bias included), and so does MoC, whatever H is.
+The input of a head is a free vector of H numbers for every context, the limit of an unlimited network. So the
+remaining KL(truth ‖ model) is the part that the head cannot express. A softmax of context size E reaches at
+most rank E + 2 (including normaliser and output bias), and so does MoC, regardless of H.
 
 Two sweeps: of E for every K in ``components``, and of K in ``component_sweep`` at E = ``sweep_size``.
 
-Equal parameters. At each E all heads have the parameters, to the nearest H, of a MoS with the largest K of
-``components`` at ``hidden_size``: those whose projections are smaller get a larger H, and more components
-are paid for with a smaller one. Beside them goes one softmax that may spend the same parameters on a larger
-E of its own (``WIDE``), H = E, rounded down.
+Parameters are equal. At each E all heads have, to the nearest H, as many as a MoS with the largest K of
+``components`` at ``hidden_size``. Heads with smaller projections get a larger H, and heads with more
+components a smaller one. An extra softmax (``WIDE``) spends the same parameters on a larger E, with H = E,
+rounded down.
 
-The contexts of mixtures are multiplied by each of ``context_scale``; the papers' factor is 1. The output
-matrix could learn a larger one, in many more updates, so every factor may have its own number of updates.
+The contexts of mixtures are multiplied by each of ``context_scale``. The papers' factor is 1. The output
+matrix could learn a larger factor in many more updates, so every factor may have its own number of updates.
 
 C contexts · V words · r rank · E context size of the head · K components · H hidden size.
 """
@@ -46,12 +46,12 @@ WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
 INTERVALS = 100  # of plif
-MAX_SCORES = 1 << 26  # C·K·V of one head; training holds about eight float32 tensors of that size
+MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
 
 
 @dataclass(frozen=True)
 class BottleneckOptions:
-    """What is swept, over which languages. ConfigError, one line, where it makes no sense."""
+    """Options of the sweeps and languages. Raises a one-line ConfigError for invalid values."""
 
     contexts: int = 96
     vocab: int = 768
@@ -61,11 +61,11 @@ class BottleneckOptions:
     heads: tuple[str, ...] = ("softmax", "sigsoftmax", "moc", "mos", "moss")
     embedding_sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 48)
     components: tuple[int, ...] = (4,)
-    component_sweep: tuple[int, ...] = (1, 2, 4, 8, 16)  # empty: none
-    sweep_size: int = 8  # its E
-    hidden_size: int = 48  # of the largest of ``components``
-    context_scale: tuple[float, ...] = (10.0,)  # of the contexts of mixtures
-    steps: tuple[int, ...] = (1000,)  # for each scale, or for all; without components the most of them
+    component_sweep: tuple[int, ...] = (1, 2, 4, 8, 16)  # empty: no sweep of K
+    sweep_size: int = 8  # E of the sweep of K
+    hidden_size: int = 48  # H of a MoS with the largest of ``components``
+    context_scale: tuple[float, ...] = (10.0,)  # factors on the contexts of mixtures
+    steps: tuple[int, ...] = (1000,)  # per scale, or one for all; heads without components get the largest
     lr: float = 0.05
     seeds: tuple[int, ...] = (1,)
 
@@ -74,7 +74,7 @@ class BottleneckOptions:
             values: tuple[object, ...] = getattr(self, name)
             option = f"--{name.replace('_', '-')}"
             require(len(values) > 0 or name == "component_sweep", f"{option}: name at least one")
-            require(len(set(values)) == len(values), f"{option}: one of them stands twice; name each once")
+            require(len(set(values)) == len(values), f"{option}: repeated value; name each once")
         for scale in self.context_scale:
             require(0 < scale < math.inf, f"--context-scale {scale}: must be above 0")
         require(
@@ -83,10 +83,10 @@ class BottleneckOptions:
             " give one, or one for each",
         )
         for head in self.heads:
-            require(head in HEADS, f"--heads: {head!r} is no head; choose from {', '.join(HEADS)}")
+            require(head in HEADS, f"--heads {head!r}: unknown head; choose from {', '.join(HEADS)}")
             require(
                 not mixes(head) or any(possible(head, number) for number in self.components),
-                f"--components: none of them suits {head}; name 4 too",
+                f"--components: none is possible for {head}; add 4",
             )
         for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
             value = getattr(self, name)
@@ -99,14 +99,14 @@ class BottleneckOptions:
         require(
             scores <= MAX_SCORES,
             f"{scores:,} contexts × words × components need about {scores * 32 // 10**6:,} MB;"
-            f" choose at most {MAX_SCORES:,}",
+            f" reduce them to at most {MAX_SCORES:,}",
         )
         for seed in self.seeds:
             self.language(seed)
 
     @property
     def swept_components(self) -> tuple[int, ...]:
-        """The K of the second sweep: those with no more parameters than the others at some H."""
+        """K of the second sweep, without those that exceed the number of parameters at any H."""
         if not any(mixes(kind) for kind in self.heads):
             return ()
         size, budget = self.sweep_size, self.budget(self.sweep_size)
@@ -114,24 +114,24 @@ class BottleneckOptions:
         return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
 
     def steps_of(self, point: "Point") -> int:
-        """The updates of a model."""
+        """Number of updates of a model."""
         if not mixes(point.kind) or len(self.steps) == 1:
             return max(self.steps)
         return self.steps[self.context_scale.index(point.context_scale)]
 
     def budget(self, size: int) -> int:
-        """The parameters of every model at E = ``size``."""
+        """Number of parameters of every model at E = ``size``."""
         largest = Point("mos", max(self.components), size, self.hidden_size)
         return largest.parameters(self.contexts, self.vocab)
 
     def language(self, seed: int) -> Language:
-        """The language of a seed."""
+        """Language of a seed."""
         return Language(seed, self.contexts, self.vocab, self.rank, self.spread, self.context_law)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model: everything but the language and the training that decides what comes out."""
+    """Settings of one model, without those of language and training."""
 
     kind: str
     components: int
@@ -140,7 +140,7 @@ class Point:
     context_scale: float = 1.0
 
     def parameters(self, contexts: int, vocab: int) -> int:
-        """Of the table of contexts and of the head."""
+        """Number of parameters of the table of contexts and the head."""
         size, hidden, components = self.embedding_size, self.hidden_size, self.components
         total = contexts * self.width + vocab * size + vocab
         if not mixes(self.kind):
@@ -154,11 +154,11 @@ class Point:
 
     @property
     def width(self) -> int:
-        """Free numbers of a context: a doc head reads two layers of H."""
+        """Free numbers per context: H, or 2 H for doc, which reads two layers."""
         return self.hidden_size * (2 if self.kind == "doc" else 1)
 
     def head(self, vocab: int) -> Head:
-        """The head; half of the components of doc come from its lower layer."""
+        """Build the head. Half of the components of doc come from its lower layer."""
         config = HeadConfig(
             kind=self.kind,  # type: ignore[arg-type]  # checked against HEADS
             components=self.components,
@@ -176,19 +176,19 @@ class Point:
 
 
 def mixes(kind: str) -> bool:
-    """Whether a kind of head has components."""
+    """True if a kind of head has components."""
     return HEADS[kind].mixes != "nothing"
 
 
 def possible(kind: str, components: int) -> bool:
-    """Whether a kind of head can have so many components."""
+    """True if a kind of head allows the number of components."""
     if kind == "doc":
         return components > 1
     return kind != "mixtape" or components & (components - 1) == 0
 
 
 def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> Iterator[tuple[str, Point]]:
-    """The models at E = ``size`` by the name of their row, all of the same number of parameters."""
+    """Yield (name of the row, model) at E = ``size``, all with the same number of parameters."""
     contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
     for kind in options.heads:
         for number in filter(partial(possible, kind), components) if mixes(kind) else (1,):
@@ -204,7 +204,7 @@ def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> 
 
 
 def models(options: BottleneckOptions) -> list[tuple[int, str, Point]]:
-    """(E, name of the row, model) of both sweeps, each once."""
+    """List (E, name of the row, model) of both sweeps without repetitions."""
     cells = [(size, options.components) for size in options.embedding_sizes]
     if options.swept_components:
         cells.append((options.sweep_size, options.swept_components))
@@ -213,14 +213,14 @@ def models(options: BottleneckOptions) -> list[tuple[int, str, Point]]:
 
 
 def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
-    """Train and measure every point of the sweep; keep each in ``out`` as soon as it is there.
+    """Train and measure every point of the sweeps, and save each to ``out`` at once.
 
-    ``out/points.jsonl`` holds every point ever measured there under its own settings, so the same command
-    goes on where it was stopped and a longer sweep trains only what is new. ``out/bottleneck.json`` is the
-    returned result. The same settings and number of threads give the same bytes.
+    ``out/points.jsonl`` holds every measured point with its settings. So the same command resumes an
+    interrupted sweep, and a longer sweep trains only new points. ``out/bottleneck.json`` is the returned
+    result. The same settings and number of threads give the same bytes.
 
     Args:
-        progress: told (points done, all points).
+        progress: called with (points done, all points).
 
     Raises:
         StorageError: ``out`` cannot be written, or its points cannot be read.
@@ -252,11 +252,12 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
 
 
 def train_point(language: Language, point: Point, steps: int, lr: float) -> dict[str, Any]:
-    """Train one model on the true distributions by full-batch Adam under a cosine schedule, and measure it.
+    """Train one model on the true distributions by full-batch Adam with a cosine schedule, and measure it.
 
     Returns:
-        ``parameters``; ``kl`` in nats; ``rank``, of float64 log-probabilities of the trained weights;
-        ``late_gain``, the nats that the last tenth of the training still gained.
+        ``parameters``: their number. ``kl``: KL(truth ‖ model) in nats.
+        ``rank``: rank of the log-probabilities in float64. ``late_gain``: gain of the last tenth of the
+        training in nats.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(language.seed)

@@ -1,4 +1,4 @@
-"""How sweeps of :mod:`lm.studies.bottleneck` are shown: KL and measured rank, against E and against K."""
+"""Tables and figures of :mod:`lm.studies.bottleneck`: KL and measured rank against E and K."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ _AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
 _GUIDE: dict[str, Any] = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1}
 _NOTE: dict[str, Any] = {"fontsize": 9, "color": "#444444"}
 
-Rows = list[Mapping[str, Any]]  # of one model, one for each seed
+Rows = list[Mapping[str, Any]]  # of one model, one per seed
 _Line = tuple[str, Mapping[int, Rows], dict[str, Any]]  # head, rows by place on the x axis, style
 
 
 @dataclass(frozen=True)
 class Name:
-    """Whose rows a line or column shows; ``components`` is left out where they are what is swept."""
+    """Name of a line or column. ``components`` is None in the sweep of K."""
 
     head: str
     scale: float
     components: int | None = None
 
     def __str__(self) -> str:
-        """What tables and pictures call it."""
+        """Label in tables and figures."""
         if self.head not in _MIXTURES:
             return self.head
         parts = f"{_MIXTURES[self.head]} ×{self.scale:g}"
@@ -43,7 +43,7 @@ class Name:
 
 
 def series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
-    """The sweep of E: its rows by name and E."""
+    """Rows of the sweep of E, by name and E."""
     settings = result["settings"]
     found: dict[Name, dict[int, Rows]] = {}
     for row in result["rows"]:
@@ -54,7 +54,7 @@ def series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
 
 
 def component_series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
-    """The sweep of K: its rows by name and K. A head without components has the same at every K."""
+    """Rows of the sweep of K, by name and K. A head without components has the same rows at every K."""
     swept = result["swept_components"]
     found: dict[Name, dict[int, Rows]] = {}
     for row in result["rows"]:
@@ -70,7 +70,7 @@ def _swept(row: Mapping[str, Any], components: Sequence[int]) -> bool:
 
 
 def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
-    """KL and measured rank by E and head, and by K and head, means over the seeds, and what they mean."""
+    """Tables of KL and measured rank by E and head, and by K and head, means over seeds, and notes."""
     settings, by_size, by_components = result["settings"], series(result), component_series(result)
     against_size = {str(name): rows for name, rows in by_size.items()}
     against_components = {str(name): rows for name, rows in by_components.items()}
@@ -84,21 +84,21 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
         f"language: {settings['contexts']:,} contexts × {settings['vocab']:,} words, rank {settings['rank']},"
         f" entropy {entropy:.3f} nats; seeds {', '.join(map(str, settings['seeds']))}"
     )
-    tables.append(f"the last tenth of training gained {late:.4f} nats at most")
+    tables.append(f"the last tenth of training gained at most {late:.4f} nats")
     updates = {row["context_scale"]: f"{row['steps']:,}" for row in result["rows"] if mixes(row["kind"])}
     if updates:
         tables.append(
-            "contexts of mixtures times a factor, the papers' being 1; updates: "
+            "contexts of mixtures are multiplied by a factor (papers: 1); updates: "
             + ", ".join(f"{count} at ×{scale:g}" for scale, count in updates.items())
         )
     if wide := by_size.get(Name(WIDE, 1.0, 1)):
         sizes = ", ".join(f"{rows[0]['embedding_size']} for {size}" for size, rows in wide.items())
-        tables.append(f"{WIDE}: at most the same parameters, spent on a larger E of its own ({sizes})")
+        tables.append(f"{WIDE}: at most the same number of parameters, with a larger E ({sizes})")
     left_out = [k for k in settings["component_sweep"] if k not in result["swept_components"]]
     if left_out and by_components:
         tables.append(
-            f"K = {', '.join(map(str, left_out))} left out: at E = {settings['sweep_size']} more parameters"
-            " than the others have, at any H; raise --hidden-size"
+            f"K = {', '.join(map(str, left_out))} omitted: at E = {settings['sweep_size']} more parameters"
+            " than the others at any H; raise --hidden-size"
         )
     return tables
 
@@ -106,7 +106,7 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
 def _tables(
     key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, Rows]], where: str
 ) -> Iterator[Table]:
-    """One of KL, one of rank, with a row for each of ``values``; none without columns."""
+    """Yield a table of KL and one of rank, with a row per value, or none without columns."""
     for measure, title in _TITLES.items() if columns else ():
         rows = [
             {key: value, "parameters": _mean(next(iter(columns.values()))[value], "parameters")}
@@ -124,9 +124,9 @@ def _mean(rows: Rows, measure: str) -> float | int:
 def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw a result of :func:`lm.studies.bottleneck.bottleneck` as PNG or SVG, by the suffix of each path.
 
-    Points are means over the seeds, bars their range; the thin dotted line is the softmax that may choose its
-    own E, drawn at the E whose parameters it has. Below the panels of the sweep of E stand those of the sweep
-    of K, where heads without components are level. The same result gives the same bytes.
+    Points are means over the seeds, and bars their range. The thin dotted line is the wide softmax, drawn at
+    the E of the models with equal parameters. The lower panels show the sweep of K, where heads without
+    components are level. The same result gives the same bytes.
 
     Raises:
         ConfigError: a suffix of another format.
@@ -147,7 +147,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
         if len(settings["steps"]) > 1 and name.head in _MIXTURES:
             shown += f", {next(iter(rows.values()))[0]['steps']:,} updates"
         share = (several.index(name.components) + 1) / len(several) if name.head in _MIXTURES else 1.0
-        style = {"label": shown, "alpha": 0.4 + 0.6 * share}  # the more K, the more opaque
+        style = {"label": shown, "alpha": 0.4 + 0.6 * share}  # more opaque for larger K
         lines.append((name.head, rows, style | _scale_style(name, settings)))
     where = (
         f" (K = {several[0]})" if len(several) == 1 and set(_MIXTURES) & {head for head, *_ in lines} else ""
@@ -170,7 +170,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
         _draw_guides(panels[1, 1], dict.fromkeys(result["swept_components"], size + 2), settings)
         panels[1, 0].set_ylim(bottom=0)
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    columns = 6 if len(settings["steps"]) == 1 else 4  # with their updates names are long
+    columns = 6 if len(settings["steps"]) == 1 else 4  # names with updates are long
     figure.legend(
         handles,
         labels,
@@ -182,19 +182,19 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
 
 
 def _scale_style(name: Name, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Thin and dotted where the factor on the contexts is not the first one."""
+    """Thin dotted style for factors on the contexts other than the first."""
     if name.head not in _MIXTURES or name.scale == settings["context_scale"][0]:
         return {}
     return {"linestyle": (0, (1, 2)), "linewidth": 1.2}
 
 
 def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, where: str) -> None:
-    """KL in the left panel and rank in the right, a line for each head and K."""
+    """Draw KL in the left panel and rank in the right, with a line for each head and K."""
     titles = ("How far the model stays from the truth", "What rank it reaches")
     for axes, measure, title in zip(panels, _AXES, titles, strict=True):
         for head, rows, style in lines:
             if head == WIDE and measure == "rank":
-                continue  # of another E than its place
+                continue  # its E differs from its place
             _draw_line(axes, rows, measure, {"linewidth": 1.8} | _STYLES[head] | style)
         places = sorted({place for _, rows, _ in lines for place in rows})
         axes.set_xscale("log", base=2)
@@ -206,7 +206,7 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
 
 
 def _draw_line(axes: "Axes", by_place: Mapping[int, Rows], measure: str, style: dict[str, Any]) -> None:
-    """The mean over the seeds at every E or K, and the range of the seeds."""
+    """Draw the mean over the seeds at every E or K, and their range."""
     places = sorted(by_place)
     values = [[row[measure] for row in by_place[place]] for place in places]
     axes.plot(places, [math.fsum(some) / len(some) for some in values], zorder=3, **style)
@@ -216,7 +216,7 @@ def _draw_line(axes: "Axes", by_place: Mapping[int, Rows], measure: str, style: 
 
 
 def _draw_guides(axes: "Axes", walls: Mapping[int, int], settings: Mapping[str, Any]) -> None:
-    """The wall E + 2 by place, the rank of the language, and the most that the matrix can have."""
+    """Draw the bound E + 2 by place, the rank of the language, and the full rank of the matrix."""
     places = sorted(walls)
     first, side, shift = (places[0], "left", 4) if len(set(walls.values())) > 1 else (places[-1], "right", -4)
     note = _NOTE | {"textcoords": "offset points", "ha": side}

@@ -1,4 +1,4 @@
-"""``lm bottleneck`` and ``lm reverse-copy``: what heads and cells can do, on data that are made for it."""
+"""The commands ``lm bottleneck`` and ``lm reverse-copy``: heads and cells on synthetic data."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,45 +12,43 @@ from lm.errors import ConfigError
 
 def bottleneck(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+        Path, typer.Option(metavar="DIR", parser=named, help="Folder of points, result and figures.")
     ] = Path("runs/bottleneck"),
-    contexts: Annotated[int, typer.Option(help="Contexts of the language.")] = 96,
-    vocab: Annotated[int, typer.Option(help="Words of the language.")] = 768,
-    rank: Annotated[int, typer.Option(help="Rank of its true log-probability matrix.")] = 48,
-    spread: Annotated[float, typer.Option(help="Standard deviation of its logits in nats.")] = 3.0,
+    contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
+    vocab: Annotated[int, typer.Option(help="Number of words of the language.")] = 768,
+    rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
+    spread: Annotated[float, typer.Option(help="Standard deviation of the true logits in nats.")] = 3.0,
     context_law: Annotated[
-        Literal["uniform", "zipf"], typer.Option(help="How often each context occurs.")
+        Literal["uniform", "zipf"], typer.Option(help="Distribution of the contexts.")
     ] = "uniform",
-    heads: Annotated[str, typer.Option(help="Heads that are trained, with commas.")] = (
+    heads: Annotated[str, typer.Option(help="Heads to train, separated by commas.")] = (
         "softmax,sigsoftmax,moc,mos,moss"
     ),
     embedding_sizes: Annotated[
-        str, typer.Option(metavar="E,E,…", help="Context sizes that are swept.")
+        str, typer.Option(metavar="E,E,…", help="Context sizes E of the sweep of E.")
     ] = "2,4,8,16,32,48",
     components: Annotated[
         str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E.")
     ] = "4",
     component_sweep: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Numbers of components that are swept at one E; '' for none.")
+        str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of K; '' = no sweep.")
     ] = "1,2,4,8,16",
-    sweep_size: Annotated[int, typer.Option(metavar="E", help="That one E.")] = 8,
-    hidden_size: Annotated[
-        int, typer.Option(help="H of a mixture with the largest K of --components; sets the parameters.")
-    ] = 48,
+    sweep_size: Annotated[int, typer.Option(metavar="E", help="Context size E of the sweep of K.")] = 8,
+    hidden_size: Annotated[int, typer.Option(help="H of a mixture with the largest K of --components.")] = 48,
     context_scale: Annotated[
-        str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; the papers' is 1.")
+        str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; 1 as in the papers.")
     ] = "10.0",
     steps: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Updates of each training, for all factors or for each.")
+        str, typer.Option(metavar="N,N,…", help="Number of updates, one for all factors or one each.")
     ] = "1000",
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
     json_file: JsonFile = None,
 ) -> None:
-    """Show the softmax bottleneck: every head against a language whose truth and rank are known.
+    """Show the softmax bottleneck: compare heads with a language of known distributions and rank.
 
-    Trains every head at equal parameters for a sweep of context sizes E and one of components K, and draws
-    what it misses of the truth, and the rank that it reaches. The same command goes on where it was stopped.
+    Trains every head with equal parameters in sweeps of the context size E and of the components K. Draws
+    KL(truth ‖ model) and the rank of the model. The same command resumes an interrupted sweep.
 
     Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
@@ -85,33 +83,33 @@ def bottleneck(
 
 def reverse_copy(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", parser=named, help="Where points, result and picture go.")
+        Path, typer.Option(metavar="DIR", parser=named, help="Folder of points, result and figures.")
     ] = Path("runs/reverse-copy"),
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="Sequences of `lm prepare reverse-copy`; again for more lengths."),
+        typer.Option(metavar="DIR", help="Folder of `lm prepare reverse-copy`; repeat for more lengths."),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(metavar="L,L,…", help="Lengths of random sequences; 10,20,30,40 if left out."),
+        typer.Option(metavar="L,L,…", help="Lengths of random sequences; default 10,20,30,40."),
     ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Symbols of random sequences; 32 if left out.")] = None,
-    cells: Annotated[str, typer.Option(help="Cells that are trained, with commas.")] = "lstm,mogrifier",
-    rounds: Annotated[int, typer.Option(help="Rounds of the Mogrifier.")] = 5,
-    rank: Annotated[int, typer.Option(help="Rank of its gates; 0 is full.")] = 16,
+    vocab: Annotated[
+        int | None, typer.Option(help="Number of symbols of random sequences; default 32.")
+    ] = None,
+    cells: Annotated[str, typer.Option(help="Cells to train, separated by commas.")] = "lstm,mogrifier",
+    rounds: Annotated[int, typer.Option(help="Number of rounds of the Mogrifier.")] = 5,
+    rank: Annotated[int, typer.Option(help="Rank of the Mogrifier's gates; 0 = full.")] = 16,
     embedding_size: Annotated[int, typer.Option(help="Size of all embeddings.")] = 32,
-    parameters: Annotated[int, typer.Option(help="The most that a model has.")] = 120_000,
-    steps: Annotated[int, typer.Option(help="Updates of each training.")] = 1500,
-    lrs: Annotated[
-        str, typer.Option(metavar="R,R,…", help="Peak learning rates, each tried.")
-    ] = "0.002,0.004",
+    parameters: Annotated[int, typer.Option(help="Maximum number of parameters of a model.")] = 120_000,
+    steps: Annotated[int, typer.Option(help="Number of updates of each training.")] = 1500,
+    lrs: Annotated[str, typer.Option(metavar="R,R,…", help="Peak learning rates to try.")] = "0.002,0.004",
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of sequences and training.")] = "1",
     json_file: JsonFile = None,
 ) -> None:
-    """Show how much cells remember: random sequences are to be said backwards (Melis et al. 2020, §4.3).
+    """Measure the memory of cells: reversal of random sequences (Melis et al. 2020, §4.3).
 
-    Trains an encoder and a decoder of every cell at equal parameters for every length, and draws their
-    cross-entropy. The same command goes on where it was stopped.
+    Trains an encoder and a decoder of every cell with equal parameters for every length, and draws their
+    cross-entropy. The same command resumes an interrupted sweep.
 
     Example: lm reverse-copy --lengths 10,20 --cells lstm,mogrifier,mlstm
     """
@@ -120,7 +118,7 @@ def reverse_copy(
     from lm.studies.copying_figure import copying_tables, draw
 
     if data and (lengths is not None or vocab is not None):
-        raise ConfigError("--data has its own lengths and symbols; leave out --lengths and --vocab")
+        raise ConfigError("--data fixes lengths and symbols; omit --lengths and --vocab")
     if corpora := read_corpora(data or ()):
         sizes, symbols = tuple(corpus.length for corpus in corpora), corpora[0].vocab
     else:
@@ -143,11 +141,11 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{option} {text!r}: give numbers with commas, as in 0.002,0.004") from None
+        raise ConfigError(f"{option} {text!r}: separate numbers by commas, as in 0.002,0.004") from None
 
 
 def _integers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{option} {text!r}: give whole numbers with commas, as in 2,4,8") from None
+        raise ConfigError(f"{option} {text!r}: separate whole numbers by commas, as in 2,4,8") from None

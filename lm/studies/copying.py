@@ -1,12 +1,12 @@
-"""The reverse copy task of Melis et al. (2020, §4.3): how much a cell remembers.
+"""The reverse copy task of Melis et al. (2020, §4.3), which measures the memory of a cell.
 
-An encoder reads random tokens, a decoder says them backwards, from the encoder's last state alone. The two
-have cells and embeddings of their own. Longer sequences are harder, and nothing is to be learned of them but
-to keep them. Every cell gets the same parameters, to the nearest H below, and the same updates, at each of
-several learning rates; of these the best on validation sequences is reported, on test sequences.
+An encoder reads random tokens, and a decoder outputs them backwards from only the encoder's last state. Both
+have their own cell and embedding. Longer sequences are harder, and the task needs nothing except memory.
+Every cell has the largest H within the same number of parameters, and the same number of updates. Several
+learning rates are tried. The result is the test loss of the rate with the best validation loss.
 
-In small: sequences are drawn anew for every update, where the paper has 500,000, as a corpus of ``lm prepare
-reverse-copy`` has; and the learning rate falls along a cosine, where the paper averages weights.
+Differences from the paper: sequences are drawn anew for every update, unless a corpus of ``lm prepare
+reverse-copy`` gives 500,000 as in the paper. The learning rate follows a cosine, instead of averaged weights.
 
 L length · B sequences · V symbols · E embedding size · H hidden size.
 """
@@ -38,20 +38,20 @@ from lm.steps import OnProgress, no_progress
 from lm.studies.copying_data import Corpus, Drawn
 from lm.studies.points import Points
 
-AT_ONCE = 512  # sequences that are measured together
-CLIP = 10.0  # of the gradient of a loss that is summed over time, as in the authors' code
+AT_ONCE = 512  # sequences per batch of the evaluation
+CLIP = 10.0  # norm of the gradient of a loss summed over time, as in the authors' code
 POINTS, RESULT = "points.jsonl", "reverse-copy.json"
 MEASURES: dict[str, type] = {"parameters": int, "valid_nll": float, "test_nll": float, "exact": float}
 
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """What is swept, and how large it is. ConfigError, one line, where it makes no sense."""
+    """Options of the sweep and sizes of models. Raises a one-line ConfigError for invalid values."""
 
     lengths: tuple[int, ...] = (10, 20, 30, 40)
     vocab: int = 32
     cells: tuple[str, ...] = ("lstm", "mogrifier")
-    rounds: int = 5  # of the Mogrifier, and the rank of its gates
+    rounds: int = 5  # of the Mogrifier; below, the rank of its gates
     rank: int = 16
     embedding_size: int = 32
     parameters: int = 120_000
@@ -63,10 +63,10 @@ class CopyOptions:
         for name in ("lengths", "cells", "lrs", "seeds"):
             values: tuple[object, ...] = getattr(self, name)
             require(len(values) > 0, f"--{name}: name at least one")
-            require(len(set(values)) == len(values), f"--{name}: one of them stands twice; name each once")
+            require(len(set(values)) == len(values), f"--{name}: repeated value; name each once")
         kinds = get_args(CellConfig.model_fields["kind"].annotation)
         for cell in self.cells:
-            require(cell in kinds, f"--cells: {cell!r} is no cell; choose from {', '.join(kinds)}")
+            require(cell in kinds, f"--cells {cell!r}: unknown cell; choose from {', '.join(kinds)}")
         for option in ("vocab", "rounds", "rank", "embedding_size", "parameters", "steps"):
             value = getattr(self, option)
             least = {"vocab": 2, "rounds": 0, "rank": 0}.get(option, 1)
@@ -75,23 +75,23 @@ class CopyOptions:
         for lr in self.lrs:
             require(0 < lr < math.inf, f"--lrs {lr}: must be a number above 0")
         for seed in self.seeds:
-            require(0 <= seed <= MAX_SEED, f"--seeds {seed}: a seed is between 0 and {MAX_SEED}")
+            require(0 <= seed <= MAX_SEED, f"--seeds {seed}: must be between 0 and {MAX_SEED}")
         for cell in self.cells:
             self.hidden_size(cell)
 
     def cell(self, kind: str) -> CellConfig:
-        """The config of a cell."""
+        """Config of a cell."""
         gates = {"rounds": self.rounds, "rank": self.rank} if kind == "mogrifier" else {}
         return CellConfig.model_validate({"kind": kind} | gates)
 
     def hidden_size(self, kind: str) -> int:
-        """The largest H with which the model has at most ``parameters``."""
+        """Largest H for which the model has at most ``parameters``."""
         size = bisect_right(range(1, self.parameters), self.parameters, key=partial(self._parameters, kind))
         require(size > 0, f"--parameters {self.parameters}: too few for any {kind}; raise it")
         return size
 
     def settings(self, seed: int, length: int, kind: str, lr: float) -> dict[str, Any]:
-        """All that decides what comes out of one training."""
+        """Settings that determine the result of one training."""
         return {
             "seed": seed, "length": length, "vocab": self.vocab, "cell": self.cell(kind).model_dump(),
             "embedding_size": self.embedding_size, "hidden_size": self.hidden_size(kind),
@@ -105,7 +105,7 @@ class CopyOptions:
 
 
 class Copier(nn.Module):
-    """An encoder and a decoder of one layer each. V symbols, and one more that ends a sequence."""
+    """An encoder and a decoder of one layer each, for V symbols and an end of the sequence."""
 
     def __init__(self, cell: CellConfig, vocab: int, embedding_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Copier(nn.Module):
             nn.init.normal_(embedding.weight, std=embedding_size**-0.5)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens (L, B) → the decoder's states (L + 1, B, H) and what is to follow from them (L + 1, B)."""
+        """tokens (L, B) → the decoder's states (L + 1, B, H) and their targets (L + 1, B)."""
         end = torch.full_like(tokens[:1], self.end)
         zero = self.words.weight.new_zeros(tokens.shape[1], self.hidden_size)
         _, state = self.encoder(self.words(torch.cat((tokens, end))), (zero, zero))
@@ -135,14 +135,14 @@ def copying(
     progress: OnProgress = no_progress,
     corpora: Sequence[Corpus] = (),
 ) -> dict[str, Any]:
-    """Train every cell at every length and rate; keep each in ``out`` as soon as it is there.
+    """Train every cell at every length and rate, and save each result to ``out`` at once.
 
-    ``out/points.jsonl`` holds every training ever finished there, so the same command goes on where it was
-    stopped. ``out/reverse-copy.json`` is the returned result: a row for every seed, length and cell.
+    ``out/points.jsonl`` holds every finished training, so the same command resumes an interrupted sweep.
+    ``out/reverse-copy.json`` is the returned result, with a row for every seed, length and cell.
 
     Args:
-        progress: told (trainings done, all trainings).
-        corpora: sequences of every length, V symbols; drawn at random if there are none.
+        progress: called with (trainings done, all trainings).
+        corpora: sequences of every length over V symbols; empty = drawn at random.
 
     Raises:
         StorageError: ``out`` cannot be written, or its points cannot be read.
@@ -151,7 +151,7 @@ def copying(
     of_length = {corpus.length: corpus for corpus in corpora}
     if corpora:
         fit = set(of_length) == set(options.lengths) and {c.vocab for c in corpora} == {options.vocab}
-        require(fit, "lengths and symbols of the corpora are not those of the options")
+        require(fit, "lengths or symbols of the corpora differ from the options; give the same")
     make_folder(out)
     measured = Points(out / POINTS, MEASURES)
     places = list(product(options.seeds, options.lengths, options.cells))
@@ -191,8 +191,9 @@ def train_point(
     """Train one model, and measure it.
 
     Returns:
-        ``parameters``; ``valid_nll`` and ``test_nll``, nats a token; ``exact``, the share of the test
-        sequences whose every token is the likeliest, the true ones before it given.
+        ``parameters``: their number. ``valid_nll`` and ``test_nll``: nats per token.
+        ``exact``: share of the test sequences in which every token is the likeliest, given the true ones
+        before it.
     """
     random = torch.Generator().manual_seed(seed)
     data = corpus or Drawn(options.vocab, length, random)
@@ -222,7 +223,7 @@ def train_point(
 
 @torch.no_grad()
 def _measured(model: Copier, tokens: Tensor) -> tuple[float, float]:
-    """Nats a token, and the share of sequences that are right from beginning to end."""
+    """Nats per token, and the share of completely correct sequences."""
     nll, exact = 0.0, 0
     for part in tokens.split(AT_ONCE, 1):
         states, targets = model(part.long())

@@ -1,4 +1,4 @@
-"""The sequences of the reverse copy task: drawn at random, or those that ``lm prepare reverse-copy`` wrote.
+"""Sequences of the reverse copy task: random ones, or a corpus of ``lm prepare reverse-copy``.
 
 L length · B sequences · V symbols.
 """
@@ -20,14 +20,14 @@ from lm.language.sources import COPIES, SPLITS
 from lm.text.prepared_folder import MANIFEST
 from lm.text.vocabulary import EOS_WORD
 
-BATCH, HELD_OUT = 64, 512  # sequences of an update; of a validation or test set that is drawn
+BATCH, HELD_OUT = 64, 512  # sequences per update; sequences of a random validation or test set
 BAR = "|"  # between a sequence and its reverse
 _LIMIT = 1 << 20  # bytes of a manifest
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sequences of one length over V symbols: train, valid and test, (L, ·) each, in int32."""
+    """Sequences of one length over V symbols: train, valid and test, each (L, ·) int32."""
 
     folder: str
     vocab: int
@@ -42,21 +42,21 @@ class Corpus:
         return self.train.shape[0]
 
     def batches(self, random: torch.Generator) -> Iterator[Tensor]:
-        """(L, B) without end, every pass in another order."""
+        """Yield batches (L, B) endlessly, in a new order at every pass."""
         while True:
             for chosen in torch.randperm(self.train.shape[1], generator=random).split(BATCH):
                 yield self.train[:, chosen].long()
 
 
 class Drawn:
-    """Sequences that are drawn when they are wanted, those of validation and test first."""
+    """Random sequences, drawn on demand, with validation and test sets drawn first."""
 
     def __init__(self, vocab: int, length: int, random: torch.Generator) -> None:
         self._vocab, self._length = vocab, length
         self.valid, self.test = (self._draw(HELD_OUT, random) for _ in range(2))
 
     def batches(self, random: torch.Generator) -> Iterator[Tensor]:
-        """(L, B) without end, each drawn anew."""
+        """Yield newly drawn batches (L, B) endlessly."""
         while True:
             yield self._draw(BATCH, random)
 
@@ -65,11 +65,11 @@ class Drawn:
 
 
 def read_corpora(folders: Sequence[str]) -> tuple[Corpus, ...]:
-    """The corpora of folders that ``lm prepare reverse-copy`` wrote, shortest sequences first.
+    """Read folders of ``lm prepare reverse-copy``, ordered by the length of their sequences.
 
     Raises:
         ConfigError: two have the same length, or different V.
-        DataError: a folder holds something else or is damaged.
+        DataError: a folder is foreign or damaged.
     """
     found = sorted(map(_read, folders), key=lambda corpus: corpus.length)
     lengths, sizes = [corpus.length for corpus in found], [corpus.vocab for corpus in found]
@@ -96,12 +96,12 @@ def _read(folder: str) -> Corpus:
 
 
 def _number(word: str, vocab: int) -> int:
-    """The symbol that a word stands for, -1 if it is none of 0 to V − 1."""
+    """Symbol of a word, or -1 if it is not a number from 0 to V − 1."""
     return int(word) if word.isdecimal() and len(word) <= len(str(vocab)) and int(word) < vocab else -1
 
 
 def _made_with(folder: Path) -> tuple[int, int]:
-    """--length and --vocab of ``lm prepare reverse-copy``, from the manifest that it wrote."""
+    """--length and --vocab of ``lm prepare reverse-copy``, from the manifest."""
     try:
         manifest: Any = read_json(folder / MANIFEST, limit=_LIMIT)
     except StorageError:
@@ -117,21 +117,21 @@ def _made_with(folder: Path) -> tuple[int, int]:
         } if source == COPIES and length > 0 and 1 < vocab <= 2**31:
             return length, vocab
     raise DataError(
-        f"{visible(folder)}: no folder of `lm prepare reverse-copy --length L --vocab V`, without other"
-        " tokenizers and vocabularies; write one with --out"
+        f"{visible(folder)}: not a folder of `lm prepare reverse-copy --length L --vocab V` with the default"
+        " tokenizer and vocabulary; write one with --out"
     )
 
 
 def _sequences(
     ids: np.ndarray, length: int, symbols: np.ndarray, marks: tuple[int, int], shown: str
 ) -> Tensor:
-    """The sequences (L, ·) of running text, without their reverses."""
+    """Sequences (L, ·) of running text, without their reverses."""
     lines = ids[: len(ids) - len(ids) % (2 * length + 2)].reshape(-1, 2 * length + 2)
     sequences, reverses = symbols[lines[:, :length]], symbols[lines[:, length + 1 : -1]]
     whole = lines.size == len(ids) > 0 and (lines[:, [length, -1]] == marks).all()
     if not whole or (sequences < 0).any() or (reverses != sequences[:, ::-1]).any():
         raise DataError(
-            f"{shown}: damaged, or train lacks a symbol: a line is no sequence, bar and reverse; prepare it"
-            " again, with a smaller --vocab if it is undamaged"
+            f"{shown}: a line is not a sequence, a bar and the reverse, since the file is damaged or train"
+            " lacks a symbol; prepare it again, with a smaller --vocab if it is undamaged"
         )
     return torch.from_numpy(np.ascontiguousarray(sequences.T))

@@ -1,4 +1,4 @@
-"""How a sweep of :mod:`lm.studies.copying` is shown: cross-entropy against the length of the sequences."""
+"""Tables and figures of :mod:`lm.studies.copying`: cross-entropy against the length of sequences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from lm.console.tables import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind tell apart
+# the colour-blind safe palette of Okabe and Ito
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#000000")
 
 
 def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
-    """Cross-entropy and exact copies by length and cell, means over the seeds, and what they cost."""
+    """Tables of cross-entropy and exact copies by length and cell, means over seeds, and model sizes."""
     settings = result["settings"]
     tables: list[Table | str] = []
     for title, measure in (("Cross-entropy, nats a token", "test_nll"), ("Copied without error", "exact")):
@@ -30,16 +30,14 @@ def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
     sizes = {row["cell"]: (row["parameters"], row["hidden_size"]) for row in result["rows"]}
     models = "; ".join(f"{cell}: {count:,} parameters, H = {size}" for cell, (count, size) in sizes.items())
     tables.append(f"{models}; {settings['steps']:,} updates at each of {len(settings['lrs'])} rates")
-    tables.append(
-        f"knowing nothing of a sequence costs {math.log(settings['vocab']):.3f} nats for each token of it"
-    )
+    tables.append(f"baseline without memory: {math.log(settings['vocab']):.3f} nats per token of a sequence")
     return tables
 
 
 def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
-    """Draw cross-entropy against length, a line for each cell, as PNG or SVG by the suffix of each path.
+    """Draw cross-entropy against length, with a line per cell, as PNG or SVG by the suffix of each path.
 
-    Points are means over the seeds, bars their range. The same result gives the same bytes.
+    Points are means over the seeds, and bars their range. The same result gives the same bytes.
 
     Raises:
         ConfigError: a suffix of another format.
@@ -66,7 +64,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
 
 
 def _series(result: Mapping[str, Any], measure: str) -> dict[str, dict[int, list[float]]]:
-    """The values of all seeds by cell and length."""
+    """Values of all seeds by cell and length."""
     found: dict[str, dict[int, list[float]]] = {}
     for row in result["rows"]:
         found.setdefault(row["cell"], {}).setdefault(row["length"], []).append(row[measure])
@@ -78,5 +76,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _ignorance(vocab: int, length: int) -> float:
-    """Nats a token of a model that knows the task but nothing of the sequence; the end is no surprise."""
+    """Nats per token of a model without memory that knows the task and the end of the sequence."""
     return math.log(vocab) * length / (length + 1)

@@ -1,4 +1,4 @@
-"""A language whose true distributions are known: what heads are measured against."""
+"""A synthetic language with known true distributions, for the comparison of heads."""
 
 import math
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from lm.errors import require
 
 @dataclass(frozen=True)
 class Language:
-    """A language with log P = U Wᵀ − log Z, where U is (C, r − 1), W is (V, r − 1) and both are Gaussian.
+    """A language with log P = U Wᵀ − log Z, where U (C, r − 1) and W (V, r − 1) are Gaussian.
 
-    The logits have rank r − 1 and the normaliser adds one. ``spread`` is their standard deviation in nats.
+    The logits have rank r − 1, and the normaliser adds one. ``spread`` is their standard deviation in nats.
 
     Raises:
-        ConfigError: a size or rank that no such matrix has, or a rank that float64 cannot tell.
+        ConfigError: an impossible size or rank, or a rank that float64 cannot resolve.
     """
 
     seed: int
@@ -32,18 +32,19 @@ class Language:
 
     def __post_init__(self) -> None:
         smaller = min(self.contexts, self.vocab)
-        require(smaller >= 2, "--contexts and --vocab must be at least 2")
-        require(0 <= self.seed <= MAX_SEED, f"--seeds {self.seed}: a seed is between 0 and {MAX_SEED}")
+        require(smaller >= 2, f"--contexts or --vocab {smaller}: must be at least 2")
+        require(0 <= self.seed <= MAX_SEED, f"--seeds {self.seed}: must be between 0 and {MAX_SEED}")
         require(
             2 <= self.rank <= smaller,
             f"--rank {self.rank}: choose between 2 and {smaller}, the smaller of contexts and words",
         )
-        require(0 < self.spread < 100, f"--spread {self.spread}: choose above 0 and below 100")
-        require(self.context_law in ("uniform", "zipf"), f"--context-law {self.context_law}: uniform or zipf")
+        require(0 < self.spread < 100, f"--spread {self.spread}: must be above 0 and below 100")
+        law = self.context_law
+        require(law in ("uniform", "zipf"), f"--context-law {law}: must be uniform or zipf")
         measured = measured_rank(self.log_probs)
         require(
             measured == self.rank,
-            f"--rank {self.rank}: the language measures {measured} in float64; bring --spread nearer to 3",
+            f"--rank {self.rank}: the language has rank {measured} in float64; choose a --spread nearer to 3",
         )
 
     @cached_property
@@ -66,11 +67,11 @@ class Language:
 
     @cached_property
     def entropy(self) -> float:
-        """Of the next word given its context, nats: the loss of a perfect model."""
+        """Entropy of the next word given its context in nats, the loss of a perfect model."""
         return -float(self.context_probs @ (self.log_probs.exp() * self.log_probs).sum(-1))
 
     def divergence(self, log_probs: Tensor) -> float:
-        """KL(truth ‖ model) in nats, exact over all contexts; ``log_probs`` (C, V) are the model's."""
+        """Exact KL(truth ‖ model) in nats over all contexts. ``log_probs`` (C, V) are the model's."""
         return float(self.context_probs @ (self.log_probs.exp() * (self.log_probs - log_probs)).sum(-1))
 
 

@@ -1,4 +1,4 @@
-"""The points of a sweep, kept one by one: what is measured is not measured again."""
+"""Storage of the points of a sweep, each saved at once and measured only once."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,20 +12,20 @@ _LIMIT = 1 << 26  # bytes of the file
 
 
 class Points:
-    """A file with a line for every point ever measured under its own settings, by whatever process.
+    """A file with a line per measured point and its settings, shared by any number of processes.
 
     Args:
-        path: the file, which need not be there.
-        measures: what every result has, and of which type; it may have more.
+        path: the file, which may be missing.
+        measures: required keys of a result, and their types.
 
     Raises:
-        StorageError: the file cannot be read, or a line of it is no point.
+        StorageError: the file cannot be read, or a line of it is not a point.
     """
 
     def __init__(self, path: Path, measures: Mapping[str, type]) -> None:
         self._path, self._measures = path, measures
         self._lock = FileLock(path.with_name(f".{path.name}.lock"))
-        self._lines = self._read()  # by their settings
+        self._lines = self._read()  # lines by settings
 
     def _read(self) -> dict[bytes, bytes]:
         path, found = self._path, {}
@@ -46,13 +46,13 @@ class Points:
         return all(isinstance(result.get(name), kind) for name, kind in self._measures.items())
 
     def measured(self, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result under these settings: as it is known, or by ``measure``, and on disk afterwards."""
+        """Return the stored result of the settings, or call ``measure`` and store its result."""
         key = canonical_json(settings)
         if key not in self._lines:
             line = canonical_json({"settings": settings, "result": measure()})
-            with self._lock:  # another process may have measured others meanwhile
+            with self._lock:  # another process may have added points
                 self._lines = self._read() | {key: line}
                 write_atomic(self._path, b"".join(line + b"\n" for line in self._lines.values()))
-        point: Any = parse_json(self._lines[key], self._path)  # as the next process will read it
+        point: Any = parse_json(self._lines[key], self._path)  # exactly as another process reads it
         result: dict[str, Any] = point["result"]
         return result

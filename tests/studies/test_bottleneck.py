@@ -204,24 +204,24 @@ def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
         ({"rank": 1}, "--rank 1: choose between 2 and 12"),
         ({"rank": 13}, "--rank 13: choose between 2 and 12"),
         ({"heads": ()}, "--heads: name at least one"),
-        ({"heads": ("softmax", "sofmax")}, "--heads: 'sofmax' is no head; choose from softmax"),
+        ({"heads": ("softmax", "sofmax")}, "--heads 'sofmax': unknown head; choose from softmax"),
         ({"embedding_sizes": (2, 0)}, "--embedding-sizes 0: must be at least 1"),
-        ({"embedding_sizes": (2, 2)}, "--embedding-sizes: one of them stands twice"),
+        ({"embedding_sizes": (2, 2)}, "--embedding-sizes: repeated value"),
         ({"components": (-1,)}, "--components -1: must be at least 1"),
         ({"component_sweep": (1, 0)}, "--component-sweep 0: must be at least 1"),
-        ({"component_sweep": (2, 2)}, "--component-sweep: one of them stands twice"),
+        ({"component_sweep": (2, 2)}, "--component-sweep: repeated value"),
         ({"component_sweep": (10**6,)}, "contexts × words × components need about"),
         ({"sweep_size": 0}, "--sweep-size 0: must be at least 1"),
-        ({"seeds": (-1,)}, "--seeds -1: a seed is between 0 and"),
-        ({"seeds": (2**63,)}, "--seeds 9223372036854775808: a seed is between"),
+        ({"seeds": (-1,)}, "--seeds -1: must be between 0 and"),
+        ({"seeds": (2**63,)}, "--seeds 9223372036854775808: must be between"),
         ({"steps": (0,)}, "--steps 0: must be at least 1"),
         ({"steps": (8, 9)}, "--steps: 2 numbers for 1 of --context-scale; give one, or one for each"),
         ({"context_scale": (0.0,)}, "--context-scale 0.0: must be above 0"),
         ({"context_scale": (math.inf,)}, "--context-scale inf: must be above 0"),
-        ({"context_scale": (1.0, 1.0)}, "--context-scale: one of them stands twice"),
+        ({"context_scale": (1.0, 1.0)}, "--context-scale: repeated value"),
         ({"lr": math.nan}, "--lr nan: must be above 0"),
-        ({"spread": 1e-15}, "--rank 6: the language measures"),
-        ({"spread": math.inf}, "--spread inf: choose above 0"),
+        ({"spread": 1e-15}, "--rank 6: the language has rank"),
+        ({"spread": math.inf}, "--spread inf: must be above 0"),
         ({"context_law": "bell\x1b"}, "--context-law"),
         ({"contexts": 10**5, "vocab": 10**5}, "contexts × words × components need about"),
     ],
@@ -253,7 +253,7 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
         assert [column.head for column in shown.columns()] == headers
         assert len(shown.rows) == rows
     assert "rank 6" in str(language)
-    assert str(updates) == "contexts of mixtures times a factor, the papers' being 1; updates: 8 at ×10"
+    assert str(updates) == "contexts of mixtures are multiplied by a factor (papers: 1); updates: 8 at ×10"
     assert str(wide).startswith(WIDE)
     pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
     draw(result, pictures)
@@ -272,7 +272,7 @@ def test_a_number_of_components_that_the_parameters_do_not_pay_is_left_out(tmp_p
     assert options.swept_components == (1, fits)
     result = bottleneck(options, tmp_path)
     assert {row["components"] for row in result["rows"]} == {1, 2, fits}
-    assert str(bottleneck_tables(result)[-1]).startswith(f"K = {fits + 1} left out: at E = 2 more parameters")
+    assert str(bottleneck_tables(result)[-1]).startswith(f"K = {fits + 1} omitted: at E = 2 more parameters")
 
 
 def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> None:
@@ -341,5 +341,5 @@ def test_heads_that_cannot_have_a_number_of_components_are_left_out() -> None:
         ("doc", 3),
         ("doc", 4),
     }
-    with pytest.raises(ConfigError, match="--components: none of them suits mixtape; name 4 too"):
+    with pytest.raises(ConfigError, match="--components: none is possible for mixtape; add 4"):
         BottleneckOptions(heads=("mixtape",), components=(3,))

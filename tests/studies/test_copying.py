@@ -149,15 +149,15 @@ def test_a_rate_that_diverges_leaves_the_others(lrs: tuple[float, ...], tmp_path
     ("change", "message"),
     [
         ({"lengths": ()}, "--lengths: name at least one"),
-        ({"lengths": (3, 3)}, "--lengths: one of them stands twice"),
+        ({"lengths": (3, 3)}, "--lengths: repeated value"),
         ({"lengths": (0,)}, "--lengths 0: must be at least 1"),
-        ({"cells": ("lstn",)}, "--cells: 'lstn' is no cell; choose from lstm, mogrifier"),
+        ({"cells": ("lstn",)}, "--cells 'lstn': unknown cell; choose from lstm, mogrifier"),
         ({"vocab": 1}, "--vocab 1: must be at least 2"),
         ({"embedding_size": 0}, "--embedding-size 0: must be at least 1"),
         ({"rank": -1}, "--rank -1: must be at least 0"),
         ({"lrs": (0.1, 0.0)}, "--lrs 0.0: must be a number above 0"),
         ({"lrs": (0.1, math.nan)}, "--lrs nan: must be a number above 0"),
-        ({"seeds": (-1,)}, "--seeds -1: a seed is between"),
+        ({"seeds": (-1,)}, "--seeds -1: must be between"),
         ({"parameters": 10}, "--parameters 10: too few for any lstm; raise it"),
     ],
 )
@@ -237,7 +237,7 @@ def test_the_sweep_trains_on_prepared_corpora_and_knows_them_again(
     ):
         assert row["test_nll"] == pytest.approx(piece["test_nll"], rel=1e-6)
         assert row["exact"] == piece["exact"]
-    with pytest.raises(ConfigError, match="lengths and symbols of the corpora"):
+    with pytest.raises(ConfigError, match="lengths or symbols of the corpora"):
         copying(replace(options, lengths=(2,)), tmp_path, corpora=given)
 
 
@@ -267,7 +267,7 @@ def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -
     copies(fewer, 3, vocab_size=5)
     copies(spelled, 3, tokenizer="char")
     for folder in (tmp_path / "none", text, tmp_path / "lines", fewer, spelled, tmp_path / ("x" * 300)):
-        with pytest.raises(DataError, match="no folder of `lm prepare reverse-copy --length L --vocab V`"):
+        with pytest.raises(DataError, match="not a folder of `lm prepare reverse-copy --length L --vocab V`"):
             read_corpora([str(folder)])
     with pytest.raises(ConfigError, match=r"copies-3 \(--length 3 --vocab 4\), .*copies-3"):
         read_corpora([corpora[0], corpora[0]])
@@ -320,7 +320,7 @@ def test_a_damaged_manifest_is_refused(corpora: list[str], key: str, wrong: obje
     manifest = json.loads(path.read_text())
     manifest["options"]["read"][key] = wrong
     path.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="no folder of `lm prepare reverse-copy"):
+    with pytest.raises(DataError, match="not a folder of `lm prepare reverse-copy"):
         read_corpora(corpora[:1])
 
 
@@ -332,10 +332,10 @@ def test_a_damaged_corpus_is_refused(corpora: list[str], place: int) -> None:
     ids[place] = bar if place == 0 else (ids[place] + 1) % len(codec.vocabulary)
     symbols = np.array([int(word) if word.isdigit() else -1 for word in codec.vocabulary.tokens], np.int32)
     marks = (bar, codec.vocabulary.eos)
-    with pytest.raises(DataError, match="here: damaged"):
+    with pytest.raises(DataError, match="here: a line is not a sequence, a bar and the reverse"):
         _sequences(ids, 3, symbols, marks, "here")
     for cut in (ids[:-1], ids[:0]):
-        with pytest.raises(DataError, match="here: damaged"):
+        with pytest.raises(DataError, match="here: a line is not a sequence, a bar and the reverse"):
             _sequences(cut, 3, symbols, marks, "here")
 
 
