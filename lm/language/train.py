@@ -5,31 +5,27 @@ import os
 from pathlib import Path
 
 from lm.config.load import Resolved, override
-from lm.engine.choice import kept_choices, measured_choices
-from lm.engine.device import configure_device
 from lm.engine.events import Reporter
-from lm.engine.loop import FitResult, Verdict, fit, require_end, seed_everything
-from lm.engine.memory import require_memory
+from lm.engine.loop import FitResult, Verdict
+from lm.engine.session import START_HASH, Family, Place, Ready, train_run
 from lm.engine.state import load_model_tensors
-from lm.errors import ConfigError, DataError, visible
+from lm.errors import ConfigError, visible
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
-from lm.language.sizes import sized, with_sizes
+from lm.language.sizes import with_sizes
 from lm.language.task import LmTask
-from lm.measures import require_learnt
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CODEC_HASH, DATA, RESUMABLE, codec_of, config_of, require_unchanged, settle_inputs
-from lm.runs.run import Run, require_same_config
+from lm.runs.inputs import DATA, codec_of, config_of, require_unchanged
 from lm.text.vocabulary import Codec
 
-START_HASH = "start_from_sha256"
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
     'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',
     "optim.average_start=0", "optim.average_trigger=0", "optim.average_patience=0", "train.patience=0",
     "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
+Splits = tuple[TokenSplit, TokenSplit]
 STALLED = 5  # validations, where the run does not say otherwise
 SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 
@@ -37,53 +33,11 @@ SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the ru
 def train(
     resolved: Resolved[LmConfig], folder: Path, report: Reporter, verdict: Verdict | None = None
 ) -> FitResult:
-    """Train, or resume, the run of a folder; ``train.start_from`` names the run whose weights begin it.
+    """Train, or resume, the run of a folder, as :func:`lm.engine.session.train_run` does.
 
-    ``verdict`` may end it at a validation: see :func:`lm.engine.loop.fit`.
-    Equal configs, data, build and thread count give bit-identical runs, however often they were stopped.
-
-    Raises:
-        DataError: a split cannot be read, or changed since the run began.
-        ConfigError: more memory than there is would be needed; see also :func:`lm.engine.loop.fit`.
-        StorageError, DivergenceError, Interrupted: see :func:`lm.engine.loop.fit` and
-            :meth:`lm.runs.run.Run.open`.
+    ``train.start_from`` names the run whose weights begin it.
     """
-    resolved = kept_choices(resolved, folder)
-    config = resolved.config
-    require_end(config.train)
-    require_same_config(folder, resolved, resumable_keys=RESUMABLE)
-    device = configure_device(config.train)
-    codec, train_split, valid_split = _load(config, folder)  # before the folder is made: bad data leaves none
-    config = sized(config, len(codec.vocabulary))
-    described = describe(config, len(codec.vocabulary))
-    remedy = "lower train.batch_size, head.components, window.length or the model's sizes"
-    require_memory(described["memory"]["training"], device, remedy)
-    sizes = described["vocabulary"], described["sizes"]["contexts"]
-    resolved = measured_choices(resolved, sizes, device, folder, report)
-    config = with_sizes(resolved.config, config.model.hidden_sizes)
-    seed_everything(config.train.seed)
-    model = LanguageModel(config, len(codec.vocabulary), codec.vocabulary.eos)
-    hashes = {
-        "train_sha256": train_split.fingerprint,
-        "valid_sha256": valid_split.fingerprint,
-        CODEC_HASH: codec.fingerprint,
-    }
-    if config.train.start_from and CheckpointStore(folder / "checkpoints").latest() is None:
-        hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
-    task = LmTask(config, codec.vocabulary.eos, model, train_split, valid_split, device)
-    with Run.open(folder, resolved, resumable_keys=RESUMABLE) as run:
-        if changed := settle_inputs(folder, codec, hashes):
-            others = {
-                "valid_sha256": f"{config.data.valid}: the text",
-                START_HASH: f"{config.train.start_from}: the best checkpoint",
-            }
-            what = others.get(changed[0], f"{config.data.train}: the text")
-            raise DataError(
-                f"{what} changed since this run began; restore it, or train into another folder with --run"
-            )
-        result = fit(task, config.train, config.optim, run, report, verdict, len(codec.vocabulary))
-    require_learnt(result.best_nll, len(codec.vocabulary), folder)
-    return result
+    return train_run(FAMILY, resolved, folder, report, verdict)
 
 
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
@@ -109,12 +63,23 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
 
 
-def _load(config: LmConfig, folder: Path) -> tuple[Codec, TokenSplit, TokenSplit]:
+def _load(config: LmConfig, folder: Path) -> tuple[Codec, Splits]:
     """The codec, the run's own where it has one, and both splits."""
     begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
     codec = codec_of(folder) if begun else load_codec(config.data)
     train_split = load_split(config.data.train, codec)
-    return codec, train_split, load_split(config.data.valid, codec)
+    return codec, (train_split, load_split(config.data.valid, codec))
+
+
+def _ready(config: LmConfig, codec: Codec, splits: Splits, place: Place) -> Ready:
+    """A new model, with the weights of ``train.start_from`` where the run has none, and its task."""
+    words = codec.vocabulary
+    config = with_sizes(config, tuple(place.described["sizes"]["hidden"]))
+    model = LanguageModel(config, len(words), words.eos)
+    hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
+    if config.train.start_from and CheckpointStore(place.folder / "checkpoints").latest() is None:
+        hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
+    return Ready(LmTask(config, words.eos, model, *splits, place.device), hashes)
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
@@ -128,3 +93,11 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
     store = CheckpointStore(source / "checkpoints")
     load_model_tensors(model, store.weights("best"))
     return store.open("best").state_sha256
+
+
+FAMILY = Family(
+    load=_load,
+    describe=describe,
+    remedy="lower train.batch_size, head.components, window.length or the model's sizes",
+    task=_ready,
+)

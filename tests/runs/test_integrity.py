@@ -435,7 +435,7 @@ def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch
         train(changed, run, no_report)
     keys = RESUMABLE | {"train.log_every"}
     monkeypatch.setattr("lm.runs.inputs.RESUMABLE", keys)
-    monkeypatch.setattr("dialog.train.RESUMABLE", keys)
+    monkeypatch.setattr("lm.engine.session.RESUMABLE", keys)
     train(changed, run, no_report)
     assert opened_run(run, DialogConfig)[0].train.log_every == 3
     assert check_run(run)["problems"] == []
