@@ -50,7 +50,7 @@ def is_named(columns: Sequence[str]) -> bool:
 def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> ReadOptions:
     """Find the columns of a table from its first row: those named in the options, else common names.
 
-    A column of utterance lists has common names of its own. Raises DataError, listing the columns, if one
+    A column of utterance lists has its own common names. Raises DataError, listing the columns, if one
     is missing.
     """
     found = {}

@@ -40,7 +40,7 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialo
 
 
 def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
-    """Read the dialogs of a split, by default the first one; with ``id``, only the dialog of that id.
+    """Read the dialogs of a split, by default the first, or with ``id`` the one dialog of that id.
 
     Raises DataError if there is no such split or dialog, and in the cases of :func:`load_dialogs`.
     """

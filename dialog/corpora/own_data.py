@@ -1,6 +1,6 @@
 """``train --data SOURCE``: prepare the corpus of a run in the run's folder.
 
-The corpus is prepared once, before the run begins. Afterwards the run needs its source no more, and the run
+The corpus is prepared once, before the run begins. Afterwards the run no longer needs its source, and its
 folder may be moved.
 """
 
@@ -34,13 +34,13 @@ class OwnData(NamedTuple):
 
 
 def own_data(source: str | None, run: Path) -> OwnData:
-    """Return the data settings of ``train --data source``; prepare ``RUN/corpus`` unless the run has begun.
+    """Return the data settings of ``train --data source``.
 
-    The corpus of a run that has begun is verified, and compared with its source if ``source`` is given and
-    exists. Without ``source``, a run without a corpus gets no settings. A folder that ``dialog prepare``
-    wrote is used directly. Raises DataError if the source is unreadable or differs from that of the begun
-    run. Raises StorageError if the corpus is damaged. Otherwise raises as
-    :func:`dialog.corpora.prepare.prepare`.
+    ``RUN/corpus`` is prepared unless the run has begun. The corpus of a run that has begun is verified, and
+    compared with ``source`` if that is given and exists. Without ``source``, a run without a corpus gets no
+    settings. A folder that ``dialog prepare`` wrote is used directly. Raises DataError if the source is
+    unreadable or differs from that of the begun run. Raises StorageError if the corpus is damaged. Otherwise
+    raises as :func:`dialog.corpora.prepare.prepare`.
     """
     corpus = run / CORPUS
     began = saved_settings(run)
@@ -81,9 +81,9 @@ def _is_own(path: Path, split: str) -> bool:
 
 
 def _compare(source: str, corpus: Path) -> str:
-    """Compare a source with the one recorded for a corpus; returns a note if the source is absent.
+    """Compare a source with the one recorded for a corpus.
 
-    Raises DataError if they differ.
+    Returns a note if the source is absent. Raises DataError if they differ.
     """
     manifest = read_json(corpus / MANIFEST)
     made_of, inputs = (manifest["source"], manifest["inputs"]) if isinstance(manifest, dict) else ("", None)

@@ -130,7 +130,7 @@ def _line(tokens: Tokens) -> str:
 def _length_ratio(
     hypotheses: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]]
 ) -> float | None:
-    """Tokens of the first hypotheses divided by those of the references, with the mean over a context's.
+    """Tokens of the first hypotheses divided by the mean tokens of their references, both summed.
 
     Returns None if all references are empty.
     """

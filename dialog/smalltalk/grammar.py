@@ -17,7 +17,7 @@ from lm.text.tokenizers import DIALOG, WordPunct
 WINDOW = 9  # utterances that a conversation remembers
 NEAR = 4  # earlier things that may be mentioned again
 _ELEMENT = re.compile(r"\{\w+\}|\w+|[^\w\s{]+")
-# _SLOT_TAGS: word class of a slot whose name differs. _NEEDS: offer of the state that a slot refers to.
+# _SLOT_TAGS: word class of a slot whose name differs. _NEEDS: entry of `State.offers` that a slot requires.
 _THINGS = ("new", "far", "it", "old", "theirs", "heard", "misheard")
 _SLOT_TAGS = {"newlabel": "label", "kin": "who", "echo": "quality", "caller": "name", "town": "place"}
 _SLOT_TAGS |= {"samejob": "job"} | dict.fromkeys(_THINGS, "thing")
@@ -34,7 +34,7 @@ class Template(NamedTuple):
 
 
 class Act(NamedTuple):
-    """A dialog act; see the comments in corpus.toml."""
+    """A dialog act, as documented in corpus.toml."""
 
     name: str
     templates: tuple[Template, ...]

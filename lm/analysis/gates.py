@@ -48,7 +48,7 @@ def gate_statistics(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
 
 @contextmanager
 def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
-    """Within, add up the gates of every layer at each forward pass: (count, Σ, Σ², low, high) by gate."""
+    """Context manager: add up the gates of every layer in forward passes: (count, Σ, Σ², low, high)."""
 
     def watch(number: int) -> Callable[..., None]:
         def add(layer: nn.Module, arguments: tuple[Any, ...], _: object) -> None:

@@ -34,7 +34,9 @@ def bottleneck(
         str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of K; '' = no sweep.")
     ] = "1,2,4,8,16",
     sweep_size: Annotated[int, typer.Option(metavar="E", help="Context size E of the sweep of K.")] = 8,
-    hidden_size: Annotated[int, typer.Option(help="H of a mixture with the largest K of --components.")] = 48,
+    hidden_size: Annotated[
+        int, typer.Option(help="H of a mixture with the largest K; sets the number of parameters.")
+    ] = 48,
     context_scale: Annotated[
         str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; 1 as in the papers.")
     ] = "10.0",

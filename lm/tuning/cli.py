@@ -47,7 +47,9 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
         trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials in total.")] = 20,
         workers: Annotated[
             int,
-            typer.Option(metavar="N", min=1, help="Number of local processes; at most 4 per processor."),
+            typer.Option(
+                metavar="N", min=1, help="Number of local processes, sharing threads; at most 4 per CPU."
+            ),
         ] = 1,
         sampler: Annotated[Literal["tpe", "random"], typer.Option(help="Sampler of values.")] = "tpe",
         seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler, not of training.")] = 1,

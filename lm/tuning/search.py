@@ -3,7 +3,7 @@
 ::
 
     DIR/search.json     space and base config
-    DIR/journal.log     trials, in optuna's format
+    DIR/journal.log     trials (optuna)
     DIR/trials/N/       run of trial N
     DIR/best.toml       base config with the best values
     DIR/claims/N        locked while a process works on trial N
