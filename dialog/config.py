@@ -168,7 +168,7 @@ class DialogConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         kinds = (self.encoder.cell, self.decoder.cell)
-        if wrong := self.cell.misplaced(kinds):
+        if wrong := self.cell.misplaced("kind", kinds):
             raise ValueError(
                 f"cell.{wrong}; neither encoder.cell = {kinds[0]} nor decoder.cell = {kinds[1]} has it"
             )

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from run_logs import errors_in_one_line, saved_config, validations
 
-from lm.console.pictures import STYLES, save_figure
+from lm.console.pictures import save_figure
+from lm.heads.registry import HEADS
 
 Curve = tuple[list[int], list[float]]  # updates, perplexities
 
@@ -28,11 +29,11 @@ def curve(run: Path) -> Curve:
 def draw(curves: Mapping[str, Sequence[Curve]], top: float | None, figure: Figure) -> None:
     """The curves of every head, in one panel that ends at ``top``."""
     axes = figure.subplots()
-    for head, found in ((head, curves[head]) for head in STYLES if head in curves):
+    for head, found in ((head, curves[head]) for head in HEADS if head in curves):
         ends = fmean(perplexities[-1] for _, perplexities in found)
         for number, (steps, perplexities) in enumerate(found):
             label = None if number else f"{head}: {ends:.1f} in the end"
-            colour = STYLES[head]["color"]
+            colour = HEADS[head].style["color"]
             axes.plot(steps, perplexities, color=colour, label=label, marker=".", linewidth=1.5)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log", ylim=(None, top))
     axes.yaxis.set_major_formatter(ScalarFormatter())

@@ -153,8 +153,8 @@ def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> d
             f"head.kind = {head.config.kind!r} {of} has no prior to analyse; "
             "name a run of moc, mos, moss or doc with head.components > 1"
         )
-    vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.parts.prior_link
-    if head.parts.mixes == "contexts":
+    vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.mixer.prior_link
+    if head.mixer.mixes_contexts:
         with torch.no_grad():
             readings = trained.readings(ids)
             priors = (link.log_normalised(prior(hidden.last[:, 0]).double()) for hidden, _ in readings)

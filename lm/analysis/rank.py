@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 FLOOR = 32 << 20  # bytes that a factorisation may always use, even for small matrices
 DENSE = 1024  # largest size of triangles for LAPACK, if memory allows
-LINEAR_HEADS = ("softmax", "moc")  # whose logits are a product of rank E
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def rank_of_run(
         result = kept
     head = trained.model.head
     bias = head.bias is not None
-    linear = head.config.kind in LINEAR_HEADS and head.output.one_pass
+    linear = head.row.linear and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
     ceiling = min(width + 1 + bias, *result.shape) if linear else None
     return rank_report(result) | {

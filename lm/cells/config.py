@@ -1,17 +1,24 @@
 """The schema of recurrent cells."""
 
-from collections.abc import Collection
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, Section
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, Owner, Section
 
 CellKind = Literal["lstm", "mogrifier", "mlstm", "gru", "mogrifier_gru"]
+_MOGRIFIERS = Owner("the mogrifier", ("mogrifier", "mogrifier_gru"))
+_LSTMS = Owner("LSTM cells", ("lstm", "mogrifier", "mlstm"))
 
 
 class CellSettings(Section):
-    """What recurrent cells are like, apart from which one it is."""
+    """Settings of recurrent cells, without their kind."""
+
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "kind": dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS)
+        | dict.fromkeys(("cap_input_gate", "layer_norm"), _LSTMS)
+    }
 
     rounds: int = Field(
         5,
@@ -38,28 +45,9 @@ class CellSettings(Section):
         " around 1, as in the code of the Mogrifier",
     )
 
-    def misplaced(self, kinds: Collection[CellKind]) -> str | None:
-        """A setting that was changed though none of the kinds has it, and whose it is; or nothing."""
-        for name, (owner, having) in _OWNERS.items():
-            default = CellSettings.model_fields[name].default
-            if getattr(self, name) != default and not having.intersection(kinds):
-                return f"{name} belongs to {owner}"
-        return None
-
     def of(self, kind: CellKind) -> "CellConfig":
         """A cell of this kind; it reads those of the settings that it has."""
         return CellConfig.model_construct(kind=kind, **self.model_dump())
-
-
-_MOGRIFIERS: tuple[str, frozenset[CellKind]] = ("the mogrifier", frozenset({"mogrifier", "mogrifier_gru"}))
-
-
-_OWNERS: dict[str, tuple[str, frozenset[CellKind]]] = {
-    **dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS),
-    **dict.fromkeys(
-        ("cap_input_gate", "layer_norm"), ("LSTM cells", frozenset({"lstm", "mogrifier", "mlstm"}))
-    ),
-}
 
 
 class CellConfig(CellSettings):
@@ -69,7 +57,7 @@ class CellConfig(CellSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := self.misplaced((self.kind,)):
+        if wrong := self.misplaced("kind", (self.kind,)):
             raise ValueError(f"{wrong}; remove it from a {self.kind} cell")
         return self
 

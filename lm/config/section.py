@@ -1,7 +1,8 @@
 """What all tables of config files have in common: strict types, and limits beyond which nothing works."""
 
 import math
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -14,10 +15,21 @@ Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
+class Owner(NamedTuple):
+    """The values of one key with which another key does something."""
+
+    name: str  # in messages
+    values: Collection[str]
+
+
 class Section(BaseModel):
-    """A table of a config file."""
+    """A table of a config file.
+
+    ``owners`` has, for a key that decides, the keys that do nothing with some of its values.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -31,3 +43,11 @@ class Section(BaseModel):
             if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value
+
+    def misplaced(self, key: str, values: Collection[str]) -> str | None:
+        """The first setting that is not at its default and does nothing with any of ``values`` of ``key``."""
+        for name, owner in self.owners.get(key, {}).items():
+            changed = getattr(self, name) != type(self).model_fields[name].default
+            if changed and not set(owner.values).intersection(values):
+                return f"{name} belongs to {owner.name}"
+        return None

@@ -15,21 +15,6 @@ FORMATS = (".png", ".svg")
 _SAME_BYTES = {"svg.hashsalt": "highrank", "svg.fonttype": "path"}
 _METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither versions nor times
 
-# What a head looks like in every picture: Okabe and Ito's colours, which the colour-blind tell apart; the
-# hollow markers of heads that coincide nest.
-STYLES: dict[str, dict[str, Any]] = {
-    "softmax": {"color": "#0072B2", "marker": "o", "markersize": 11, "fillstyle": "none", "linewidth": 2.5},
-    "sigsoftmax": {"color": "#E69F00", "marker": "^", "markersize": 6, "linestyle": (0, (5, 2))},
-    "sigmoid": {"color": "#F0E442", "marker": "v", "markersize": 6},
-    "relu": {"color": "#000000", "marker": "x", "markersize": 6},
-    "moc": {"color": "#56B4E9", "marker": "s", "markersize": 5, "linestyle": (0, (1, 1.5))},
-    "mos": {"color": "#D55E00", "marker": "D", "markersize": 7, "fillstyle": "none", "linewidth": 2.5},
-    "moss": {"color": "#009E73", "marker": "*", "markersize": 7, "linestyle": (0, (5, 2))},
-    "mixtape": {"color": "#CC79A7", "marker": "P", "markersize": 7},
-    "plif": {"color": "#999933", "marker": "X", "markersize": 6},
-    "doc": {"color": "#882255", "marker": "p", "markersize": 6, "linestyle": (0, (5, 2))},
-}
-
 
 def require_format(path: Path) -> None:
     """ConfigError for the suffix of a format that pictures do not come in."""

@@ -19,10 +19,11 @@ from pydantic import BaseModel
 from lm.config.difference import flat_config
 from lm.config.load import Resolved, Setting, with_settings
 from lm.engine.events import Note, Reporter
-from lm.heads.config import MIXTURES, HeadConfig
+from lm.heads.config import HeadConfig
 from lm.heads.links import EXP
 from lm.heads.loss_options import LossOptions, Output, rounded
 from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss
+from lm.heads.registry import HEADS
 from lm.runs.inputs import saved_settings
 
 C = TypeVar("C", bound=BaseModel)
@@ -134,7 +135,7 @@ class _Inputs(NamedTuple):
         vocab, size = sizes
         if size * vocab < SMALL:
             return None
-        components = head.components if head.kind in MIXTURES and head.kind != "moc" else 1
+        components = head.components if HEADS[head.kind].logits_by_component else 1
         words, tokens = min(vocab, WORDS), max(1, ROWS // components)
         generator = torch.Generator().manual_seed(1)
 

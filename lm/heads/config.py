@@ -1,27 +1,47 @@
 """The schema of the output head: what is mixed, through which link function, from which contexts."""
 
-from collections.abc import Mapping
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SIZE, Count, Section, Size
+from lm.config.section import MAX_SIZE, Count, Owner, Section, Size
+from lm.heads.registry import HEADS, kinds_with
 
-HeadKind = Literal["softmax", "sigsoftmax", "sigmoid", "relu", "moc", "mos", "moss", "mixtape", "plif", "doc"]
-
-
-MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
-
-
+MIXTURES = tuple(kind for kind, row in HEADS.items() if row.is_mixture)
+if TYPE_CHECKING:
+    HeadKind = str
+else:
+    HeadKind = Literal[tuple(HEADS)]
 Temperature = Literal["none", "constant", "contextual", "exponential", "additive", "sigmoid"]
+
+
+_CONTEXTUAL = ("contextual", "exponential", "additive", "sigmoid")
+_TEMPERATURES = {
+    "temperature_value": ("constant",),
+    "temperature_rank": _CONTEXTUAL,
+    "temperature_alpha": ("contextual",),
+    "temperature_beta": ("contextual",),
+    "temperature_lambda": ("exponential", "additive"),
+    "temperature_low": ("sigmoid",),
+    "temperature_high": ("sigmoid",),
+    "temperature_loss_scaling": ("constant", *_CONTEXTUAL),
+    "skip_below": ("none", "constant"),
+}
+
+
+def _owners(key: str, values: Mapping[str, Sequence[str]]) -> dict[str, Owner]:
+    return {name: Owner(f"head.{key} = {' or '.join(some)}", some) for name, some in values.items()}
 
 
 class HeadConfig(Section):
     """The output head: what is mixed, through which link function, from which context vectors."""
 
-    kind: HeadKind = Field(
-        "softmax", description="softmax, sigsoftmax, sigmoid, relu, moc, mos, moss, mixtape, plif or doc"
-    )
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "temperature": _owners("temperature", _TEMPERATURES),
+        "kind": _owners("kind", {name: kinds_with(name) for row in HEADS.values() for name in row.fields}),
+    }
+    kind: HeadKind = Field("softmax", description=f"{', '.join([*HEADS][:-1])} or {[*HEADS][-1]}")
     components: int = Field(
         1,
         ge=1,
@@ -111,46 +131,29 @@ class HeadConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _tempered(self) -> Self:
-        contextual = ("contextual", "exponential", "additive", "sigmoid")
-        owners = {
-            "temperature_value": ("constant",),
-            "temperature_rank": contextual,
-            "temperature_alpha": ("contextual",),
-            "temperature_beta": ("contextual",),
-            "temperature_lambda": ("exponential", "additive"),
-            "temperature_low": ("sigmoid",),
-            "temperature_high": ("sigmoid",),
-            "temperature_loss_scaling": ("constant", *contextual),
-        }
-        self._refuse_strangers("temperature", owners)
-        if self.temperature_low >= self.temperature_high:
-            raise ValueError(
-                f"temperature_low = {self.temperature_low:g}: must be below temperature_high ="
-                f" {self.temperature_high:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _of_its_kind(self) -> Self:
-        owners = {
-            "gate_size": ("mixtape",),
-            "gated_words": ("mixtape",),
-            "intervals": ("plif",),
-            "interval_range": ("plif",),
-            "lower_components": ("doc",),
-            "prior_penalty": ("mos", "moss", "doc"),
-            "prior_penalty_of": ("mos", "moss", "doc"),
-            "shared_latent_mask": ("doc",),
-            "skip_below": ("mos", "moss", "doc"),
-        }
-        self._refuse_strangers("kind", owners)
-        self._refuse_strangers("temperature", {"skip_below": ("none", "constant")})
+    def _own_fields(self) -> Self:
+        for key in ("temperature", "kind"):
+            value = getattr(self, key)
+            if wrong := self.misplaced(key, (value,)):
+                raise ValueError(f"{wrong}; it is {value}")
         for name in ("gate_size", "gated_words", "prior_penalty"):
             if self.components == 1 and getattr(self, name) != HeadConfig.model_fields[name].default:
                 raise ValueError(
                     f"{name} does nothing with components = 1; leave it out, or raise components"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.temperature_low >= self.temperature_high:
+            raise ValueError(
+                f"temperature_low = {self.temperature_low:g}: must be below temperature_high ="
+                f" {self.temperature_high:g}"
+            )
+        if self.kind not in MIXTURES and self.components != 1:
+            raise ValueError(
+                f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
+            )
         if self.kind == "mixtape" and self.components & (self.components - 1):
             raise ValueError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"
@@ -162,24 +165,4 @@ class HeadConfig(Section):
                 f" lower layers and one from the last; choose from 1 to {self.components - 1} of"
                 f" head.components = {self.components}"
             )
-        return self
-
-    def _refuse_strangers(self, key: str, owners: Mapping[str, tuple[str, ...]]) -> None:
-        """ValueError for a setting that other values of ``key`` have, where it is not at its default."""
-        value = getattr(self, key)
-        for name, owner in owners.items():
-            if value not in owner and getattr(self, name) != HeadConfig.model_fields[name].default:
-                raise ValueError(f"{name} belongs to head.{key} = {' or '.join(owner)}; it is {value}")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        mixes = self.kind in MIXTURES
-        if not mixes and self.components != 1:
-            raise ValueError(
-                f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
-            )
-        if not mixes and (self.learn_context_scale or self.context_scale != 1.0):
-            raise ValueError(f"context_scale belongs to mixtures; remove it from a {self.kind} head")
-        if self.learn_shift and self.kind not in ("sigsoftmax", "moss"):
-            raise ValueError(f"learn_shift belongs to sigsoftmax and moss; remove it from a {self.kind} head")
         return self

@@ -1,6 +1,6 @@
 """The output head: hidden states in, a distribution over the vocabulary out.
 
-One class covers every kind; ``HEADS`` says what each kind mixes and through which link function.
+One class covers every kind; a row of ``HEADS`` has what a kind mixes and its link function.
 
     softmax, sigsoftmax   g(W h + b)
     sigmoid, relu         g(W h + b), the baselines of Kanai et al. (2018, Eq. 35, 34)
@@ -20,47 +20,23 @@ N tokens · H hidden size · K components · E context size · V words.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
-from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
+from lm.heads.links import LINKS
 from lm.heads.loss_options import LossOptions
 from lm.heads.mixer import Mixer, rows_of_last
 from lm.heads.mixtape import WordGates
 from lm.heads.output_layer import OutputLayer
 from lm.heads.plif import PiecewiseLinear
+from lm.heads.registry import HEADS
 from lm.heads.states import Layers, States
 from lm.heads.temperature import WordTemperature
 
-__all__ = ["HEADS", "Head", "HeadConfig", "HeadParts"]
-
-
-@dataclass(frozen=True)
-class HeadParts:
-    """What a kind of head is made of: one row of the registry."""
-
-    mixes: Literal["nothing", "contexts", "logits", "probabilities"]
-    link: Link
-    prior_link: Link = EXP
-
-
-HEADS: dict[str, HeadParts] = {
-    "softmax": HeadParts("nothing", EXP),
-    "sigsoftmax": HeadParts("nothing", SIGSOFTMAX),
-    "sigmoid": HeadParts("nothing", SIGMOID),
-    "relu": HeadParts("nothing", RELU),
-    "moc": HeadParts("contexts", EXP),
-    "mos": HeadParts("probabilities", EXP),
-    "moss": HeadParts("probabilities", SIGSOFTMAX, prior_link=SIGSOFTMAX),
-    "mixtape": HeadParts("logits", EXP),
-    "plif": HeadParts("nothing", EXP),
-    "doc": HeadParts("probabilities", EXP),
-}
+__all__ = ["HEADS", "Head", "HeadConfig"]
 
 
 class Head(nn.Module):
@@ -98,11 +74,12 @@ class Head(nn.Module):
         lower_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.config, self.parts = config, HEADS[config.kind]
+        self.config, self.row = config, HEADS[config.kind]
+        self.link = LINKS[self.row.link]
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.size = config.embedding_size or hidden_size
         bf16 = config.products == "bfloat16"
-        self.options = LossOptions(self.parts.link, bf16_products=bf16, skip_below=config.skip_below)
+        self.options = LossOptions(self.link, bf16_products=bf16, skip_below=config.skip_below)
         self._add_mixer(tuple(lower_sizes))
         self._add_output(embedding)
         self.scale: nn.Parameter | float = config.context_scale
@@ -114,12 +91,12 @@ class Head(nn.Module):
         self.projection: nn.Linear | None = None
         self.latent: nn.Linear | None = None
         self.prior: nn.Linear | None = None
-        if self.parts.mixes == "nothing":
+        if not self.row.is_mixture:
             if size != self.hidden_size:
                 self.projection = nn.Linear(self.hidden_size, size, bias=False)
         else:
             self.latent = nn.Linear(self.hidden_size, (components - sum(config.lower_components)) * size)
-            if components > 1 and self.parts.mixes != "logits":
+            if components > 1 and self.row.mixes != "logits":
                 self.prior = nn.Linear(self.hidden_size, components, bias=False)
         self.lower_sizes = lower_sizes[: len(config.lower_components)]
         if len(self.lower_sizes) < len(config.lower_components):
@@ -167,9 +144,9 @@ class Head(nn.Module):
             latent=self.latent,
             lower=self.lower,
             prior=self.prior,
-            prior_link=self.parts.prior_link,
+            prior_link=LINKS[self.row.prior_link],
             scale=self.scale,
-            mixes_contexts=self.parts.mixes == "contexts",
+            mixes_contexts=self.row.mixes == "contexts",
         )
 
     @property
@@ -177,7 +154,7 @@ class Head(nn.Module):
         """The lower half, as the head is now."""
         return OutputLayer(
             options=self.options,
-            rows_per_token=self.config.components if self.parts.mixes in ("logits", "probabilities") else 1,
+            rows_per_token=self.config.components if self.row.logits_by_component else 1,
             weight=self.weight,
             bias=self.bias,
             shift=self.shift,

@@ -149,3 +149,4 @@ class Relu(Link):
 
 
 EXP, SIGSOFTMAX, SIGMOID, RELU = Exponential(), Sigsoftmax(), Sigmoid(), Relu()
+LINKS: dict[str, Link] = {"exp": EXP, "sigsoftmax": SIGSOFTMAX, "sigmoid": SIGMOID, "relu": RELU}

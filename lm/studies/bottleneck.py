@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lm.disk.storage import make_folder, write_json
@@ -36,7 +37,8 @@ from lm.engine.config import OptimConfig
 from lm.engine.optim import Schedule, build_optimizer
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
-from lm.heads.head import HEADS, Head
+from lm.heads.head import Head
+from lm.heads.registry import HEADS
 from lm.heads.states import Layers
 from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language, measured_rank
@@ -82,6 +84,9 @@ class BottleneckOptions:
             f"--steps: {len(self.steps)} numbers for {len(self.context_scale)} of --context-scale;"
             " give one, or one for each",
         )
+        for name in ("embedding_sizes", "components", "component_sweep", "steps"):
+            least = min(getattr(self, name), default=1)
+            require(least >= 1, f"--{name.replace('_', '-')} {least}: must be at least 1")
         for head in self.heads:
             require(head in HEADS, f"--heads {head!r}: unknown head; choose from {', '.join(HEADS)}")
             require(
@@ -91,9 +96,6 @@ class BottleneckOptions:
         for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
             value = getattr(self, name)
             require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
-        for name in ("embedding_sizes", "components", "component_sweep", "steps"):
-            least = min(getattr(self, name), default=1)
-            require(least >= 1, f"--{name.replace('_', '-')} {least}: must be at least 1")
         require(0 < self.lr < math.inf, f"--lr {self.lr}: must be above 0")
         scores = self.contexts * self.vocab * max(self.components + self.component_sweep)
         require(
@@ -157,17 +159,21 @@ class Point:
         """Free numbers per context: H, or 2 H for doc, which reads two layers."""
         return self.hidden_size * (2 if self.kind == "doc" else 1)
 
-    def head(self, vocab: int) -> Head:
-        """Build the head. Half of the components of doc come from its lower layer."""
-        config = HeadConfig(
-            kind=self.kind,  # type: ignore[arg-type]  # checked against HEADS
+    @property
+    def config(self) -> HeadConfig:
+        """Config of the head. Half of the components of doc come from its lower layer."""
+        return HeadConfig(
+            kind=self.kind,
             components=self.components,
             embedding_size=self.embedding_size,
             context_scale=self.context_scale,
             intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
             lower_components=(self.components // 2,) if self.kind == "doc" else (),
         )
-        return Head(config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
+
+    def head(self, vocab: int) -> Head:
+        """Build the head."""
+        return Head(self.config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
 
     def layers(self, states: Tensor) -> Layers:
         """States (C, ``width``) as layers of the hidden size."""
@@ -177,14 +183,15 @@ class Point:
 
 def mixes(kind: str) -> bool:
     """True if a kind of head has components."""
-    return HEADS[kind].mixes != "nothing"
+    return HEADS[kind].is_mixture
 
 
 def possible(kind: str, components: int) -> bool:
     """True if a kind of head allows the number of components."""
-    if kind == "doc":
-        return components > 1
-    return kind != "mixtape" or components & (components - 1) == 0
+    try:
+        return bool(Point(kind, components, 1, 1).config)
+    except ValidationError:
+        return False
 
 
 def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> Iterator[tuple[str, Point]]:

@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.console.pictures import STYLES, save_figure
+from lm.console.pictures import save_figure
 from lm.console.tables import Table
+from lm.heads.config import MIXTURES
+from lm.heads.registry import HEADS
 from lm.studies.bottleneck import WIDE, mixes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES = STYLES | {WIDE: {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3}}
-_MIXTURES = {"moc": "MoC", "mos": "MoS", "moss": "MoSS", "mixtape": "Mixtape", "doc": "DOC"}
+_WIDE_STYLE = {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.3}
 _TITLES = {"kl": "KL(truth ‖ model), nats", "rank": "Measured rank"}
 _AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
 _GUIDE: dict[str, Any] = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1}
@@ -36,9 +37,9 @@ class Name:
 
     def __str__(self) -> str:
         """Label in tables and figures."""
-        if self.head not in _MIXTURES:
+        if self.head not in MIXTURES:
             return self.head
-        parts = f"{_MIXTURES[self.head]} ×{self.scale:g}"
+        parts = f"{HEADS[self.head].label} ×{self.scale:g}"
         return parts if self.components is None else f"{parts} K = {self.components}"
 
 
@@ -144,13 +145,13 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     lines: list[_Line] = []
     for name, rows in series(result).items():
         shown = str(name if len(several) > 1 else replace(name, components=None))
-        if len(settings["steps"]) > 1 and name.head in _MIXTURES:
+        if len(settings["steps"]) > 1 and name.head in MIXTURES:
             shown += f", {next(iter(rows.values()))[0]['steps']:,} updates"
-        share = (several.index(name.components) + 1) / len(several) if name.head in _MIXTURES else 1.0
+        share = (several.index(name.components) + 1) / len(several) if name.head in MIXTURES else 1.0
         style = {"label": shown, "alpha": 0.4 + 0.6 * share}  # more opaque for larger K
         lines.append((name.head, rows, style | _scale_style(name, settings)))
     where = (
-        f" (K = {several[0]})" if len(several) == 1 and set(_MIXTURES) & {head for head, *_ in lines} else ""
+        f" (K = {several[0]})" if len(several) == 1 and set(MIXTURES) & {head for head, *_ in lines} else ""
     )
     _draw_sweep(panels[0], lines, "context size E of the head", where)
     _draw_guides(panels[0, 1], {size: size + 2 for size in settings["embedding_sizes"]}, settings)
@@ -163,7 +164,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     if by_components:
         size = settings["sweep_size"]
         lines = [
-            (name.head, rows, _scale_style(name, settings) if name.head in _MIXTURES else {"marker": ""})
+            (name.head, rows, _scale_style(name, settings) if name.head in MIXTURES else {"marker": ""})
             for name, rows in by_components.items()
         ]
         _draw_sweep(panels[1], lines, "components K of a mixture", f" (E = {size})")
@@ -183,7 +184,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
 
 def _scale_style(name: Name, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Thin dotted style for factors on the contexts other than the first."""
-    if name.head not in _MIXTURES or name.scale == settings["context_scale"][0]:
+    if name.head not in MIXTURES or name.scale == settings["context_scale"][0]:
         return {}
     return {"linestyle": (0, (1, 2)), "linewidth": 1.2}
 
@@ -195,7 +196,8 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
         for head, rows, style in lines:
             if head == WIDE and measure == "rank":
                 continue  # its E differs from its place
-            _draw_line(axes, rows, measure, {"linewidth": 1.8} | _STYLES[head] | style)
+            own = _WIDE_STYLE if head == WIDE else HEADS[head].style
+            _draw_line(axes, rows, measure, {"linewidth": 1.8, **own, **style})
         places = sorted({place for _, rows, _ in lines for place in rows})
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [str(place) for place in places])

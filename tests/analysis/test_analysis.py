@@ -164,7 +164,7 @@ IDS = np.arange(90) % len(WORDS)
 def test_components_of_a_run(kind: str) -> None:
     run = StandIn(kind)
     result = components_of_run(run, IDS[:80])
-    prior = run.model.head.parts.prior_link.log_normalised(run.model.head.prior(run.states[:80])).exp()
+    prior = run.model.head.mixer.prior_link.log_normalised(run.model.head.prior(run.states[:80])).exp()
     assert result["usage"] == pytest.approx(prior.mean(0).tolist(), rel=1e-5)
     assert (result["tokens"], result["components"], result["head"]) == (80, 4, kind)
     assert ("preferred" in result) == (kind != "moc")

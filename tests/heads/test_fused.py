@@ -192,7 +192,7 @@ def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, dev
     hidden, targets, weights = (part.to(device) for part in example())
     contexts, log_prior, _ = head.mixer.mixture(hidden.detach().float())
     contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
-    output, options = head.output.tempered(contexts)[1], LossOptions(head.parts.link)
+    output, options = head.output.tempered(contexts)[1], LossOptions(head.link)
     loss = one_pass_loss(contexts, log_prior, output, targets, weights.float(), options)
     leaves = {"of_contexts": contexts, "of_prior": log_prior, "of_weight": head.weight, "of_bias": head.bias}
     if head.shift is not None:

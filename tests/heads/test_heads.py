@@ -37,7 +37,7 @@ def test_log_probs_are_the_papers_formula(kind: str, scale: float) -> None:
     log_probs = head.log_probs(hidden)
     torch.testing.assert_close(log_probs.exp(), naive_probabilities(head, hidden))
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N, dtype=torch.float64))
-    head.options = LossOptions(head.parts.link, rows=7)
+    head.options = LossOptions(head.link, rows=7)
     with torch.no_grad():
         torch.testing.assert_close(head.log_probs(hidden), log_probs)
         low = head.float().log_probs(hidden.float())
@@ -149,7 +149,7 @@ def test_sigsoftmax_derivative_is_theorem_5() -> None:
     logits = torch.randn(V, dtype=torch.float64)
 
     def log_f(z: Tensor) -> Tensor:
-        return head.parts.link.log_normalised(z)
+        return head.link.log_normalised(z)
 
     jacobian = torch.autograd.functional.jacobian(log_f, logits)
     f = log_f(logits).exp()
@@ -198,7 +198,7 @@ def test_component_temperature_tempers_the_logits_of_components() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_nll_and_log_probs_know_the_same_temperature(kind: str, temperature: float) -> None:
     head = make_head(kind)
-    head.options = LossOptions(head.parts.link, rows=4)
+    head.options = LossOptions(head.link, rows=4)
     hidden, targets, _ = example()
     gathered = -head.log_probs(hidden, component_temperature=temperature).gather(1, targets[:, None])[:, 0]
     nll = head.nll(hidden, targets, component_temperature=temperature)
@@ -246,9 +246,9 @@ def test_mos_has_the_published_number_of_parameters() -> None:
     ("settings", "message"),
     [
         ({"components": 2}, r"components = 2: a {kind} head has one; set head\.components = 1"),
-        ({"context_scale": 2.0}, "context_scale belongs to mixtures; remove it from a {kind} head"),
-        ({"learn_context_scale": True}, "context_scale belongs to mixtures; remove it from a {kind} head"),
-        ({"learn_shift": True}, "learn_shift belongs to sigsoftmax and moss; remove it from a {kind} head"),
+        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or doc; it is {kind}"),
+        ({"learn_context_scale": True}, "learn_context_scale belongs to head.kind = moc .*; it is {kind}"),
+        ({"learn_shift": True}, "learn_shift belongs to head.kind = sigsoftmax or moss; it is {kind}"),
     ],
 )
 def test_baselines_refuse_what_they_do_not_have(kind: str, settings: dict[str, object], message: str) -> None:

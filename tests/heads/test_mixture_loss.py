@@ -34,7 +34,7 @@ def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 def test_loss_nll_and_log_probs_agree_for_every_chunk_size(kind: str, rows: int) -> None:
     head = make_head(kind)
-    head.options = LossOptions(head.parts.link, rows=rows)
+    head.options = LossOptions(head.link, rows=rows)
     hidden, targets, weights = example()
     loss = head.loss(hidden, targets, weights)
     nll = head.nll(hidden, targets)
@@ -52,7 +52,7 @@ def test_loss_nll_and_log_probs_agree_for_every_chunk_size(kind: str, rows: int)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck_through_chunks(kind: str) -> None:
     head = make_head(kind, components=2, size=3)
-    head.options = LossOptions(head.parts.link, rows=4)
+    head.options = LossOptions(head.link, rows=4)
     hidden = torch.randn(5, H, dtype=torch.float64, requires_grad=True)
     clear_of_kinks(head, hidden)
     targets = torch.randint(0, V, (5,))

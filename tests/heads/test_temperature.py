@@ -16,7 +16,7 @@ FORMS = ("contextual", "exponential", "additive", "sigmoid")
 def tempered_head(kind: str, form: str, rows: int = 4, **settings: object) -> Head:
     rank = {} if form == "constant" else {"temperature_rank": 3}
     head = make_head(kind, temperature=form, **rank, **settings)
-    head.options = LossOptions(head.parts.link, rows=rows)
+    head.options = LossOptions(head.link, rows=rows)
     return head
 
 
@@ -29,7 +29,7 @@ def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
     logits = logits / tau[:, None]
     if head.config.kind == "plif":
         logits = increasing(head, logits)
-    joint = head.parts.link.log(logits, head.shift).log_softmax(-1)
+    joint = head.link.log(logits, head.shift).log_softmax(-1)
     return (joint if log_prior is None else joint + log_prior[..., None]).logsumexp(1)
 
 
