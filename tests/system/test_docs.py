@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from lm.heads.config import HeadConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -65,6 +68,15 @@ def test_the_first_page_begins_with_a_command_and_both_first_pages_are_short() -
     )
     assert max(len(lines), len(others)) <= SHORT
     assert lines.index("```") + 1 < 15
+
+
+def test_the_page_of_heads_has_every_kind() -> None:
+    kinds = set(get_args(HeadConfig.model_fields["kind"].annotation))
+    text = (ROOT / "docs/heads.md").read_text(encoding="utf-8")
+    for title in ("Formulas", "When to use which"):
+        (rows,) = re.findall(rf"^## {title}$(.*?)^## ", text, flags=re.MULTILINE | re.DOTALL)
+        first_cells = " ".join(re.findall(r"^\| (`.*?) \|", rows, flags=re.MULTILINE))
+        assert kinds <= set(re.findall(r"`(\w+)`", first_cells)), title
 
 
 def test_generated_parts_are_up_to_date() -> None:
