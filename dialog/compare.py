@@ -7,7 +7,6 @@ certain than they are. Resampled are the sums that a score is made of (nats and 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from lm.bootstrap import Floats, by_unit
 from lm.console.options import RESAMPLES
 from lm.console.report import p_tables
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError, visible
-from lm.runs.evaluations import Evaluation, common_name, guesses, guessing_warning, load_evaluation, lookup
-
-Result = dict[str, Any]
+from lm.errors import visible
+from lm.runs.compare import Comparison, Pairs
+from lm.runs.evaluations import Evaluation, Result, guessing_warning, lookup
 
 _ORDERS = ("1", "2", "3", "4")
 _SIDES = ("precision", "recall")
@@ -36,10 +34,6 @@ _KEPT = (
     ),
     *("inter_distinct_1", "inter_distinct_2", "mean_length", "most_common_share"),
 )
-_COLUMNS = (
-    *(("dialog",), ("turn",), ("nll",), ("tokens",)),
-    *((version, side) for version in _BLEU for side in _SIDES),
-)
 _SCORES = {  # what the tables call the scores that have p-values
     "perplexity": "perplexity",
     **{f"BLEU-{n} {side[0].upper()}": f"bleu/{n}/{side}" for n in _ORDERS for side in _SIDES},
@@ -52,12 +46,24 @@ _MEASURES = {
     "most common": "most_common_share",
     "undefined share": "legacy_undefined_share",
 }
-_OPTIONS = "--data, --references, --checkpoint, --limit, --set"
-_NEEDED = (
-    *(("result", key) for key in _KEPT),
-    *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
-    *(("result", "decode", "method"), ("result", "decode", "beam")),
-    *(("result", version, order, side) for version in _BLEU for order in _ORDERS for side in _SIDES),
+_OTHER_CONTEXTS = "evaluated on different contexts; run `dialog evaluate` with equal --limit"
+_COMPARISON = Comparison(
+    program="dialog",
+    options="--data, --references, --checkpoint, --limit, --set",
+    kept=_KEPT,
+    needed=(
+        *(("decode", "method"), ("decode", "beam")),
+        *((version, order, side) for version in _BLEU for order in _ORDERS for side in _SIDES),
+    ),
+    columns=(
+        *(("dialog",), ("turn",), ("nll",), ("tokens",)),
+        *((version, side) for version in _BLEU for side in _SIDES),
+    ),
+    same=(
+        ("dialog", _OTHER_CONTEXTS),
+        ("turn", _OTHER_CONTEXTS),
+        ("tokens", "they count different tokens of the same text; train them with equal data.max_response"),
+    ),
 )
 
 
@@ -83,28 +89,19 @@ def compare(
         DataError: a run without the evaluation, or runs evaluated on different data or counting other tokens.
         StorageError: an evaluation that is damaged.
     """
-    if not runs:
-        raise ConfigError("no run to compare; name at least one run folder")
-    name = name or common_name(runs, "dialog", _OPTIONS)
-    evaluations = [load_evaluation(run, name, _NEEDED, _COLUMNS, "dialog") for run in runs]
+    name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
-    for other in evaluations[1:]:
-        _check_same(first, other)
     counts = bootstrap.draws(len(set(first.contexts["dialog"])), resamples, seed)
-    rows = [
-        _row(evaluation) | {"p": {} if evaluation is first else p_values(first, evaluation, counts)}
-        for evaluation in evaluations
-    ]
     return {
         "name": name,
         "data": first.result["data"],
         "bootstrap": {"resamples": resamples, "seed": seed, "unit": "dialog", "units": counts.shape[1]},
-        "runs": rows,
+        "runs": _COMPARISON.rows(evaluations, lambda other: _pairs(first, other), counts),
     }
 
 
-def p_values(first: Evaluation, other: Evaluation, counts: Floats) -> dict[str, float | None]:
-    """Two-sided p-values of ``other`` against ``first`` for each score; ``counts`` (R, D) are resamples."""
+def _pairs(first: Evaluation, other: Evaluation) -> Pairs:
+    """Sums by conversation of each score: differences of ``other`` from ``first``, and what divides them."""
     dialogs = first.contexts["dialog"]
     tokens = by_unit(dialogs, first.contexts["tokens"])
     ones = by_unit(dialogs, np.ones(len(dialogs)))
@@ -116,8 +113,7 @@ def p_values(first: Evaluation, other: Evaluation, counts: Floats) -> dict[str, 
             for order in _ORDERS:
                 sums = by_unit(dialogs, better[:, int(order) - 1])
                 pairs[f"{version}/{order}/{side}"] = (sums, ones)
-    found = bootstrap.p_values(pairs, counts)
-    return dict.fromkeys(found) if guesses(first) and guesses(other) else found
+    return pairs
 
 
 def comparison_tables(comparison: Result) -> list[Table | str]:
@@ -146,26 +142,6 @@ def _caption(rows: Sequence[Result]) -> str:
         return f"All runs: {texts[0]}"
     by_run = "; ".join(f"{visible(row['run'])}: {text}" for row, text in zip(rows, texts, strict=True))
     return f"Warning: {', '.join(differ)} differ between the runs. {by_run}"
-
-
-def _row(evaluation: Evaluation) -> Result:
-    row = {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
-    return row | {"near_guessing": guesses(evaluation)}
-
-
-def _check_same(first: Evaluation, other: Evaluation) -> None:
-    """DataError unless both runs were scored on the same text and count the same tokens."""
-    names = f"{visible(other.run)} and {visible(first.run)}"
-    if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
-        raise DataError(f"{names}: evaluated on different data; run `dialog evaluate` on the same data")
-    if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
-        raise DataError(f"{names}: their vocabularies differ, so they count other tokens; compare equal ones")
-    if any(first.contexts[key] != other.contexts[key] for key in ("dialog", "turn")):
-        raise DataError(f"{names}: evaluated on different contexts; run `dialog evaluate` with equal --limit")
-    if first.contexts["tokens"] != other.contexts["tokens"]:
-        raise DataError(
-            f"{names}: they count different tokens of the same text; train them with equal data.max_response"
-        )
 
 
 def _bleu(evaluation: Evaluation, version: str, side: str) -> Floats:

@@ -6,17 +6,14 @@ block they share topic and words.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lm import bootstrap
 from lm.console.options import RESAMPLES
-from lm.errors import ConfigError, DataError, visible
 from lm.language.evaluate import BLOCK
-from lm.runs.evaluations import Evaluation, common_name, guesses, load_evaluation
-
-Result = dict[str, Any]
+from lm.runs.compare import Comparison, Pairs
+from lm.runs.evaluations import Evaluation, Result
 
 REFINED = (
     "temperature_search",
@@ -27,12 +24,14 @@ _KEPT = (
     *("head", "components", "parameters", "checkpoint", "seed", "method", "compat"),
     *("tokens", "nll", "perplexity"),
 )
-_NEEDED = (
-    *(("result", key) for key in _KEPT),
-    *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
+_COMPARISON = Comparison(
+    program="lm",
+    options="--data, --checkpoint, --limit, --temperature-search, --mc-samples, --mc-rate, --compat",
+    kept=_KEPT,
+    needed=(),
+    columns=(("nll",), ("tokens",)),
+    same=(("tokens", "they score different tokens; run `lm evaluate` with equal --limit and --compat"),),
 )
-_COLUMNS = (("nll",), ("tokens",))
-_OPTIONS = "--data, --checkpoint, --limit, --temperature-search, --mc-samples, --mc-rate, --compat"
 
 
 def compare(
@@ -57,29 +56,23 @@ def compare(
         DataError: a run without the evaluation, or runs evaluated on different tokens.
         StorageError: an evaluation that is damaged.
     """
-    if not runs:
-        raise ConfigError("no run to compare; name at least one run folder")
-    name = name or common_name(runs, "lm", _OPTIONS)
-    evaluations = [load_evaluation(run, name, _NEEDED, _COLUMNS, "lm") for run in runs]
+    name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
-    for other in evaluations[1:]:
-        _check_same(first, other)
     counts = bootstrap.draws(len(first.contexts["tokens"]), resamples, seed)
     columns = {"perplexity": "nll"} | {
         score: score for score in REFINED if all(_has(evaluation, score) for evaluation in evaluations)
     }
     tokens = np.asarray(first.contexts["tokens"], np.float64)
-    rows = []
-    for evaluation in evaluations:
-        row = {"run": evaluation.run} | {key: evaluation.result[key] for key in _KEPT}
-        row["near_guessing"] = guesses(evaluation)
-        row |= {score: evaluation.result[score]["perplexity"] for score in columns if score in REFINED}
-        pairs = {
+
+    def pairs(evaluation: Evaluation) -> Pairs:
+        return {
             score: (np.asarray(evaluation.contexts[key]) - np.asarray(first.contexts[key]), tokens)
             for score, key in columns.items()
         }
-        p = {} if evaluation is first else bootstrap.p_values(pairs, counts)
-        rows.append(row | {"p": dict.fromkeys(p) if guesses(first) and guesses(evaluation) else p})
+
+    rows = _COMPARISON.rows(evaluations, pairs, counts)
+    for row, evaluation in zip(rows, evaluations, strict=True):
+        row |= {score: evaluation.result[score]["perplexity"] for score in columns if score in REFINED}
     unit = {"unit": f"block of {BLOCK} tokens", "units": counts.shape[1]}
     return {
         "name": name,
@@ -95,16 +88,3 @@ def _has(evaluation: Evaluation, score: str) -> bool:
     column, result = evaluation.contexts.get(score), evaluation.result.get(score)
     whole = isinstance(column, list) and len(column) == len(evaluation.contexts["tokens"])
     return whole and isinstance(result, dict) and "perplexity" in result
-
-
-def _check_same(first: Evaluation, other: Evaluation) -> None:
-    """DataError unless both runs predicted the same tokens of the same vocabulary."""
-    names = f"{visible(other.run)} and {visible(first.run)}"
-    if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
-        raise DataError(f"{names}: their vocabularies differ, so they count other tokens; compare equal ones")
-    if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
-        raise DataError(f"{names}: evaluated on different data; run `lm evaluate` on the same data")
-    if other.contexts["tokens"] != first.contexts["tokens"]:
-        raise DataError(
-            f"{names}: they score different tokens; run `lm evaluate` with equal --limit and --compat"
-        )

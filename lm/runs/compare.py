@@ -1,0 +1,79 @@
+"""Evaluations of several runs side by side, with paired bootstrap p-values against the first run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lm import bootstrap
+from lm.bootstrap import Floats
+from lm.errors import ConfigError, DataError, visible
+from lm.runs.evaluations import Evaluation, Result, common_name, guesses, load_evaluation
+
+Keys = tuple[tuple[str, ...], ...]
+Pairs = dict[str, tuple[Floats, Floats]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the evaluations of one program have in common.
+
+    ``kept`` are the fields of a result that a comparison shows, and ``needed`` further ones. ``columns`` are
+    the sums by unit. ``same`` are columns that must be equal, each with the error for different ones.
+    """
+
+    program: str
+    options: str
+    kept: tuple[str, ...]
+    needed: Keys
+    columns: Keys
+    same: tuple[tuple[str, str], ...]
+
+    def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
+        """The name of the evaluation and that of each run, all of the same text.
+
+        ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation.
+        """
+        if not runs:
+            raise ConfigError("no run to compare; name at least one run folder")
+        name = name or common_name(runs, self.program, self.options)
+        needed = (
+            *(("result", key) for key in self.kept),
+            *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
+            *(("result", *keys) for keys in self.needed),
+        )
+        found = [load_evaluation(run, name, needed, self.columns, self.program) for run in runs]
+        for other in found[1:]:
+            self._require_same(found[0], other)
+        return name, found
+
+    def rows(
+        self, evaluations: Sequence[Evaluation], pairs: Callable[[Evaluation], Pairs], counts: Floats
+    ) -> list[Result]:
+        """The kept fields of every run, and its p-values by score: none for the first.
+
+        ``pairs`` returns differences from the first run and weights by unit; ``counts`` (R, U) are resamples.
+        P-values are None where both runs are near guessing.
+        """
+        first, rows = evaluations[0], list[Result]()
+        for evaluation in evaluations:
+            p = {} if evaluation is first else bootstrap.p_values(pairs(evaluation), counts)
+            near = guesses(evaluation)
+            row = {"run": evaluation.run} | {key: evaluation.result[key] for key in self.kept}
+            rows.append(
+                row | {"near_guessing": near, "p": dict.fromkeys(p) if near and guesses(first) else p}
+            )
+        return rows
+
+    def _require_same(self, first: Evaluation, other: Evaluation) -> None:
+        names = f"{visible(other.run)} and {visible(first.run)}"
+        if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
+            raise DataError(
+                f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"
+            )
+        if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
+            raise DataError(
+                f"{names}: evaluated on different data; run `{self.program} evaluate` on the same data"
+            )
+        for column, problem in self.same:
+            if first.contexts[column] != other.contexts[column]:
+                raise DataError(f"{names}: {problem}")
