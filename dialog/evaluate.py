@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dialog.config import DataConfig, DialogConfig
+from dialog.config import DataConfig, DecodeConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, Scorer, responses_report
-from dialog.records import evaluation_name, setting_name
 from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, require_writable, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import keep, opened
+from lm.runs.evaluations import keep, opened, plain
 from lm.runs.outputs import require_apart
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
@@ -300,3 +299,21 @@ def _describe_data(test: EvaluationData, unknown: float) -> Result:
         "references_file": test.references_file,
         "references_layout": _TRUE_ONLY if test.items is None else _TRUE_FIRST,
     }
+
+
+def evaluation_name(source: str, references: Path | None = None) -> str:
+    """Name of an evaluation of some data: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
+    stem = source if ":" in source else Path(source).stem
+    parts = (stem, references.stem) if references else (stem,)
+    return "+".join(plain(part) for part in parts)
+
+
+def setting_name(name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig) -> str:
+    """``name`` with the non-default options of the evaluation: ``test.last.beam-3``.
+
+    Named are the checkpoint, unless it is ``best``, and decoding where it differs from the run's config.
+    """
+    other = [] if checkpoint == "best" else [checkpoint]
+    configured = usual.model_dump()
+    other += [f"{key}-{value}" for key, value in decode.model_dump().items() if value != configured[key]]
+    return ".".join([name, *map(plain, other)])

@@ -14,11 +14,10 @@ import pytest
 from dialog.batches import list_examples
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance
-from dialog.evaluate import bleu_tokens, evaluate, perplexities, rescore, score_responses
+from dialog.evaluate import bleu_tokens, evaluate, evaluation_name, perplexities, rescore, score_responses
 from dialog.metrics.distinct import diversity, loops, warnings
 from dialog.metrics.references import build_references, write_references
 from dialog.metrics.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
-from dialog.records import evaluation_name
 from dialog.report import evaluation_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
