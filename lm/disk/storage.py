@@ -198,17 +198,8 @@ def _remove_unless_locked(path: Path) -> None:
             os.close(fd)
 
 
-def commit_folder(tmp: Path, final: Path) -> None:
-    """Publish the finished flat folder ``tmp``: sync its files and itself, rename, sync the parent."""
-    with storage_errors(tmp):
-        names = sorted(os.listdir(tmp))
-    for name in names:
-        sync(tmp / name)
-    publish_folder(tmp, final)
-
-
 def publish_folder(tmp: Path, final: Path) -> None:
-    """Second half of :func:`commit_folder`, for files that :func:`write_new` has already synced."""
+    """Publish the finished flat folder ``tmp``, whose files :func:`write_new` has already synced."""
     sync(tmp)
     move(tmp, final)
     sync(final.parent)

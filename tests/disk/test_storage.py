@@ -144,10 +144,14 @@ def test_the_order_of_operations(tmp_path: Path) -> None:
         *("open", "fsync"),  # the folder
     ]
     (tmp_path / "a.tmp").mkdir()
-    for name in "xy":
-        (tmp_path / "a.tmp" / name).write_bytes(b"1")
-    names = faults.count_operations(lambda: storage.commit_folder(tmp_path / "a.tmp", tmp_path / "a"))
-    assert names == ["open", "fsync"] * 3 + ["rename"] + ["open", "fsync"]
+
+    def publish() -> None:
+        for name in "xy":
+            storage.write_new(tmp_path / "a.tmp" / name, b"1")
+        storage.publish_folder(tmp_path / "a.tmp", tmp_path / "a")
+
+    names = faults.count_operations(publish)
+    assert names == ["open", "write", "fsync"] * 2 + ["open", "fsync", "rename", "open", "fsync"]
     assert contents(tmp_path / "a") == {"x": b"1", "y": b"1"}
 
 
