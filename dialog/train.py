@@ -16,7 +16,7 @@ from lm.engine.session import Family, Place, Ready, train_run
 from lm.runs.inputs import DATA, codec_of
 from lm.text.vocabulary import Codec
 
-Splits = tuple[list[Dialog], list[Dialog]]
+_Splits = tuple[list[Dialog], list[Dialog]]
 
 
 def train(
@@ -29,7 +29,7 @@ def train(
     return train_run(FAMILY, resolved, folder, report, verdict)
 
 
-def _load(config: DialogConfig, folder: Path) -> tuple[Codec, Splits]:
+def _load(config: DialogConfig, folder: Path) -> tuple[Codec, _Splits]:
     """Both splits that training needs, and the codec."""
     data = in_run(folder, config.data)
     dialogs = load_dialogs(data.train)
@@ -46,7 +46,7 @@ def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Cod
     return train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
 
 
-def _ready(config: DialogConfig, codec: Codec, splits: Splits, place: Place) -> Ready:
+def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
     task = DialogTask(config, codec, build_model(config, codec), *splits, place.device)
     return Ready(task, task.fingerprints)
 

@@ -4,7 +4,6 @@ What is finished is kept in a file of the run, and the next setting follows from
 that was stopped goes on as if it had not been.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -102,26 +101,26 @@ class Draws:
         return "-".join([f"trials-{self.trials}", *unusual(base)])
 
     def propose(self, base: Setting, rows: Rows) -> Setting:
-        import optuna
+        from optuna.distributions import FloatDistribution
+        from optuna.trial import TrialState, create_trial
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        from lm.tuning.trials import next_draw
+
         scale = {"lr": 1.0, "decay": 1.0, "eps": 1 / base.window}
         ranges = {
-            name: optuna.distributions.FloatDistribution(low * scale[name], high * scale[name], log=True)
+            name: FloatDistribution(low * scale[name], high * scale[name], log=True)
             for name, (low, high) in RANGES.items()
         }
-        seed = int.from_bytes(hashlib.sha256(str(len(rows)).encode()).digest()[:4])
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-        for row in rows:
-            drawn = {name: row[name] for name in ranges}
-            diverged = row["nll"] is None
-            state = optuna.trial.TrialState.FAIL if diverged else optuna.trial.TrialState.COMPLETE
-            study.add_trial(
-                optuna.trial.create_trial(
-                    state=state, value=row["nll"], params=drawn, distributions=dict(ranges)
-                )
+        trials = [
+            create_trial(
+                state=TrialState.FAIL if row["nll"] is None else TrialState.COMPLETE,
+                value=row["nll"],
+                params={name: row[name] for name in ranges},
+                distributions=dict(ranges),
             )
-        return replace(base, **study.ask(dict(ranges)).params)
+            for row in rows
+        ]
+        return replace(base, **next_draw(str(len(rows)), trials, ranges).params)
 
 
 def require_free(search: Search, changed: Collection[str]) -> None:

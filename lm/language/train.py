@@ -25,7 +25,7 @@ FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, u
     "optim.average_start=0", "optim.average_trigger=0", "optim.average_patience=0", "train.patience=0",
     "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
-Splits = tuple[TokenSplit, TokenSplit]
+_Splits = tuple[TokenSplit, TokenSplit]
 STALLED = 5  # validations, where the run does not say otherwise
 SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
 
@@ -63,7 +63,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     return override(resolved, changes, LmConfig, sections=("data", "optim", "train", "window"))
 
 
-def _load(config: LmConfig, folder: Path) -> tuple[Codec, Splits]:
+def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
     """The codec, the run's own where it has one, and both splits."""
     begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
     codec = codec_of(folder) if begun else load_codec(config.data)
@@ -71,7 +71,7 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, Splits]:
     return codec, (train_split, load_split(config.data.valid, codec))
 
 
-def _ready(config: LmConfig, codec: Codec, splits: Splits, place: Place) -> Ready:
+def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
     """A new model, with the weights of ``train.start_from`` where the run has none, and its task."""
     words = codec.vocabulary
     config = with_sizes(config, tuple(place.described["sizes"]["hidden"]))

@@ -8,7 +8,7 @@ been interrupted.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,7 +101,10 @@ class Trials:
                     return Trial(self._study, frozen, lock, prune=prune)
             if len(trials) >= limit:
                 return None
-            self._study.add_trial(self._draw(trials))
+            ranges = {parameter.key: _distribution(parameter) for parameter in self._space}
+            # drawn in a copy in memory, so that the journal gets all of it or nothing
+            drawn = next_draw(f"{self._seed}/{len(trials)}", trials, ranges, self._sampler)
+            self._study.add_trial(drawn)
             frozen = self._study.get_trials(deepcopy=False)[-1]
             lock = FileLock(self._folder / CLAIMS / str(frozen.number))
             lock.acquire()
@@ -143,20 +146,23 @@ class Trials:
             for frozen in self._study.get_trials(deepcopy=False)
         ]
 
-    def _draw(self, trials: list[FrozenTrial]) -> FrozenTrial:
-        """Draw the next trial in a copy in memory, so that the journal gets all of it or nothing."""
-        text = f"{self._seed}/{len(trials)}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
-        samplers = optuna.samplers
-        sampler = (
-            samplers.TPESampler(seed=seed) if self._sampler == "tpe" else samplers.RandomSampler(seed=seed)
-        )
-        study = optuna.create_study(direction="minimize", sampler=sampler)
-        study.add_trials(trials)
-        drawn = study.ask({parameter.key: _distribution(parameter) for parameter in self._space})
-        return optuna.trial.create_trial(
-            state=TrialState.RUNNING, params=drawn.params, distributions=drawn.distributions
-        )
+
+def next_draw(
+    seed: str,
+    trials: Iterable[FrozenTrial],
+    ranges: Mapping[str, optuna.distributions.BaseDistribution],
+    sampler: Sampler = "tpe",
+) -> FrozenTrial:
+    """The trial after ``trials``, a function of its arguments only, and in no journal."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4])
+    samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    study = optuna.create_study(direction="minimize", sampler=samplers[sampler](seed=number))
+    study.add_trials(trials)
+    drawn = study.ask(dict(ranges))
+    return optuna.trial.create_trial(
+        state=TrialState.RUNNING, params=drawn.params, distributions=drawn.distributions
+    )
 
 
 def _open(path: Path) -> optuna.Study:
