@@ -65,12 +65,11 @@ class EarlyStop(StopFlag):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         first = not self
         super()._receive(number, frame)
-        if postpone():
+        if not first or postpone():
             return
         if _loses_exceptions(frame):
             _leave(number, frame)
-        if first:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
 
 def _loses_exceptions(frame: FrameType | None) -> bool:

@@ -93,7 +93,7 @@ class _Shield:
         self.pending = False
 
     def deliver(self) -> None:
-        if self.pending and self.depth <= 0:
+        if self.pending and not self.depth:
             self.pending = False
             raise KeyboardInterrupt
 
@@ -102,18 +102,17 @@ _shield = _Shield()
 
 
 def postpone() -> bool:
-    """Whether a signal has to wait for the end of a section; a KeyboardInterrupt comes there."""
-    if _shield.depth:
-        _shield.pending = True
-    return _shield.depth > 0
+    """Whether a signal has to wait for the end of a section, where its KeyboardInterrupt comes."""
+    _shield.pending = _shield.depth > 0
+    return _shield.pending
 
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """A section that a first signal cannot cut off: its KeyboardInterrupt comes at the end of the section.
+    """A section that the first signal cannot cut off. Its KeyboardInterrupt comes at the end of the section.
 
-    For the few steps that publish files, of the commands: :class:`lm.ending.EarlyStop` asks :func:`postpone`.
-    The second signal still ends the process at once.
+    It is for the few steps of the commands that publish files. :class:`lm.ending.EarlyStop` asks
+    :func:`postpone`. The second signal still ends the process at once.
     """
     with _depth(1):
         yield

@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "signals wait while a file is published",
         "lm/stop.py",
-        "    return _shield.depth > 0\n",
+        "    return _shield.pending\n",
         "    return False\n",
         "system/test_signals.py::test_a_deferred_signal_comes_at_the_end_of_the_outermost_section",
     ),

@@ -49,6 +49,22 @@ def test_a_deferred_signal_comes_after_an_error_too() -> None:
     assert isinstance(caught.value.__context__, StorageError)
 
 
+def test_the_echo_of_a_signal_does_not_cut_off_the_cleaning_up_after_it() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        try:
+            send()
+        finally:
+            with deferred_signals():
+                send()
+            seen.append("cleared")
+
+    with pytest.raises(KeyboardInterrupt), EarlyStop():
+        work()
+    assert seen == ["cleared"]
+
+
 @pytest.mark.parametrize("outer", [nullcontext, deferred_signals], ids=["alone", "in another"])
 def test_long_work_in_a_section_is_cut_off_unless_another_section_is_around(
     outer: type[AbstractContextManager[None]],
