@@ -6,13 +6,14 @@ T time · B streams · N tokens, packed time-major · I input size · H hidden s
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from lm.cells.config import CellConfig
-from lm.cells.equations import CappedLstmEquations, GruEquations, LstmEquations
+from lm.cells.equations import CappedLstmEquations, Equations, GruEquations, LstmEquations
 from lm.cells.gated import GatedLayer, Reading, Scale, fill_truncated, start_deviation
 from lm.cells.gating import Mogrify, Multiply, Round
 from lm.cells.lstm import WeightDropLSTM, lstm_window
@@ -20,20 +21,29 @@ from lm.cells.packing import State
 from lm.cells.unrolled import Masks
 
 
-class Mogrifier(GatedLayer):
-    """Before every step, input and state gate each other (Melis et al. 2020).
+class MogrifiableLayer(GatedLayer):
+    """An LSTM or GRU that torch's own layer runs where nothing gates or masks; it may be mogrified."""
 
-    Odd rounds: x ← 2σ(Q h + b) ⊙ x; even rounds: h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2), each with matrices of
-    its own. The equations read the last x and h. Without rounds, torch's layer does what it can.
-    """
+    def __init__(self, sizes: tuple[int, int], equations: type[Equations], weight_dropout: float) -> None:
+        super().__init__(sizes, equations, weight_dropout)
+        self.gates, self.zigzag = nn.ModuleList(), True
 
-    zigzag: bool
-    gates: nn.ModuleList
+    def mogrify(self, rounds: int = 5, rank: int = 0, biased: bool = True, zigzag: bool = True) -> Self:
+        """Let input and state gate each other before every step (Melis et al. 2020); returns the layer.
 
-    def _add_gates(self, rounds: int, rank: int, biased: bool, zigzag: bool) -> None:
+        Odd rounds: x ← 2σ(Q h + b) ⊙ x; even rounds: h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2), each with matrices
+        of its own. The equations read the last x and h. The c of an LSTM is not gated.
+
+        Args:
+            rounds: r.
+            rank: k, of Q and R as products of two matrices; 0 is full rank.
+            biased: whether gates have biases, as the authors' code has and the equations have not.
+            zigzag: gates read the latest x and h; without, the original ones (their §4.1).
+        """
         sizes = (self.input_size, self.hidden_size)
+        self.gates.extend(Gate(sizes[1 - n % 2], sizes[n % 2], rank, biased) for n in range(rounds))
         self.zigzag = zigzag
-        self.gates = nn.ModuleList(Gate(sizes[1 - n % 2], sizes[n % 2], rank, biased) for n in range(rounds))
+        return self
 
     def _reading(self, inputs: Tensor) -> Reading:
         tensors = [tensor for gate in self.gates for tensor in gate(inputs)]
@@ -60,32 +70,19 @@ class Mogrifier(GatedLayer):
         """A window (T, B, I) without any gating, by torch's own layer."""
 
 
-class MogrifierLSTM(Mogrifier):
-    """The Mogrifier LSTM of Melis et al. (2020). c is not gated; with zero rounds it is the LSTM.
+class GatedLSTM(MogrifiableLayer):
+    """An LSTM with one bias vector.
 
     Args:
         input_size, hidden_size: I and H.
-        rounds: r.
-        rank: k, of Q and R as products of two matrices; 0 is full rank.
-        gate_bias: whether gates have biases, as the authors' code has and the equations have not.
-        zigzag: gates read the latest x and h; without, the original ones (their §4.1).
-        cap_input_gate: the input gate is min(i, 1 - f), as in all models that the authors tuned.
+        cap_input_gate: the input gate is min(i, 1 - f), as in all models that Melis et al. (2020) tuned.
         weight_dropout: of W_hh (Merity et al. 2018, §2).
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        rounds: int = 5,
-        rank: int = 0,
-        gate_bias: bool = True,
-        zigzag: bool = True,
-        cap_input_gate: bool = False,
-        weight_dropout: float = 0.0,
+        self, input_size: int, hidden_size: int, cap_input_gate: bool = False, weight_dropout: float = 0.0
     ) -> None:
         super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
-        self._add_gates(rounds, rank, gate_bias, zigzag)
 
     def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
         """Bit for bit ``WeightDropLSTM``."""
@@ -93,32 +90,22 @@ class MogrifierLSTM(Mogrifier):
         return lstm_window(inputs, state, parameters, self.training)
 
 
-class MogrifierGRU(Mogrifier):
-    """The Mogrifier GRU that Melis et al. (2020) name in their §5: the rounds, then torch's GRU.
+class GatedGRU(MogrifiableLayer):
+    """``torch.nn.GRU``, whose biases of r and of z add up to one each.
 
-    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)), where x and h are the gated
-    ones throughout. No gate touches the c of an LSTM, but from two rounds on one scales this h by up to 2, so
-    it can grow. With zero rounds it is ``torch.nn.GRU``, whose biases of r and of z add up to one each.
+    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)). Mogrified, as Melis et al.
+    (2020) propose in their §5, it reads the gated x and h throughout. From two rounds on, h is scaled by up
+    to 2, so it can grow.
 
     Args:
-        input_size, hidden_size, rounds, rank, gate_bias, zigzag, weight_dropout: see :class:`MogrifierLSTM`.
+        input_size, hidden_size, weight_dropout: see :class:`GatedLSTM`.
     """
 
     inner_bias: nn.Parameter
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        rounds: int = 5,
-        rank: int = 0,
-        gate_bias: bool = True,
-        zigzag: bool = True,
-        weight_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, input_size: int, hidden_size: int, weight_dropout: float = 0.0) -> None:
         super().__init__((input_size, hidden_size), GruEquations, weight_dropout)
         self.inner_bias = self._uniform(hidden_size)
-        self._add_gates(rounds, rank, gate_bias, zigzag)
 
     def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
         inner = nn.functional.pad(self.inner_bias, (2 * self.hidden_size, 0))
@@ -193,14 +180,13 @@ def gated_layer(
 ) -> GatedLayer:
     """The same, with the loop over time of this module for every cell."""
     layer: GatedLayer
-    rounds = config.rounds if config.mogrifies else 0
-    gates = (rounds, config.rank, config.gate_bias, config.zigzag)
-    if config.kind == "mlstm":
-        layer = MLSTM(input_size, hidden_size, config.cap_input_gate, weight_dropout)
-    elif config.is_gru:
-        layer = MogrifierGRU(input_size, hidden_size, *gates, weight_dropout)
+    if config.is_gru:
+        layer = GatedGRU(input_size, hidden_size, weight_dropout)
     else:
-        layer = MogrifierLSTM(input_size, hidden_size, *gates, config.cap_input_gate, weight_dropout)
+        kind = MLSTM if config.kind == "mlstm" else GatedLSTM
+        layer = kind(input_size, hidden_size, config.cap_input_gate, weight_dropout)
+    if config.mogrifies and isinstance(layer, MogrifiableLayer):
+        layer.mogrify(config.rounds, config.rank, config.gate_bias, config.zigzag)
     if config.init == "truncated":
         layer.truncate()
     if config.input_scale:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm.cells.layers import recurrent_layer
+from lm.cells.layers import gated_layer, recurrent_layer
 from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
@@ -51,12 +51,10 @@ class LanguageModel(nn.Module):
         self.config, self.eos = config.model, eos
         cell, sizes = config.cell, (config.model.embedding_size, *config.model.hidden_sizes)
         masked = config.model.state_dropout or config.model.episodic
-        if masked and cell.kind == "lstm":  # torch's own layer has no place for a mask
-            cell = cell.model_copy(update={"kind": "mogrifier", "rounds": 0})
+        build = gated_layer if masked else recurrent_layer  # torch's own layer has no place for a mask
         self.embedding = nn.Embedding(vocab_size, sizes[0])
         self.layers = nn.ModuleList(
-            recurrent_layer(cell, inputs, outputs, config.model.weight_dropout)
-            for inputs, outputs in pairwise(sizes)
+            build(cell, inputs, outputs, config.model.weight_dropout) for inputs, outputs in pairwise(sizes)
         )
         embedding = self.embedding.weight
         assert isinstance(embedding, nn.Parameter)

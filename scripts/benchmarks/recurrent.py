@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.cells.layers import MLSTM, MogrifierLSTM
+from lm.cells.config import CellConfig
+from lm.cells.layers import MLSTM, gated_layer
 from lm.cells.lstm import WeightDropLSTM
 
 SIZES, STEPS, STREAMS = (280, 960, 960, 620), 70, 12
@@ -20,8 +21,8 @@ def cases(ceiling: Ceiling) -> list[Case]:
     layers: Sequence[tuple[str, Layer]] = (
         ("nn.LSTM", nn.LSTM),
         ("weight drop", partial(WeightDropLSTM, weight_dropout=0.5)),
-        ("Mogrifier, 5 rounds, rank 60", partial(MogrifierLSTM, rounds=5, rank=60)),
-        ("Mogrifier, 5 rounds", partial(MogrifierLSTM, rounds=5)),
+        ("Mogrifier, 5 rounds, rank 60", partial(gated_layer, CellConfig(kind="mogrifier", rank=60))),
+        ("Mogrifier, 5 rounds", partial(gated_layer, CellConfig(kind="mogrifier"))),
         ("mLSTM", MLSTM),
     )
     variants = [Variant(name, partial(work_on, layer), _floor(layer, ceiling)) for name, layer in layers]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lm.cells.config import CellConfig
 from lm.cells.equations import CappedLstmEquations
-from lm.cells.layers import MLSTM, MogrifierGRU, MogrifierLSTM, recurrent_layer, uniform_parameters
+from lm.cells.layers import MLSTM, GatedGRU, GatedLSTM, recurrent_layer, uniform_parameters
 from lm.cells.lstm import FEW_TOKENS, WeightDropLSTM
 from lm.engine.shapes import shapes_only
 from tests.support.plain_cells import (
@@ -19,6 +19,8 @@ from tests.support.plain_cells import (
     assert_equals_slow,
     everything,
     masks,
+    mogrifier_gru,
+    mogrifier_lstm,
     roughened,
     slow,
     window,
@@ -30,7 +32,7 @@ from tests.support.plain_cells import (
 @pytest.mark.parametrize("zigzag", [True, False])
 def test_mogrifier_equals_its_equations(rounds: int, rank: int, zigzag: bool) -> None:
     for (biased, capped), mask in zip([(True, True), (True, False), (False, False)], masks(), strict=True):
-        cell = MogrifierLSTM(I, H, rounds, rank, biased, zigzag, capped)
+        cell = mogrifier_lstm(I, H, rounds, rank, biased, zigzag, capped)
         assert len(list(cell.parameters())) == 3 + rounds * (1 + biased + (rank > 0))
         assert_equals_slow(roughened(cell), *window(), mask)
 
@@ -39,7 +41,7 @@ def test_mogrifier_equals_its_equations(rounds: int, rank: int, zigzag: bool) ->
 @pytest.mark.parametrize("zigzag", [True, False])
 def test_mogrifier_gru_equals_its_equations(rounds: int, zigzag: bool) -> None:
     for rank, mask in zip((0, 2, 2), masks(), strict=True):
-        cell = MogrifierGRU(I, H, rounds, rank, rank == 2, zigzag)
+        cell = mogrifier_gru(I, H, rounds, rank, rank == 2, zigzag)
         assert_equals_slow(roughened(cell), *window(), mask)
 
 
@@ -52,8 +54,8 @@ def test_mlstm_equals_its_equations(capped: bool) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        MogrifierLSTM(I, H, 0), MogrifierLSTM(I, H, 3, 2, cap_input_gate=True), MLSTM(I, H),
-        MogrifierGRU(I, H, 0), MogrifierGRU(I, H, 3, 2),
+        mogrifier_lstm(I, H, 0), mogrifier_lstm(I, H, 3, 2, cap_input_gate=True), MLSTM(I, H),
+        mogrifier_gru(I, H, 0), mogrifier_gru(I, H, 3, 2),
     ],
 )  # fmt: skip
 def test_states_that_are_forgotten_are_read_as_zero(cell: Cell) -> None:
@@ -69,15 +71,15 @@ def test_states_that_are_forgotten_are_read_as_zero(cell: Cell) -> None:
 
 @pytest.mark.parametrize(("steps", "streams"), [(1, B), (T, 1), (1, 1)])
 def test_windows_of_one_step_or_one_stream(steps: int, streams: int) -> None:
-    for cell in (MogrifierLSTM(I, H, 5, 2), MLSTM(I, H), MogrifierGRU(I, H, 5, 2)):
+    for cell in (mogrifier_lstm(I, H, 5, 2), MLSTM(I, H), mogrifier_gru(I, H, 5, 2)):
         assert_equals_slow(roughened(cell), *window(steps, streams), torch.rand(streams, H).double())
 
 
 @pytest.mark.parametrize(
     "cell",
     [
-        MogrifierLSTM(I, H, 3, 2), MogrifierLSTM(I, H, 4, cap_input_gate=True),
-        MogrifierLSTM(I, H, 5, 2, zigzag=False), MLSTM(I, H), MogrifierGRU(I, H, 3, 2),
+        mogrifier_lstm(I, H, 3, 2), mogrifier_lstm(I, H, 4, cap_input_gate=True),
+        mogrifier_lstm(I, H, 5, 2, zigzag=False), MLSTM(I, H), mogrifier_gru(I, H, 3, 2),
     ],
 )  # fmt: skip
 def test_gradcheck(cell: Cell) -> None:
@@ -92,7 +94,7 @@ def test_gradcheck(cell: Cell) -> None:
     assert torch.autograd.gradcheck(run, (inputs, *state, *cell.parameters()))
 
 
-def lstm_twin(cell: MogrifierLSTM) -> WeightDropLSTM:
+def lstm_twin(cell: GatedLSTM) -> WeightDropLSTM:
     twin = WeightDropLSTM(cell.input_size, cell.hidden_size, cell.weight_dropout)
     names = {"weight_ih_l0": cell.weight_ih, "weight_hh_l0": cell.weight_hh, "bias_ih_l0": cell.bias}
     twin.load_state_dict({**names, "bias_hh_l0": torch.zeros_like(cell.bias)})
@@ -102,7 +104,7 @@ def lstm_twin(cell: MogrifierLSTM) -> WeightDropLSTM:
 @pytest.mark.parametrize("steps", [1, FEW_TOKENS // B, T * FEW_TOKENS])
 @pytest.mark.parametrize("grad", [True, False])
 def test_without_rounds_it_is_the_lstm_to_the_bit(steps: int, grad: bool) -> None:
-    cell = MogrifierLSTM(I, H, rounds=0, weight_dropout=0.5)
+    cell = mogrifier_lstm(I, H, rounds=0, weight_dropout=0.5)
     inputs, state = torch.randn(steps, B, I), (torch.randn(B, H), torch.randn(B, H))
     twin = lstm_twin(cell)
     with torch.set_grad_enabled(grad):
@@ -125,7 +127,7 @@ def test_without_rounds_it_is_the_lstm_to_the_bit(steps: int, grad: bool) -> Non
 @pytest.mark.parametrize("steps", [1, T])
 def test_without_rounds_it_is_torchs_gru_to_the_bit(steps: int) -> None:
     """Outputs and the gradients of what torch's layer has; c comes back as it was."""
-    cell, twin = MogrifierGRU(I, H, rounds=0), nn.GRU(I, H)
+    cell, twin = mogrifier_gru(I, H, rounds=0), nn.GRU(I, H)
     inputs, h, c = torch.randn(steps, B, I), torch.randn(B, H), torch.randn(B, H)
     inner = torch.cat([torch.zeros(2 * H), cell.inner_bias.detach()])
     names = {"weight_ih_l0": cell.weight_ih, "weight_hh_l0": cell.weight_hh, "bias_ih_l0": cell.bias}
@@ -140,9 +142,9 @@ def test_without_rounds_it_is_torchs_gru_to_the_bit(steps: int) -> None:
         assert torch.equal(parameter.grad, twin.get_parameter(name).grad)
 
 
-@pytest.mark.parametrize("kind", [MogrifierLSTM, MogrifierGRU])
-def test_our_loop_without_rounds_equals_torchs_layer(kind: type[MogrifierLSTM | MogrifierGRU]) -> None:
-    cell = kind(I, H, rounds=0)
+@pytest.mark.parametrize("kind", [GatedLSTM, GatedGRU])
+def test_our_loop_without_rounds_equals_torchs_layer(kind: type[GatedLSTM | GatedGRU]) -> None:
+    cell = kind(I, H)
     roughened(cell)
     inputs, state = window()
     ones = everything(lambda x, s: cell(x, s, torch.ones_like(s[0])), cell, inputs, state)
@@ -150,14 +152,14 @@ def test_our_loop_without_rounds_equals_torchs_layer(kind: type[MogrifierLSTM | 
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("cell", [MogrifierLSTM(I, H), MogrifierGRU(I, H), MLSTM(I, H)])
+@pytest.mark.parametrize("cell", [mogrifier_lstm(I, H), mogrifier_gru(I, H), MLSTM(I, H)])
 def test_a_window_of_no_steps_is_refused(cell: Cell) -> None:
     with pytest.raises(ValueError, match="at least one"):
         cell(torch.empty(0, B, I), (torch.zeros(B, H), torch.zeros(B, H)))
 
 
 def test_gates_of_zero_weights_leave_everything_as_it_is() -> None:
-    gated, plain = MogrifierLSTM(I, H, 5, 2), MogrifierLSTM(I, H, 0)
+    gated, plain = mogrifier_lstm(I, H, 5, 2), mogrifier_lstm(I, H, 0)
     plain.load_state_dict({name: value for name, value in gated.state_dict().items() if "gates" not in name})
     for gate in gated.gates:
         assert not torch.equal(gate.get_parameter("up"), torch.zeros_like(gate.get_parameter("up")))
@@ -168,15 +170,15 @@ def test_gates_of_zero_weights_leave_everything_as_it_is() -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_the_ablation_differs_from_two_rounds_on(rounds: int) -> None:
-    zigzag = roughened(MogrifierLSTM(I, H, rounds, 2))
-    without = MogrifierLSTM(I, H, rounds, 2, zigzag=False).double()
+    zigzag = roughened(mogrifier_lstm(I, H, rounds, 2))
+    without = mogrifier_lstm(I, H, rounds, 2, zigzag=False).double()
     without.load_state_dict(zigzag.state_dict())
     inputs, state = window()
     assert torch.equal(zigzag(inputs, state)[0], without(inputs, state)[0]) == (rounds == 1)
 
 
 def test_low_rank_equals_full_rank_with_the_product_of_its_factors() -> None:
-    low, full = MogrifierLSTM(I, H, 5, 2), MogrifierLSTM(I, H, 5)
+    low, full = mogrifier_lstm(I, H, 5, 2), mogrifier_lstm(I, H, 5)
     roughened(low)
     state_dict = low.state_dict()
     for number in range(5):
@@ -191,7 +193,7 @@ def window_of_seed(seed: int) -> tuple[Tensor, State]:
     return window()
 
 
-@pytest.mark.parametrize("cell", [MogrifierLSTM(I, H, 5, 2), MLSTM(I, H), MogrifierGRU(I, H, 2)])
+@pytest.mark.parametrize("cell", [mogrifier_lstm(I, H, 5, 2), MLSTM(I, H), mogrifier_gru(I, H, 2)])
 def test_two_windows_that_carry_the_state_are_one(cell: Cell) -> None:
     roughened(cell)
 
@@ -207,7 +209,7 @@ def test_two_windows_that_carry_the_state_are_one(cell: Cell) -> None:
 
 
 def test_going_back_twice_gives_the_same_gradients() -> None:
-    cell = MogrifierLSTM(I, H, 5, 2, cap_input_gate=True)
+    cell = mogrifier_lstm(I, H, 5, 2, cap_input_gate=True)
     outputs, _ = cell(torch.randn(T, B, I), (torch.randn(B, H), torch.randn(B, H)))
     first, second = (
         torch.autograd.grad(outputs.square().sum(), list(cell.parameters()), retain_graph=True)
@@ -217,7 +219,7 @@ def test_going_back_twice_gives_the_same_gradients() -> None:
 
 
 def test_a_capped_input_gate_bounds_the_cell_state_and_ties_go_to_the_forget_gate() -> None:
-    cell = roughened(MogrifierLSTM(I, H, 0, cap_input_gate=True))
+    cell = roughened(mogrifier_lstm(I, H, 0, cap_input_gate=True))
     nn.init.constant_(cell.get_parameter("bias"), 9)
     inputs, (h, _) = window(50)
     _, (_, c) = cell(inputs, (h, torch.zeros_like(h)))
@@ -234,8 +236,8 @@ def test_a_capped_input_gate_bounds_the_cell_state_and_ties_go_to_the_forget_gat
 @pytest.mark.parametrize(
     "cell",
     [
-        MogrifierLSTM(I, H, 2, weight_dropout=0.5), MLSTM(I, H, weight_dropout=0.5),
-        MogrifierGRU(I, H, 0, weight_dropout=0.5),
+        mogrifier_lstm(I, H, 2, weight_dropout=0.5), MLSTM(I, H, weight_dropout=0.5),
+        mogrifier_gru(I, H, 0, weight_dropout=0.5),
     ],
 )  # fmt: skip
 def test_recurrent_weights_drop_in_training_alone(cell: Cell) -> None:
@@ -252,8 +254,8 @@ def test_recurrent_weights_drop_in_training_alone(cell: Cell) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        MogrifierLSTM(40, 50, 5, 7), MogrifierLSTM(40, 50, 2, zigzag=False, cap_input_gate=True),
-        MLSTM(40, 50), MogrifierGRU(40, 50, 3, 7),
+        mogrifier_lstm(40, 50, 5, 7), mogrifier_lstm(40, 50, 2, zigzag=False, cap_input_gate=True),
+        MLSTM(40, 50), mogrifier_gru(40, 50, 3, 7),
     ],
 )  # fmt: skip
 def test_long_windows_in_float32_equal_the_equations_in_float64(cell: Cell) -> None:
@@ -269,7 +271,7 @@ def test_long_windows_in_float32_equal_the_equations_in_float64(cell: Cell) -> N
 
 
 def test_under_autocast_everything_stays_in_the_precision_of_the_parameters() -> None:
-    cell = MogrifierLSTM(I, H, 3, 2)
+    cell = mogrifier_lstm(I, H, 3, 2)
     inputs, state = torch.randn(T, B, I), (torch.randn(B, H), torch.randn(B, H))
     with torch.autocast("cpu", torch.bfloat16):
         outputs, _ = cell(inputs.bfloat16(), state)
@@ -281,27 +283,27 @@ def test_under_autocast_everything_stays_in_the_precision_of_the_parameters() ->
 def test_published_models_have_the_published_sizes() -> None:
     """Melis et al. (2020) on PTB with 24M weights: V = 10,001, tied, two layers."""
 
-    def size(layers: list[MogrifierLSTM]) -> int:
+    def size(layers: list[GatedLSTM]) -> int:
         embedding, bias = 10_001 * layers[0].input_size, 10_001
         return embedding + bias + sum(p.numel() for layer in layers for p in layer.parameters())
 
     with shapes_only():
-        assert size([MogrifierLSTM(912, 912, 5, 84) for _ in range(2)]) == 23_987_393
-        assert size([MogrifierLSTM(951, 951, 0) for _ in range(2)]) == 23_998_976
+        assert size([mogrifier_lstm(912, 912, 5, 84) for _ in range(2)]) == 23_987_393
+        assert size([mogrifier_lstm(951, 951, 0) for _ in range(2)]) == 23_998_976
 
 
 def test_a_config_says_which_cell() -> None:
     assert isinstance(recurrent_layer(CellConfig(), 3, 4, 0.5), WeightDropLSTM)
     capped = recurrent_layer(CellConfig(cap_input_gate=True), 3, 4, 0.5)
-    assert isinstance(capped, MogrifierLSTM)
+    assert isinstance(capped, GatedLSTM)
     assert (len(capped.gates), capped.equations, capped.weight_dropout) == (0, CappedLstmEquations, 0.5)
     found = recurrent_layer(CellConfig(kind="mogrifier", rounds=2, rank=1, zigzag=False), 3, 4, 0.0)
-    assert isinstance(found, MogrifierLSTM)
+    assert isinstance(found, GatedLSTM)
     assert (len(found.gates), found.zigzag) == (2, False)
     assert isinstance(recurrent_layer(CellConfig(kind="mlstm"), 3, 4, 0.0), MLSTM)
     for kind, rounds in (("gru", 0), ("mogrifier_gru", 5)):
         gru = recurrent_layer(CellConfig.model_validate({"kind": kind}), 3, 4, 0.5)
-        assert isinstance(gru, MogrifierGRU)
+        assert isinstance(gru, GatedGRU)
         assert (len(gru.gates), gru.weight_dropout) == (rounds, 0.5)
 
 
@@ -323,7 +325,7 @@ def test_truncated_weights_start_as_in_lamb(kind: str, forget: int) -> None:
 
 
 def test_a_range_leaves_out_gates_alone() -> None:
-    cell = MogrifierLSTM(I, H, 2, 2)
+    cell = mogrifier_lstm(I, H, 2, 2)
     assert {id(p) for p in uniform_parameters(cell)} == {id(p) for p in cell.parameters(recurse=False)}
 
 

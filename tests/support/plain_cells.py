@@ -7,17 +7,45 @@ from torch import Tensor, nn
 
 from lm.cells.equations import LstmEquations
 from lm.cells.gated import GatedLayer
-from lm.cells.layers import MLSTM, Gate, Mogrifier, MogrifierGRU, MogrifierLSTM
+from lm.cells.layers import MLSTM, Gate, GatedGRU, GatedLSTM, MogrifiableLayer
 
 State = tuple[Tensor, Tensor]
-Cell = MogrifierLSTM | MogrifierGRU | MLSTM
+Cell = GatedLSTM | GatedGRU | MLSTM
+
+
+def mogrifier_lstm(
+    inputs: int,
+    size: int,
+    rounds: int = 5,
+    rank: int = 0,
+    biased: bool = True,
+    zigzag: bool = True,
+    cap_input_gate: bool = False,
+    weight_dropout: float = 0.0,
+) -> GatedLSTM:
+    """The Mogrifier LSTM; without rounds, the LSTM."""
+    return GatedLSTM(inputs, size, cap_input_gate, weight_dropout).mogrify(rounds, rank, biased, zigzag)
+
+
+def mogrifier_gru(
+    inputs: int,
+    size: int,
+    rounds: int = 5,
+    rank: int = 0,
+    biased: bool = True,
+    zigzag: bool = True,
+    weight_dropout: float = 0.0,
+) -> GatedGRU:
+    """The Mogrifier GRU; without rounds, the GRU."""
+    return GatedGRU(inputs, size, weight_dropout).mogrify(rounds, rank, biased, zigzag)
+
 
 T, B, I, H = 4, 3, 4, 5  # noqa: E741
 
 
 def plain_step(cell: GatedLayer, x: Tensor, h: Tensor, c: Tensor) -> State:
     """The LSTM equations, with the cap of lamb; those of torch's GRU."""
-    if isinstance(cell, MogrifierGRU):
+    if isinstance(cell, GatedGRU):
         size = cell.hidden_size
         of_x, of_h = x @ cell.weight_ih.t() + cell.bias, h @ cell.weight_hh.t()
         r, z = torch.sigmoid((of_x + of_h)[:, : 2 * size]).chunk(2, 1)
@@ -44,7 +72,7 @@ def gate_of(gate: nn.Module, source: Tensor) -> Tensor:
 
 
 def mogrified(cell: GatedLayer, x: Tensor, h: Tensor) -> State:
-    assert isinstance(cell, Mogrifier)
+    assert isinstance(cell, MogrifiableLayer)
     first = (x, h)
     for number, gate in enumerate(cell.gates, start=1):
         if number % 2:
