@@ -105,8 +105,8 @@ def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
         ``word_std``: standard deviation of the words' means.
         ``context_std``: mean over words of the standard deviation over contexts.
         ``hottest`` and ``coldest``: words with the highest and the lowest means.
-        ``positions``: the 15 places of Figure 1 (b), with the mean temperature of the word at the place, half
-        its 95 % interval, and the mean over all words. ``sentences``: number of sentences with these places.
+        ``positions``: the 15 places of Figure 1 (b). Each has the mean temperature of its word, half the 95 %
+        interval of that mean, and the mean over all words. ``sentences``: number of sentences measured.
     """
     order = np.argsort(found.by_word, kind="stable")
     positions = [
