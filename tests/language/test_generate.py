@@ -93,7 +93,7 @@ def test_a_text_goes_on_where_its_prompt_ends() -> None:
 def test_texts_stream() -> None:
     trained = tiny_lm()
     endless = generate(trained, "", GenerateOptions(max_tokens=10**9))
-    with signal_at(name="log_probs") as steps:
+    with signal_at(name="_draw") as steps:
         assert len(list(islice(endless, 3))) == 3
     assert steps[0] == 3, "no more is computed than was asked for"
 
