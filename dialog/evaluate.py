@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dialog.config import DataConfig, DecodeConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
@@ -22,7 +22,7 @@ from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, require_writable, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import keep, opened, plain
+from lm.runs.evaluations import Result, keep, opened, plain
 from lm.runs.outputs import require_apart
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dialog.beam import Hypothesis
     from dialog.trained import TargetScore, TrainedModel
 
-Result = dict[str, Any]
 
 ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
 _PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words

@@ -8,8 +8,7 @@ from typing import Any
 from dialog.metrics.bleu import Tokens, Variant, Weights, bleu_by_context, count_overlaps, token_lists
 from dialog.metrics.distinct import diversity
 from lm import __version__
-
-Result = dict[str, Any]
+from lm.runs.evaluations import Result
 
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
 BLEU_VERSIONS: dict[str, tuple[Variant, Weights]] = {

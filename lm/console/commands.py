@@ -14,11 +14,11 @@ from lm.console.app import csv_wanted, show, show_text, utf8, write_result
 from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError, visible
+from lm.runs.evaluations import Result
 from lm.runs.inputs import CONFIG
 from lm.runs.outputs import require_apart
 
 C = TypeVar("C", bound=BaseModel)
-Result = dict[str, Any]
 
 
 def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result]) -> None:

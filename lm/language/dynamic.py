@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lm.disk.filelock import alone
 from lm.disk.storage import JSON, make_folder, move, remove_tree
@@ -32,11 +31,9 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, Search, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import keep, opened, plain
+from lm.runs.evaluations import Result, keep, opened, plain
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
-
-Result = dict[str, Any]
 
 FOLDER = "dynamic"
 COMMIT_SECONDS = 60.0  # between commits of unfinished statistics

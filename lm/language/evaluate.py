@@ -8,7 +8,7 @@ evaluation is kept in the run (:mod:`lm.runs.evaluations`), with sums over block
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import keep, opened, plain
+from lm.runs.evaluations import Result, keep, opened, plain
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
-Result = dict[str, Any]
 Compat = Literal["none", "paper"]
 
 NONE = Refinements()

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from lm.language.model import LanguageModel
 from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.runs.evaluations import Result
 
-Result = dict[str, Any]
 Scores = Callable[[LanguageModel | None, float], Floats]  # of a sampler, or of the model, and a temperature
 
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +26,10 @@ from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import perplexity, require_finite
+from lm.runs.evaluations import Result
 from lm.runs.outputs import require_apart
 from lm.text.lines import InputLog
 
-Result = dict[str, Any]
 Floats = NDArray[np.float64]
 
 LINES = 4096  # tokens of successive lines that are scored together

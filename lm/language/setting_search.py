@@ -25,9 +25,9 @@ from lm.language.adaptation import (
 )
 from lm.language.evaluate import Text, likelihood
 from lm.language.trained import TrainedLm
+from lm.runs.evaluations import Result
 from lm.steps import OnProgress, Steps
 
-Result = dict[str, Any]
 NUMBERS = ("lr", "decay", "eps")
 Rows = Sequence[Mapping[str, Any]]  # of each setting lr, decay, eps; nll and perplexity, None if it diverged
 
