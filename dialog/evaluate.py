@@ -22,7 +22,7 @@ from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, require_writable, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import Result, keep, opened, plain
+from lm.runs.evaluations import Result, Subject, keep, opened, plain
 from lm.runs.outputs import require_apart
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
@@ -114,17 +114,8 @@ def evaluate(
     )
     report, contexts = responses_report(responses, judge.split)
     result: Result = {
-        "run": str(run),
-        "checkpoint": checkpoint,
-        "weights": weights,
-        "head": model.config.head.kind,
-        "parameters": sum(p.numel() for p in model.model.parameters()),
-        "device": str(model.device),
-        "seed": model.config.train.seed,
-        "data": _describe_data(test, unknown),
-        "tokenizer": model.codec.tokenizer.kind,
+        **Subject.of(model, run, checkpoint, weights, _describe_data(test, unknown)).json(),
         "bleu_tokens": judge.kind,
-        "vocabulary_sha256": model.codec.fingerprint,
         "decode": search.model_dump(),
         **likelihood,
         **report,

@@ -100,8 +100,7 @@ def dynamic(
     nll = scores()
     contexts = blocks(nll)
     result = {
-        **facts(trained, run, checkpoint, text, compat),
-        "weights": weights,
+        **facts(trained, run, checkpoint, weights, text, compat),
         "method": "dynamic",
         "label": label,
         **_setting_facts(setting, statistics, config.data.train),

@@ -20,7 +20,7 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import Result, keep, opened, plain
+from lm.runs.evaluations import Result, Subject, keep, opened, plain
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
@@ -88,7 +88,7 @@ def evaluate(
         )
 
     nll = scores()
-    result = facts(trained, run, checkpoint, text, compat) | {"weights": weights, "method": "static"}
+    result = facts(trained, run, checkpoint, weights, text, compat) | {"method": "static"}
     result |= likelihood(nll, trained, text)
     result["near_guessing"] = guessing(result["nll"], result["vocabulary"])
     result["buckets"] = frequency_buckets(nll, trained, text)
@@ -123,27 +123,20 @@ def unknown_share(trained: TrainedLm, ids: Ids) -> float:
     return 0.0 if unknown is None or not len(ids) else float(np.mean(ids == unknown))
 
 
-def facts(trained: TrainedLm, run: Path, checkpoint: str, text: Text, compat: Compat) -> Result:
-    """What is measured, and on what."""
-    vocabulary = trained.codec.vocabulary
-    return {
-        "run": str(run),
-        "checkpoint": checkpoint,
-        "head": trained.config.head.kind,
+def facts(
+    trained: TrainedLm, run: Path, checkpoint: str, weights: str | None, text: Text, compat: Compat
+) -> Result:
+    """Facts about a measurement: model, weights, text."""
+    data = {
+        "name": text.name,
+        "source": text.source,
+        "sha256": text.sha256,
+        "unknown_share": unknown_share(trained, text.ids),
+    }
+    return Subject.of(trained, run, checkpoint, weights, data).json() | {
         "components": trained.config.head.components,
-        "parameters": sum(p.numel() for p in trained.model.parameters()),
-        "device": str(trained.device),
-        "seed": trained.config.train.seed,
         "compat": compat,
-        "data": {
-            "name": text.name,
-            "source": text.source,
-            "sha256": text.sha256,
-            "unknown_share": unknown_share(trained, text.ids),
-        },
-        "tokenizer": trained.codec.tokenizer.kind,
-        "vocabulary": len(vocabulary),
-        "vocabulary_sha256": trained.codec.fingerprint,
+        "vocabulary": len(trained.codec.vocabulary),
     }
 
 

@@ -66,11 +66,11 @@ class Comparison:
 
     def _require_same(self, first: Evaluation, other: Evaluation) -> None:
         names = f"{visible(other.run)} and {visible(first.run)}"
-        if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
+        if other.subject.vocabulary_sha256 != first.subject.vocabulary_sha256:
             raise DataError(
                 f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"
             )
-        if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
+        if other.subject.data["sha256"] != first.subject.data["sha256"]:
             raise DataError(
                 f"{names}: evaluated on different data; run `{self.program} evaluate` on the same data"
             )

@@ -6,9 +6,9 @@ is a sum of, column by column, which comparisons resample, and the hash of the r
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from lm.disk.storage import (
     canonical_json,
@@ -33,12 +33,58 @@ _ROOM = 1 << 20  # bytes that a result may need on the disk
 
 
 @dataclass(frozen=True)
+class Subject:
+    """Model, weights and data of an evaluation: the fields that results of both families share."""
+
+    run: str
+    checkpoint: str
+    weights: str | None
+    head: str
+    parameters: int
+    device: str
+    seed: int
+    data: Result
+    tokenizer: str
+    vocabulary_sha256: str
+
+    @classmethod
+    def of(cls, trained: Any, run: Path, checkpoint: str, weights: str | None, data: Result) -> Self:
+        """The subject of an evaluation of a loaded model of either family."""
+        return cls(
+            run=str(run),
+            checkpoint=checkpoint,
+            weights=weights,
+            head=trained.config.head.kind,
+            parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
+            device=str(trained.device),
+            seed=trained.config.train.seed,
+            data=data,
+            tokenizer=trained.codec.tokenizer.kind,
+            vocabulary_sha256=trained.codec.fingerprint,
+        )
+
+    @classmethod
+    def read(cls, result: Result) -> Self:
+        """The subject that a result has; a field that older results lack is None."""
+        values: dict[str, Any] = {field.name: result.get(field.name) for field in fields(cls)}
+        return cls(**values)
+
+    def json(self) -> Result:
+        """The fields as a result has them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """An evaluation that a run has kept."""
 
     run: str
     result: Result
     contexts: Result
+
+    @property
+    def subject(self) -> Subject:
+        return Subject.read(self.result)
 
 
 def plain(text: str) -> str:
