@@ -40,63 +40,40 @@ class HeadRow:
 
 _SCALE = ("context_scale", "learn_context_scale")
 _MIXTURE = (*_SCALE, "skip_below", "prior_penalty", "prior_penalty_of")
-_DASHED, _DOTTED = (0, (5, 2)), (0, (1, 1.5))
+_HOLLOW: dict[str, Any] = {"fillstyle": "none", "linewidth": 2.5}
+_DASHED: dict[str, Any] = {"linestyle": (0, (5, 2))}
+_DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.5))}
+
+
+def _line(color: str, marker: str, size: int) -> dict[str, Any]:
+    return {"color": color, "marker": marker, "markersize": size}
+
 
 HEADS: dict[str, HeadRow] = {
-    "softmax": HeadRow(
-        "nothing",
-        "softmax",
-        {"color": "#0072B2", "marker": "o", "markersize": 11, "fillstyle": "none", "linewidth": 2.5},
-        linear=True,
-    ),
+    "softmax": HeadRow("nothing", "softmax", _line("#0072B2", "o", 11) | _HOLLOW, linear=True),
     "sigsoftmax": HeadRow(
-        "nothing",
-        "sigsoftmax",
-        {"color": "#E69F00", "marker": "^", "markersize": 6, "linestyle": _DASHED},
-        link="sigsoftmax",
-        fields=("learn_shift",),
+        "nothing", "sigsoftmax", _line("#E69F00", "^", 6) | _DASHED, "sigsoftmax", fields=("learn_shift",)
     ),
-    "sigmoid": HeadRow(
-        "nothing", "sigmoid", {"color": "#F0E442", "marker": "v", "markersize": 6}, link="sigmoid"
-    ),
-    "relu": HeadRow("nothing", "relu", {"color": "#000000", "marker": "x", "markersize": 6}, link="relu"),
-    "moc": HeadRow(
-        "contexts",
-        "MoC",
-        {"color": "#56B4E9", "marker": "s", "markersize": 5, "linestyle": _DOTTED},
-        linear=True,
-        fields=_SCALE,
-    ),
-    "mos": HeadRow(
-        "probabilities",
-        "MoS",
-        {"color": "#D55E00", "marker": "D", "markersize": 7, "fillstyle": "none", "linewidth": 2.5},
-        fields=_MIXTURE,
-    ),
+    "sigmoid": HeadRow("nothing", "sigmoid", _line("#F0E442", "v", 6), "sigmoid"),
+    "relu": HeadRow("nothing", "relu", _line("#000000", "x", 6), "relu"),
+    "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_SCALE),
+    "mos": HeadRow("probabilities", "MoS", _line("#D55E00", "D", 7) | _HOLLOW, fields=_MIXTURE),
     "moss": HeadRow(
         "probabilities",
         "MoSS",
-        {"color": "#009E73", "marker": "*", "markersize": 7, "linestyle": _DASHED},
+        _line("#009E73", "*", 7) | _DASHED,
         link="sigsoftmax",
         prior_link="sigsoftmax",
         fields=(*_MIXTURE, "learn_shift"),
     ),
     "mixtape": HeadRow(
-        "logits",
-        "Mixtape",
-        {"color": "#CC79A7", "marker": "P", "markersize": 7},
-        fields=(*_SCALE, "gate_size", "gated_words"),
+        "logits", "Mixtape", _line("#CC79A7", "P", 7), fields=(*_SCALE, "gate_size", "gated_words")
     ),
-    "plif": HeadRow(
-        "nothing",
-        "plif",
-        {"color": "#999933", "marker": "X", "markersize": 6},
-        fields=("intervals", "interval_range"),
-    ),
+    "plif": HeadRow("nothing", "plif", _line("#999933", "X", 6), fields=("intervals", "interval_range")),
     "doc": HeadRow(
         "probabilities",
         "DOC",
-        {"color": "#882255", "marker": "p", "markersize": 6, "linestyle": _DASHED},
+        _line("#882255", "p", 6) | _DASHED,
         fields=(*_MIXTURE, "lower_components", "shared_latent_mask"),
     ),
 }
