@@ -10,12 +10,23 @@ import typer
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
 from lm.config.load import Resolved, load_config, override
-from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
+from lm.console.app import (
+    check_data,
+    counting,
+    in_processes,
+    new_app,
+    run_app,
+    show,
+    show_training,
+    write_result,
+)
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
 from lm.console.options import (
     Checkpoint,
     JsonFile,
+    NewRun,
     Overrides,
+    Processes,
     RunFolder,
     config_argument,
     filename,
@@ -179,12 +190,7 @@ def show_corpus(
 def train(
     config: Config,
     overrides: Overrides = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", metavar="DIR", parser=named, help="Run folder; runs/<config name> if left out."
-        ),
-    ] = None,
+    run: NewRun = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -194,6 +200,7 @@ def train(
             "10 % of the dialogs each, 5 % with `dialog prepare`.",
         ),
     ] = None,
+    processes: Processes = 1,
 ) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
@@ -201,7 +208,10 @@ def train(
 
     Example: dialog train own_small --data chat.txt
     """
-    load_config(config, DialogConfig, family="dialog", overrides=overrides or ())  # refused before data
+    first = load_config(
+        config, DialogConfig, family="dialog", overrides=overrides or ()
+    )  # refused before data
+    in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
     from dialog.corpora.own_data import in_run, own_data
 

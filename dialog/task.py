@@ -20,6 +20,7 @@ from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog
 from dialog.seq2seq import Seq2Seq
 from lm.engine.update import StepLoss
+from lm.parallel.shards import slice_of
 from lm.text.vocabulary import UNK, Codec
 
 SCORED_TOGETHER = 16  # segments in a batch without gradients
@@ -55,15 +56,19 @@ class DialogTask:
         """Number of batches in an epoch, before long ones are divided."""
         return -(-len(self.train.runs) // self.config.train.batch_size)
 
-    def epoch(self, number: int, start: int) -> Iterator[Batch]:
-        """Batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
+    def epoch(self, number: int, start: int) -> Iterator[list[int]]:
+        """Examples of the batches of an epoch from ``start`` on: a pure function of (seed, number, index)."""
         runs = self.train.runs
         order = [runs[i] for i in epoch_order(len(runs), self.config.train.seed, number)]
-        for indices in self.train.grouped(order, self.config.train.batch_size, start):
-            yield self.train.batch(indices, self.codec.vocabulary.pad).to(self.device)
+        yield from self.train.grouped(order, self.config.train.batch_size, start)
 
-    def loss(self, batch: Batch) -> StepLoss:
-        """Summed loss of a batch."""
+    def part(self, batch: list[int], index: int, count: int) -> list[int] | None:
+        """Neighbouring examples of a batch."""
+        return batch[slice_of(len(batch), index, count)] or None
+
+    def loss(self, examples: list[int]) -> StepLoss:
+        """Summed loss of examples of the training split."""
+        batch = self.train.batch(examples, self.codec.vocabulary.pad).to(self.device)
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 

@@ -11,12 +11,23 @@ import typer
 from lm.analysis.cli import analyze
 from lm.config.load import load_config
 from lm.config.suggest import did_you_mean
-from lm.console.app import check_data, counting, new_app, run_app, show, show_training, write_result
+from lm.console.app import (
+    check_data,
+    counting,
+    in_processes,
+    new_app,
+    run_app,
+    show,
+    show_training,
+    write_result,
+)
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
 from lm.console.options import (
     Checkpoint,
     JsonFile,
+    NewRun,
     Overrides,
+    Processes,
     RunFolder,
     config_argument,
     filename,
@@ -133,18 +144,15 @@ def prepare(
 def train(
     config: Config,
     overrides: Overrides = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", metavar="DIR", parser=named, help="Run folder; runs/<config name> if left out."
-        ),
-    ] = None,
+    run: NewRun = None,
+    processes: Processes = 1,
 ) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
     Example: lm train ptb_mos --set head.components=10 --run runs/mos10
     """
     resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
+    in_processes(processes, resolved.config.train.shards)
     check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem
     from lm.engine.progress import make_reporter
@@ -168,10 +176,7 @@ add_tune(app, "lm", LmConfig, _trial, "ptb_small_mos --space ptb_small --trials 
 def finetune(
     source: RunFolder,
     overrides: Overrides = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="DIR", parser=named, help="Run folder; RUN-finetuned if left out."),
-    ] = None,
+    run: NewRun = None,
 ) -> None:
     """Go on from the best weights of a run with averaged SGD until validation stalls, into a new run.
 

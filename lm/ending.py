@@ -140,8 +140,10 @@ def flush_output(code: str | int | None) -> str | int | None:
 def report(error: BaseException) -> int:
     """Say what went wrong in one line on stderr; returns the exit code."""
     message, code = _told(shortage(error) or error)
-    with suppress(OSError):
-        sys.stderr.write(f"{visible(message)}\n")
+    if not getattr(error, "told", False):
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        with suppress(OSError):
+            sys.stderr.write(f"{rank}{visible(message)}\n")
     return code
 
 

@@ -9,6 +9,7 @@ class HighrankError(Exception):
     """A failure that the user can act on; ``exit_code`` is what the command line ends with."""
 
     exit_code = 1
+    told = False  # another process of the same training prints it
 
     def __init__(self, message: object) -> None:
         super().__init__(visible(message))
@@ -48,6 +49,12 @@ class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
             "out of memory: lower train.batch_size, the sizes of the model or the beam, or free some;"
             " what is saved stands"
         )
+
+
+class WorkerError(HighrankError):
+    """Another process of the same training or evaluation is lost, silent, or computes something else."""
+
+    exit_code = 7
 
 
 class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everything is saved)

@@ -22,6 +22,9 @@ from lm.console.tables import Table
 from lm.disk.storage import JSON, finite, write_json
 from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
 from lm.errors import Interrupted, visible
+from lm.parallel.group import leads
+from lm.parallel.launch import launched, without_option
+from lm.parallel.shards import shards_of
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
@@ -40,7 +43,19 @@ def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
     The error names ``command``, which prepares a corpus, and ``instead``, which trains on any file.
     """
     for warning in require_splits(data, command, instead):
-        typer.echo(warning, err=True)
+        if leads():
+            typer.echo(warning, err=True)
+
+
+def in_processes(count: int, shards: int) -> None:
+    """Run the command again as several processes, and end with their exit code; 1 goes on here.
+
+    ConfigError where ``count`` does not divide ``train.shards``.
+    """
+    if count > 1:
+        shards_of(0, count, shards)
+        package, *arguments = shlex.split(_command.get())
+        raise typer.Exit(launched(package, without_option(arguments, "--processes"), count))
 
 
 def show_training(folder: Path, result: "FitResult") -> None:
@@ -192,9 +207,9 @@ def show(*parts: Table | str) -> None:
     """Print tables and lines, as ``--markdown`` or ``--csv`` asks; a pipe gets lines whole, without colours.
 
     Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr. Names are shown
-    as :func:`lm.errors.visible` does. A full disk is told when the work is done.
+    as :func:`lm.errors.visible` does. A full disk is told when the work is done. Only rank 0 prints.
     """
-    for number, part in enumerate(parts):
+    for number, part in enumerate(parts if leads() else ()):
         try:
             _print(part, first=number == 0)
         except OSError as error:

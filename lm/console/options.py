@@ -13,7 +13,6 @@ from lm.runs.outputs import require_foreign
 if TYPE_CHECKING:
     from typer.models import ArgumentInfo
 
-
 RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
 Overrides = Annotated[
     list[str] | None,
@@ -62,6 +61,25 @@ def named(text: str) -> Path:
     return Path(text)
 
 
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        min=1,
+        max=1024,
+        metavar="N",
+        help="Number of processes on this machine that share the work.",
+    ),
+]
+NewRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="DIR",
+        parser=named,
+        help="Run folder; default: runs/<config name>, or RUN-finetuned.",
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
 
 

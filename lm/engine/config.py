@@ -88,6 +88,19 @@ class TrainConfig(Section):
         0.0, ge=0, description="stop after so much training time, resumes included; 0 is no limit"
     )
     batch_size: Size = Field(16, description="dialog segments (dialog) or streams (lm) in a batch")
+    shards: Size = Field(
+        1,
+        description="number of parts of a batch, each with its own random numbers, that processes share out;"
+        " as many processes or fewer may train, and their number changes nothing but the time",
+    )
+    reduction: Literal["exact", "fast"] = Field(
+        "exact",
+        description="sum of gradients over processes: exact gives the same bits for every number of them,"
+        " fast sends less and agrees to rounding",
+    )
+    exchange_minutes: float = Field(
+        10.0, gt=0, le=1440, description="minutes that processes wait for each other before they end"
+    )
     accumulate: Size = Field(1, description="batches whose gradients make one update")
     validate_every: int = Field(0, ge=0, description="updates between validations; 0 is once an epoch")
     patience: int = Field(

@@ -10,6 +10,19 @@ from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import Run
 
 
+class NoJournal:
+    """The journal of processes that leave the logs to rank 0."""
+
+    def record(self, progress: Progress, split: str, values: Mapping[str, str | float]) -> None:
+        """Nothing is written."""
+
+    def updates(self, progress: Progress, lr: float, seconds: float) -> None:
+        """Nothing is written."""
+
+    def ended(self, state: str, progress: Progress, seconds: float) -> None:
+        """Nothing is written."""
+
+
 class Journal:
     """Writes the logs of a run. A line that the disk refuses is kept, and written before the next commit."""
 

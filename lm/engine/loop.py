@@ -7,6 +7,7 @@ commit (:mod:`lm.engine.state`), and what the log holds beyond the commit is cut
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -15,14 +16,17 @@ import torch
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated
 from lm.engine.guard import Guard
-from lm.engine.journal import Journal
+from lm.engine.journal import Journal, NoJournal
 from lm.engine.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
 from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver
+from lm.engine.sharded import Agreed, ShardedUpdater
+from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Progress, Stateful, TrainingState, Window
 from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, perplexity
+from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
 
 __all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "require_end", "seed_everything"]
@@ -44,7 +48,14 @@ class Task(Stateful, Protocol[BatchT]):
     def epoch_length(self) -> int:
         """Batches in a pass; need not be exact, only shown."""
 
-    def loss(self, batch: BatchT) -> StepLoss: ...
+    def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
+        """Shard ``index`` of ``count`` contiguous shards of a batch; None where it is empty.
+
+        The rows of carried state are cut by :func:`lm.parallel.shards.slice_of`.
+        """
+
+    def loss(self, batch: BatchT) -> StepLoss:
+        """The summed loss of a batch, or of a part of one."""
 
     def validate(self) -> dict[str, float]:
         """Metrics of the model as it is; ``"nll"``, in nats per token, decides.
@@ -76,15 +87,17 @@ def fit(
     task: Task[BatchT],
     train: TrainConfig,
     optim: OptimConfig,
-    run: Run,
+    run: Run | Follower,
     report: Reporter,
     verdict: Verdict | None = None,
     words: int = 0,
+    group: Group = ALONE,
 ) -> FitResult:
     """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
 
     ``verdict`` may end it at any validation, as a limit does; a resumed run asks again where it stands.
     ``words`` is the size of the vocabulary, for a warning where all validations are near guessing.
+    The processes of a ``group`` train together: rank 0 with the run, the others with a :class:`Follower`.
 
     The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
     that validation, and a run of that length from the start has not; where the end was due for validation
@@ -97,7 +110,7 @@ def fit(
     where three commits in a row fail, ConfigError where training could never end.
     """
     require_end(train)
-    engine = _Engine(task, train, optim, run, report)
+    engine = _Engine(task, train, optim, run, report, group)
     engine.verdict, engine.words = verdict, words
     try:
         return engine.fit()
@@ -107,15 +120,31 @@ def fit(
 
 class _Engine(Generic[BatchT]):
     def __init__(
-        self, task: Task[BatchT], train: TrainConfig, optim: OptimConfig, run: Run, report: Reporter
+        self,
+        task: Task[BatchT],
+        train: TrainConfig,
+        optim: OptimConfig,
+        run: Run | Follower,
+        report: Reporter,
+        group: Group,
     ) -> None:
-        self.task, self.train, self.optim, self.run, self.report = task, train, optim, run, report
+        self.task, self.train, self.optim, self.report, self.group = task, train, optim, report, group
+        self.stop = run.stop
         optimizer = build_optimizer(optim, task.model)
         averager = Averager(optim, task.model, skip_first=train.compat == "paper")
         self.state = TrainingState(task, optimizer, Schedule(optim), averager, Progress())
-        self.journal = Journal(run)
-        self.saver = Saver(self.state, train, run, self.journal, report)
+        self.journal: Journal | NoJournal
+        self.saver: Saver | SharedSaver
+        if isinstance(run, Run):
+            self.journal = Journal(run)
+            self.saver = Saver(self.state, train, run, self.journal, report)
+        else:
+            self.journal = NoJournal()
+        if group.size > 1:
+            leader = self.saver if isinstance(run, Run) else None
+            self.saver = SharedSaver(group, self.state, train, leader)
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
+        self.sharded = ShardedUpdater(self.updater, task, train, group) if train.shards > 1 else None
         self.batches: Batches[BatchT] | None = None
         self.verdict: Verdict | None = None
         self.words = 0
@@ -158,8 +187,19 @@ class _Engine(Generic[BatchT]):
             if reason:
                 self.require_updates()
                 return reason
-            self.run.stop.check()
+            self.check_stop()
             self.step()
+
+    def interruptible(self) -> AbstractContextManager[object]:
+        """Let signals end a validation; processes of a group end together, after it."""
+        return self.stop.raising() if self.group.size == 1 else nullcontext()
+
+    def check_stop(self) -> None:
+        """Raise Interrupted on a signal; in a group, only when all processes know of it."""
+        if self.group.size == 1:
+            self.stop.check()
+        elif self.sharded and self.sharded.agreed.stop:
+            raise Interrupted("")
 
     def require_updates(self) -> None:
         """DivergenceError where all updates were skipped: there is nothing that a training has come to."""
@@ -242,15 +282,28 @@ class _Engine(Generic[BatchT]):
 
         def checked() -> Iterator[BatchT]:
             for batch in batches:
-                self.run.stop.check()
+                self.stop.check()
                 yield batch
 
         try:
+            if self.sharded:
+                return self.shard_gradients(self.sharded, batches)
             return self.updater.gradients(checked())
         except Interrupted:
             self.updater.clear()
             before.restore()
             raise
+
+    def shard_gradients(self, sharded: ShardedUpdater[BatchT], batches: list[BatchT]) -> Sums:
+        """The gradients of all shards, and an agreement of all processes."""
+        stop = bool(self.stop)
+        status = (
+            self.saver.status(stop) if isinstance(self.saver, SharedSaver) else Agreed(stop, 0.0, save=False)
+        )
+        sums = sharded.gradients(batches, self.progress.step + 1, status)
+        if isinstance(self.saver, SharedSaver):
+            self.saver.agree(sharded.agreed)
+        return sums
 
     def skipped(self, epoch: int, batch: int) -> None:
         """Tells of an update that was left out because its loss or gradient is not finite."""
@@ -294,8 +347,8 @@ class _Engine(Generic[BatchT]):
         before = Bookmark(self.task)
         self.task.model.eval()
         try:
-            with torch.no_grad(), self.state.averager.swap(), self.run.stop.raising():
-                metrics = self.task.validate()
+            with torch.no_grad(), self.state.averager.swap(), self.interruptible():
+                metrics = self.group.first(self.task.validate())
         finally:
             self.task.model.train()
             before.restore()

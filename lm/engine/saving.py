@@ -10,7 +10,7 @@ from lm.disk.storage import JSON
 from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
-from lm.engine.state import TrainingState, model_tensors
+from lm.engine.state import Progress, TrainingState, model_tensors
 from lm.errors import StorageError, visible
 from lm.heads import kernel_choice
 from lm.runs.checkpoint import Commit
@@ -109,15 +109,16 @@ class Saver:
 
         The clock alone never makes a training diverge: weights that are not finite wait for a commit by step.
         """
+        return self.due_by_step() or (self.old() and self.dirty and self._training.finite())
+
+    def old(self) -> bool:
+        """Whether the last commit is older than ``train.checkpoint_minutes``."""
         minutes = self._train.checkpoint_minutes
-        by_time = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
-        return self.due_by_step() or (by_time and self.dirty and self._training.finite())
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
     def due_by_step(self) -> bool:
         """Whether this step is one to commit, however fast the machine is."""
-        progress, every = self._training.progress, self._train.checkpoint_every
-        by_steps = every > 0 and progress.step % every == 0
-        return self.dirty and (progress.step == 0 or progress.validated == progress.step or by_steps)
+        return self.dirty and commit_step(self._training.progress, self._train)
 
     def save(self, final: bool) -> None:
         """Commits what has changed. A failure is a warning; a third in a row, or a ``final`` one, is not."""
@@ -188,6 +189,12 @@ class Saver:
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
         kernels = kernel_choice.kind(device.type)
         return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}
+
+
+def commit_step(progress: Progress, train: TrainConfig) -> bool:
+    """Whether a step is one to commit once its update has changed something."""
+    by_steps = train.checkpoint_every > 0 and progress.step % train.checkpoint_every == 0
+    return progress.step == 0 or progress.validated == progress.step or by_steps
 
 
 def _log_of(commit: Commit) -> tuple[int, str]:

@@ -1,20 +1,25 @@
 """Wiring of a training run that both families share: config, data, memory, run folder, engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from lm.config.load import C, Resolved
+from lm.config.difference import flat_config
+from lm.config.load import C, Resolved, Setting, with_settings
 from lm.engine.choice import kept_choices, measured_choices
 from lm.engine.device import configure_device
-from lm.engine.events import Reporter
+from lm.engine.events import Reporter, no_report
 from lm.engine.loop import FitResult, Task, Verdict, fit, require_end, seed_everything
 from lm.engine.memory import require_memory
-from lm.errors import DataError
+from lm.engine.shared_saving import Follower
+from lm.errors import DataError, DivergenceError, Interrupted, WorkerError
 from lm.measures import require_learnt
+from lm.parallel.group import Group, joined
+from lm.parallel.shards import shards_of
 from lm.runs.inputs import CODEC_HASH, RESUMABLE, settle_inputs
 from lm.runs.run import Run, require_same_config
 from lm.text.vocabulary import Codec
@@ -66,34 +71,92 @@ def train_run(
     Equal configs, data, build and thread count give bit-identical runs, regardless of interruptions.
     ``verdict`` may end a training at a validation: see :func:`lm.engine.loop.fit`.
 
+    Under torchrun, all processes call it with the same arguments; rank 0 reads and writes the folder.
+
     Raises:
         DataError: a split cannot be read, or changed since the run began.
         ConfigError: sizes that do not fit each other, or too little memory; see also
             :func:`lm.engine.loop.fit`.
+        WorkerError: processes that compute different things, or a lost one.
         StorageError, DivergenceError, Interrupted: see :func:`lm.engine.loop.fit` and
             :meth:`lm.runs.run.Run.open`.
     """
-    resolved = kept_choices(resolved, folder)
+    config: Any = resolved.config
+    with joined(config.train.exchange_minutes) as group:
+        try:
+            return _train(group, family, resolved, folder, report if group.rank == 0 else no_report, verdict)
+        except (Interrupted, DivergenceError) as error:
+            error.told = group.rank > 0  # all ranks end so together
+            raise
+
+
+def _train(
+    group: Group,
+    family: Family[C, D],
+    resolved: Resolved[C],
+    folder: Path,
+    report: Reporter,
+    verdict: Verdict | None,
+) -> FitResult:
     config: Any = resolved.config
     free = RESUMABLE | family.free
     require_end(config.train)
-    require_same_config(folder, resolved, resumable_keys=free)
+    group.every(lambda: shards_of(group.rank, group.size, config.train.shards))
+    _require_equal(group, {"config": str(config)})
+    chosen = [resolved]
+    group.share(lambda: chosen.append(kept_choices(resolved, folder)))
+    resolved = _of_first(group, resolved, chosen[-1])
+    group.share(lambda: require_same_config(folder, resolved, resumable_keys=free))
+    config = resolved.config
     device = configure_device(config.train)
-    codec, data = family.load(config, folder)  # before the folder is made: bad data leave none
+    codec, data = group.every(lambda: family.load(config, folder))  # before the folder is made
     words = len(codec.vocabulary)
     described = family.describe(config, words)
-    require_memory(family.needed(described["memory"]), device, family.remedy)
+    group.every(lambda: require_memory(family.needed(described["memory"]), device, family.remedy))
     sizes = described["vocabulary"], described["sizes"]["contexts"]
-    resolved = measured_choices(resolved, sizes, device, folder, report)
+    measured = measured_choices(resolved, sizes, device, folder, report) if group.rank == 0 else resolved
+    resolved = _of_first(group, resolved, measured)
     config = resolved.config
     seed_everything(config.train.seed)
-    task, hashes = family.task(config, codec, data, Place(folder, device, described))
-    with Run.open(folder, resolved, resumable_keys=free) as run:
-        if changed := settle_inputs(folder, codec, {**hashes, CODEC_HASH: codec.fingerprint}):
+    place = Place(folder, device, described)
+    task, inputs = group.every(lambda: family.task(config, codec, data, place))
+    hashes = {**inputs, CODEC_HASH: codec.fingerprint}
+    _require_equal(group, hashes)
+    with _opened(group, folder, resolved, free) as run:
+        if changed := group.share(lambda: settle_inputs(folder, codec, hashes)):
             raise DataError(_changed(config, changed[0]))
-        result = fit(task, config.train, config.optim, run, report, verdict, words)
+        result = fit(task, config.train, config.optim, run, report, verdict, words, group)
     require_learnt(result.best_nll, words, folder)
     return result
+
+
+@contextmanager
+def _opened(
+    group: Group, folder: Path, resolved: Resolved[C], keys: frozenset[str]
+) -> Iterator[Run | Follower]:
+    """The run folder on rank 0, and nothing but signals elsewhere."""
+    runs: list[Run] = []
+    group.share(lambda: runs.append(Run.open(folder, resolved, resumable_keys=keys)))
+    with runs[0] if runs else Follower() as run:
+        yield run
+
+
+def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resolved[C]:
+    """Rank 0's choices for a config that all ranks have, on every rank."""
+    before, now = flat_config(resolved.config), flat_config(chosen.config)
+    values = group.first({key: value for key, value in now.items() if value != before[key]})
+    if not values or group.rank == 0:
+        return chosen
+    choices = {key: Setting(value, "chosen by rank 0") for key, value in values.items()}
+    return with_settings(resolved, choices, type(resolved.config))
+
+
+def _require_equal(group: Group, facts: Mapping[str, str]) -> None:
+    """WorkerError, naming rank and fact, where ranks compute with different things."""
+    every = group.gather(dict(facts))
+    for rank, theirs in enumerate(every):
+        for name in (name for name in facts if theirs[name] != every[0][name]):
+            raise WorkerError(f"rank {rank}: another {name} than rank 0; start all ranks with the same")
 
 
 def _changed(config: Any, name: str) -> str:

@@ -1,7 +1,7 @@
 """What a commit holds besides the optimiser: weights, random number generators, progress."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -173,18 +173,19 @@ class TrainingState:
 
     def load(self, commit: Commit) -> None:
         """Returns to a commit; StorageError where it does not fit the model or is of another version."""
-        model = self.task.model
-        values: Any = commit.state
         try:
-            self.progress = Progress.load(values["progress"])
-            self.schedule.load(values["schedule"])
-            averaged = int(values["averaged"])
-            start = values.get("average_start", self.averager.start)
+            self.restore(commit.tensors, commit.state)
         except (KeyError, TypeError, ValueError) as error:
             remedy = "train in a new --run folder"
             raise StorageError(f"{commit.path}: of another version of Highrank; {remedy}") from error
-        self.averager.load(commit.tensors("average"), averaged, start)
-        load_model_tensors(model, commit.tensors("model"))
-        load_optimizer_tensors(self.optimizer, model, commit.tensors("optimizer"))
-        self.task.load_state(commit.tensors("task"))
-        load_rng(commit.tensors("rng"))
+
+    def restore(self, tensors: Callable[[str], dict[str, Tensor]], values: Any) -> None:
+        """Take over the ``tensors`` of each of :meth:`groups`, and :meth:`values`."""
+        self.progress = Progress.load(values["progress"])
+        self.schedule.load(values["schedule"])
+        start = values.get("average_start", self.averager.start)
+        self.averager.load(tensors("average"), int(values["averaged"]), start)
+        load_model_tensors(self.task.model, tensors("model"))
+        load_optimizer_tensors(self.optimizer, self.task.model, tensors("optimizer"))
+        self.task.load_state(tensors("task"))
+        load_rng(tensors("rng"))

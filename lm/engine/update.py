@@ -80,23 +80,45 @@ class Updater(Generic[BatchT]):
 
     def gradients(self, batches: Iterable[BatchT]) -> Sums:
         """Compute the gradients of batches."""
-        device = self._parameters[0].device.type
         divisor, tokens = 0, 0
         losses: list[Tensor] = []  # (2,) objective and nll of each batch
         scales: list[float] = []
         for batch in batches:
-            with torch.autocast(device, torch.bfloat16, self._bfloat16):
-                loss = self._loss(batch)
+            loss = self.forward(batch)
             divisor = divisor or max(1, loss.tokens)  # the right size, and exact where there is one batch
             (loss.objective / divisor).backward()
             tokens += loss.tokens
             losses.append(torch.stack([loss.objective.detach().double(), loss.nll.double()]))
             scales.append(loss.lr_scale)
+        objective, nll = torch.stack(losses).sum(0)
+        return self.sums((objective, nll, tokens), divisor, statistics.fmean(scales))
+
+    def sums(self, totals: tuple[Tensor | float, Tensor | float, int], divisor: int, lr_scale: float) -> Sums:
+        """The sums of objective, nll and tokens beside gradients of objective / ``divisor`` in the model."""
         norm = nn.utils.get_total_norm(self._gradients()).double()
-        # one transfer from the device, (3,)
-        objective, nll, grad_norm = torch.cat([torch.stack(losses).sum(0), norm[None]]).tolist()
-        tokens = max(1, tokens)
-        return Sums(objective, nll, tokens, divisor, grad_norm * divisor / tokens, statistics.fmean(scales))
+        # one transfer from the device
+        objective, nll, grad_norm = torch.stack(
+            [norm.new_tensor(x) if isinstance(x, float) else x for x in (*totals[:2], norm)]
+        ).tolist()
+        tokens = max(1, totals[2])
+        return Sums(objective, nll, tokens, divisor, grad_norm * divisor / tokens, lr_scale)
+
+    def flat(self) -> Tensor:
+        """A copy of all gradients in one vector; zeros where there is none."""
+        zeros_or = (p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in self._parameters)
+        return torch.cat(list(zeros_or))
+
+    def put(self, flat: Tensor) -> None:
+        """Make views of such a vector the gradients."""
+        start = 0
+        for parameter in self._parameters:
+            parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+
+    def forward(self, batch: BatchT) -> StepLoss:
+        """The loss of a batch in the precision of the training."""
+        with torch.autocast(self._parameters[0].device.type, torch.bfloat16, self._bfloat16):
+            return self._loss(batch)
 
     def apply(self, sums: Sums, lr: float) -> None:
         """Clips the gradients and steps."""

@@ -123,6 +123,17 @@ class LanguageModel(nn.Module):
         return () if dropped is None and keep is None else (dropped, keep)
 
 
+def replaced(state: State, rows: slice, new: State) -> State:
+    """A copy of a state whose ``rows``, streams, are those of another."""
+
+    def patched(old: Tensor, part: Tensor) -> Tensor:
+        old = old.clone()
+        old[rows] = part
+        return old
+
+    return [(patched(h, n), patched(c, m)) for (h, c), (n, m) in zip(state, new, strict=True)]
+
+
 def detached(state: State) -> State:
     """The state as a fact: no gradient goes back through it."""
     return [(h.detach(), c.detach()) for h, c in state]

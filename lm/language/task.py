@@ -11,8 +11,9 @@ from lm.engine.update import StepLoss
 from lm.errors import DataError
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpus import TokenSplit
-from lm.language.model import LanguageModel, State, detached, state_from, state_tensors
+from lm.language.model import LanguageModel, State, detached, replaced, state_from, state_tensors
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
+from lm.parallel.shards import slice_of
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
 
 SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
@@ -64,10 +65,12 @@ class LmTask:
 
     def loss(self, batch: Window) -> StepLoss:
         """The summed loss of a window; its last state is carried to the next one."""
-        streams = batch.tokens.shape[1]
-        before = self.model.initial_state(streams) if batch.first else self._forgetful(self._carried)
+        streams, rows = batch.tokens.shape[1], batch.rows
+        carried = self._carried if rows is None else [(h[rows], c[rows]) for h, c in self._carried]
+        before = self.model.initial_state(streams) if batch.first else self._forgetful(carried)
         outputs = self.model(batch.tokens, before)
-        self._carried = detached(outputs.state)
+        after = detached(outputs.state)
+        self._carried = after if rows is None else replaced(self._carried, rows, after)
         objective, nll = self.model.head.objective(self.model.for_head(outputs.hidden), batch.targets)
         tokens, model = batch.targets.numel(), self.config.model
         penalty = torch.zeros((), device=nll.device)
@@ -78,6 +81,11 @@ class LmTask:
         if model.weight_penalty:
             penalty = penalty + model.weight_penalty * weight_penalty(self.model.parameters())
         return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
+
+    def part(self, batch: Window, index: int, count: int) -> Window | None:
+        """Neighbouring streams of a window."""
+        rows = slice_of(batch.tokens.shape[1], index, count)
+        return batch.part(rows) if rows.stop > rows.start else None
 
     def _forgetful(self, state: State) -> State:
         """The state, zero for the share ``window.state_reset`` of the streams."""

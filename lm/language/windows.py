@@ -32,9 +32,14 @@ class Window:
     targets: Tensor  # (T, B) int64: the tokens that follow them
     first: bool  # whether the streams begin here
     scale: float  # factor on the learning rate
+    rows: slice | None = None  # of the carried state: its streams, where they are a part of all
 
     def to(self, device: torch.device) -> "Window":
         return Window(self.tokens.to(device), self.targets.to(device), self.first, self.scale)
+
+    def part(self, rows: slice) -> "Window":
+        """Only some of the streams."""
+        return Window(self.tokens[:, rows], self.targets[:, rows], self.first, self.scale, rows)
 
 
 @dataclass(frozen=True, slots=True)

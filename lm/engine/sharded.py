@@ -1,0 +1,130 @@
+"""Updates from the shards of a batch, which any number of processes compute with the same bits.
+
+An update exchanges the gradients, in flat buffers, and one vector of float64 a process: objective, nll and
+tokens of its shards, whether it is to stop, and rank 0's clock. All processes decide from the same numbers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lm.engine.config import TrainConfig
+from lm.engine.update import BatchT, StepLoss, Sums, Updater
+from lm.errors import WorkerError
+from lm.parallel.group import Group
+from lm.parallel.shards import nodes_within, plan, random_seed, shards_of, tree_sum
+
+DIVISOR = 1024  # of the objective in the backward pass: a power of 2, which changes no bit of a gradient
+
+
+class Divisible(Protocol[BatchT]):
+    """A task whose batches can be cut into shards."""
+
+    def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
+        """Shard ``index`` of ``count`` of a batch; None where there is nothing in it."""
+
+    def loss(self, batch: BatchT) -> StepLoss: ...
+
+
+class Agreed(NamedTuple):
+    """What all processes know after an exchange."""
+
+    stop: bool  # a process has received a signal
+    seconds: float  # rank 0's training time
+    save: bool  # rank 0's last commit is old
+
+
+class ShardedUpdater(Generic[BatchT]):
+    """Gradients as sums over shards, into the model of an :class:`~lm.engine.update.Updater`.
+
+    ``agreed`` is the outcome of the last exchange.
+    """
+
+    def __init__(
+        self, updater: Updater[BatchT], task: Divisible[BatchT], train: TrainConfig, group: Group
+    ) -> None:
+        self._updater, self._task, self._group = updater, task, group
+        self._seed, self._shards, self._exact = train.seed, train.shards, train.reduction == "exact"
+        self._part = shards_of(group.rank, group.size, train.shards)
+        self._plan = plan(group.size, train.shards)
+        self.agreed = Agreed(stop=False, seconds=0.0, save=False)
+
+    def gradients(self, batches: Sequence[BatchT], update: int, status: Agreed) -> Sums:
+        """Sums over all shards of all processes; the model holds gradients of objective / ``divisor``.
+
+        ``update`` counts from 1, ``status`` is this process's part of the agreement. WorkerError where
+        another process is lost.
+        """
+        numbers: dict[int, list[float]] = {}  # objective, nll and tokens by shard
+        scales: list[float] = []
+
+        def leaf(node: tuple[int, int]) -> Tensor | None:
+            first, last = node
+            if last - first > 1:
+                return None
+            gradient, numbers[first] = self._shard(batches, first, update, scales)
+            return gradient
+
+        mine = [tree_sum(node, leaf, Tensor.add_) for node in nodes_within(self._part, (0, self._shards))]
+        torch.manual_seed(random_seed(self._seed, update, self._shards))
+        self._updater.put(self._reduced(mine))
+        objective, nll, tokens = self._agree([numbers[shard] for shard in self._part], status)
+        scale = scales[0] if scales else 1.0
+        return self._updater.sums((objective, nll, int(tokens)), DIVISOR, scale)
+
+    def _shard(
+        self, batches: Sequence[BatchT], shard: int, update: int, scales: list[float]
+    ) -> tuple[Tensor, list[float]]:
+        """Flat gradient and numbers of a shard of several batches, from random numbers of its own."""
+        torch.manual_seed(random_seed(self._seed, update, shard))
+        sums = torch.zeros(3, dtype=torch.float64)
+        for batch in batches:
+            part = self._task.part(batch, shard, self._shards)
+            if part is None:
+                continue
+            loss = self._updater.forward(part)
+            (loss.objective / DIVISOR).backward()
+            objective, nll = float(loss.objective.detach()), float(loss.nll)
+            sums += torch.tensor([objective, nll, loss.tokens], dtype=torch.float64)
+            scales.append(loss.lr_scale)
+        flat = self._updater.flat()
+        self._updater.clear()
+        return flat, sums.tolist()
+
+    def _reduced(self, mine: list[Tensor]) -> Tensor:
+        """The sum over all shards, from the sums of this process's nodes."""
+        if self._exact:
+            counts = [sum(rank == owner for owner, _ in self._plan) for rank in range(self._group.size)]
+            every = self._group.gather_tensors(mine, counts)
+            known = {node: tensor for (_, node), tensor in zip(self._plan, every, strict=True)}
+            return tree_sum((0, self._shards), known.get, Tensor.add_)
+        total = mine[0]
+        for tensor in mine[1:]:
+            total.add_(tensor)
+        self._group.sum_(total)
+        return total
+
+    def _agree(self, numbers: list[list[float]], own: Agreed) -> tuple[float, float, float]:
+        """Exchange numbers of shards and status; returns objective, nll and tokens of all shards."""
+        vector = torch.tensor([*own, *(value for shard in numbers for value in shard)], dtype=torch.float64)
+        every = self._group.gather_tensors([vector], [1] * self._group.size)
+        first = every[0].tolist()
+        self.agreed = Agreed(any(bool(other[0]) for other in every), first[1], bool(first[2]))
+        sums = torch.cat([other[len(own) :] for other in every]).view(-1, 3).tolist()
+        objective, nll, tokens = (math.fsum(column) for column in zip(*sums, strict=True))
+        return objective, nll, tokens
+
+
+def require_equal_weights(model: nn.Module, group: Group, digest: Callable[[Tensor], str]) -> None:
+    """WorkerError, naming the first tensor, where the ranks' weights differ."""
+    names = list(model.state_dict())
+    every = group.gather([digest(tensor) for tensor in model.state_dict().values()])
+    for rank, hashes in enumerate(every):
+        if differing := [name for name, a, b in zip(names, every[0], hashes, strict=True) if a != b]:
+            raise WorkerError(
+                f"rank {rank}: {differing[0]} differs from rank 0's; start all ranks on equal processors with"
+                " the same versions and threads, then run the same command again to resume"
+            )

@@ -1,0 +1,142 @@
+"""Saving and resuming where several processes train: rank 0 works, and all ranks learn the outcome."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Self
+
+from torch import Tensor
+
+from lm.disk.storage import JSON
+from lm.engine.config import TrainConfig
+from lm.engine.saving import Saver, commit_step
+from lm.engine.sharded import Agreed, require_equal_weights
+from lm.engine.state import Progress, TrainingState
+from lm.parallel.group import Group
+from lm.parallel.shards import shards_of, slice_of
+from lm.stop import StopFlag
+
+
+class Follower:
+    """What other ranks than 0 have in place of a run: no folder, only signals; a context manager."""
+
+    def __init__(self) -> None:
+        self.stop = StopFlag()
+
+    def __enter__(self) -> Self:
+        self.stop.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.uninstall()
+
+
+class SharedSaver:
+    """A :class:`~lm.engine.saving.Saver` of rank 0 whose methods all ranks call together.
+
+    ``saver`` is None on other ranks. An error on rank 0 is raised on all of them.
+    """
+
+    def __init__(
+        self, group: Group, training: TrainingState, train: TrainConfig, saver: Saver | None
+    ) -> None:
+        self._group, self._training, self._train, self._saver = group, training, train, saver
+        self._agreed = Agreed(stop=False, seconds=0.0, save=False)
+        self.dirty = True
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, by rank 0's clock at the last exchange."""
+        return self._agreed.seconds
+
+    def status(self, stop: bool) -> Agreed:
+        """This rank's part of the next exchange."""
+        if self._saver is None:
+            return Agreed(stop, 0.0, save=False)
+        return Agreed(stop, self._saver.seconds, self._saver.old())
+
+    def agree(self, agreed: Agreed) -> None:
+        """Take over the outcome of an exchange."""
+        self._agreed = agreed
+
+    def preflight(self, copies: int) -> None:
+        """See :meth:`lm.engine.saving.Saver.preflight`."""
+        self._on_first(lambda saver: saver.preflight(copies))
+
+    def resume(self) -> None:
+        """See :meth:`lm.engine.saving.Saver.resume`; every rank takes over rank 0's state."""
+        self._on_first(Saver.resume)
+        self._spread()
+        seconds = self._group.first(self._saver.seconds if self._saver else 0.0)
+        self._agreed = Agreed(stop=False, seconds=seconds, save=False)
+
+    def recover(self) -> bool:
+        """See :meth:`lm.engine.saving.Saver.recover`; every rank takes over rank 0's state."""
+        recovered = bool(self._on_first(Saver.recover))
+        if recovered:
+            self._spread()
+        return recovered
+
+    def due(self) -> bool:
+        """See :meth:`lm.engine.saving.Saver.due`."""
+        return self.due_by_step() or (self._agreed.save and self.dirty and self._training.finite())
+
+    def due_by_step(self) -> bool:
+        """See :meth:`lm.engine.saving.Saver.due_by_step`."""
+        return self.dirty and commit_step(self._training.progress, self._train)
+
+    def save(self, final: bool) -> None:
+        """See :meth:`lm.engine.saving.Saver.save`. WorkerError where the weights of ranks differ."""
+        if not self.dirty:
+            return
+        require_equal_weights(self._training.task.model, self._group, _digest)
+        self._collect()
+        try:
+            self._on_first(lambda saver: saver.save(final))
+        finally:
+            self._training.progress = Progress.load(self._group.first(self._training.progress.values()))
+        self.dirty = bool(self._group.first(self.dirty))
+
+    def _on_first(self, work: Callable[[Saver], JSON]) -> JSON:
+        """Let rank 0's saver work, on the same ``dirty`` as all ranks have."""
+
+        def on_saver() -> JSON:
+            assert self._saver is not None
+            self._saver.dirty = self.dirty
+            try:
+                return work(self._saver)
+            finally:
+                self.dirty = self._saver.dirty
+
+        outcome: JSON = self._group.share(on_saver)
+        return outcome
+
+    def _collect(self) -> None:
+        """Put the carried states of all ranks together, in the order of shards."""
+        task, group = self._training.task, self._group
+        own = shards_of(group.rank, group.size, self._train.shards)
+        whole: dict[str, Tensor] = {}
+        for name, tensor in task.state().items():
+            rows = [slice_of(len(tensor), shard, self._train.shards) for shard in range(self._train.shards)]
+            mine = tensor.new_zeros(tensor.shape)
+            for shard in own:
+                mine[rows[shard]] = tensor[rows[shard]]
+            every = group.gather_tensors([mine], [1] * group.size)
+            for rank, other in enumerate(every):
+                for shard in shards_of(rank, group.size, self._train.shards):
+                    mine[rows[shard]] = other[rows[shard]]
+            whole[name] = mine
+        task.load_state(whole)
+
+    def _spread(self) -> None:
+        """Give rank 0's whole state to every rank."""
+        values = self._group.first(self._training.values())
+        groups = self._training.groups()
+        names = self._group.first(sorted(groups))
+        received = {name: self._group.broadcast(groups.get(name, {})) for name in names}
+        if self._group.rank:
+            self._training.restore(received.__getitem__, values)
+        self.dirty = bool(self._group.first(self.dirty))
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes()).hexdigest()

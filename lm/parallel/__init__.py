@@ -1,0 +1,1 @@
+"""Data parallelism over the processes that ``torchrun`` starts."""

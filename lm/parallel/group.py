@@ -1,0 +1,258 @@
+"""The processes of a training or an evaluation, and what they tell each other.
+
+``torchrun`` starts the processes and gives each its rank in the environment. Values travel as JSON bytes and
+as tensors, never pickled. Rank 0 alone reads and writes run folders.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from lm import errors
+from lm.disk.storage import JSON
+from lm.errors import HighrankError, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+T = TypeVar("T")
+WORLD, RANK = "WORLD_SIZE", "RANK"  # environment variables of torchrun
+_BEAT = "exchange/{}"  # key of the store under which a rank counts its exchanges
+
+
+class Group(Protocol):
+    """Processes that compute together, seen from one of them."""
+
+    rank: int
+    size: int
+
+    def share(self, work: Callable[[], JSON]) -> Any:
+        """Do some work on rank 0; its result, or its HighrankError, reaches every rank."""
+
+    def every(self, work: Callable[[], T]) -> T:
+        """Do some work on every rank; a HighrankError on one ends all of them."""
+
+    def first(self, value: JSON) -> Any:
+        """Rank 0's value, on every rank."""
+
+    def gather(self, value: JSON) -> list[Any]:
+        """The values of all ranks, in their order."""
+
+    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
+        """The tensors of all ranks, each of one shape, rank r giving ``counts[r]`` of them."""
+
+    def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+        """Rank 0's named tensors, on every rank."""
+
+    def sum_(self, tensor: "Tensor") -> None:
+        """Add up a tensor over all ranks, in place, in an order that depends on their number."""
+
+
+class Alone:
+    """The group of one process, which exchanges nothing."""
+
+    rank, size = 0, 1
+
+    def share(self, work: Callable[[], JSON]) -> Any:
+        return work()
+
+    def every(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def first(self, value: JSON) -> Any:
+        return value
+
+    def gather(self, value: JSON) -> list[Any]:
+        return [value]
+
+    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
+        return list(tensors)
+
+    def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+        return dict(tensors)
+
+    def sum_(self, tensor: "Tensor") -> None:
+        pass
+
+
+ALONE = Alone()
+
+
+class Processes:
+    """The group of ``torch.distributed``; gloo on the CPU, NCCL on GPUs.
+
+    Every method raises WorkerError, naming the rank, where another process is lost or silent.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size = int(os.environ[RANK]), int(os.environ[WORLD])
+        self._dist, self._minutes = dist, minutes
+        self._exchanges = 0
+        timeout = timedelta(minutes=minutes)
+        self._store = _store(self.rank, self.size, timeout)
+        dist.init_process_group(
+            "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._dist.destroy_process_group()
+
+    @contextmanager
+    def _exchange(self) -> "Iterator[None]":
+        """Count an exchange, and name who is missing where one fails."""
+        self._exchanges += 1
+        self._store.set(_BEAT.format(self.rank), str(self._exchanges))
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> WorkerError:
+        """The error of an exchange in which others did not take part; the lowest rank left prints it."""
+        behind = []
+        try:
+            for rank in range(self.size):
+                key = _BEAT.format(rank)
+                if not self._store.check([key]) or int(self._store.get(key)) < self._exchanges:
+                    behind.append(rank)
+        except RuntimeError:  # the store went with the process that held it
+            pass
+        who = f"rank {', '.join(map(str, behind))}" if behind else "another rank"
+        error = WorkerError(
+            f"{who} is lost, or silent for train.exchange_minutes = {self._minutes:g};"
+            " run the same command again to resume"
+        )
+        error.told = self.rank != min(set(range(self.size)) - set(behind))
+        return error
+
+    def share(self, work: Callable[[], JSON]) -> Any:
+        answer: dict[str, JSON] = {}
+        if self.rank == 0:
+            try:
+                answer = {"value": work()}
+            except HighrankError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+        told = self.first(answer)
+        if "error" in told:
+            raise _again(told, printed=self.rank != 0)
+        return told["value"]
+
+    def every(self, work: Callable[[], T]) -> T:
+        failure: HighrankError | None = None
+        try:
+            done = work()
+        except HighrankError as error:
+            failure = error
+        told = self.gather({"error": type(failure).__name__, "message": str(failure)} if failure else {})
+        failed = [rank for rank, answer in enumerate(told) if answer]
+        if failed:
+            raise failure if failure and self.rank == failed[0] else _again(told[failed[0]], printed=True)
+        return done
+
+    def first(self, value: JSON) -> Any:
+        import torch
+
+        data = json.dumps(value).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(data)])
+        with self._exchange():
+            self._dist.broadcast(size, 0)
+            buffer = torch.zeros(int(size), dtype=torch.uint8)
+            if self.rank == 0:
+                buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            self._dist.broadcast(buffer, 0)
+        return json.loads(bytes(buffer.tolist()))
+
+    def gather(self, value: JSON) -> list[Any]:
+        import torch
+
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with self._exchange():
+            self._dist.all_gather(sizes, torch.tensor([len(data)]))
+            longest = max(int(size) for size in sizes)
+            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
+            buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            self._dist.all_gather(buffers, padded)
+        texts = (bytes(buffer[: int(size)].tolist()) for buffer, size in zip(buffers, sizes, strict=True))
+        return [json.loads(text) for text in texts]
+
+    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
+        import torch
+
+        gathered: list[Tensor] = []
+        for place in range(max(counts)):
+            mine = tensors[place] if place < len(tensors) else torch.zeros_like(tensors[0])
+            every = [torch.empty_like(mine) for _ in range(self.size)]
+            with self._exchange():
+                self._dist.all_gather(every, mine.contiguous())
+            gathered += every
+        order = [place * self.size + rank for rank, count in enumerate(counts) for place in range(count)]
+        return [gathered[number] for number in order]
+
+    def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+        import torch
+
+        shapes: JSON = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+                  for name, tensor in tensors.items()]  # fmt: skip
+        received = {}
+        for name, dtype, shape in self.first(shapes):
+            tensor = (
+                tensors[name].contiguous()
+                if self.rank == 0
+                else torch.empty(shape, dtype=getattr(torch, dtype))
+            )
+            with self._exchange():
+                self._dist.broadcast(tensor, 0)
+            received[name] = tensor
+        return received
+
+    def sum_(self, tensor: "Tensor") -> None:
+        with self._exchange():
+            self._dist.all_reduce(tensor)
+
+
+def _store(rank: int, size: int, timeout: timedelta) -> Any:
+    """The key-value store of a group; a group that torchrun restarts has keys of its own."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, size, is_master=rank == 0 and not hosted, timeout=timeout)
+    return PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _again(told: Mapping[str, str], printed: bool) -> HighrankError:
+    """An error of another rank; ``printed`` if that rank prints it."""
+    kind = getattr(errors, told["error"])
+    error: HighrankError = kind.__new__(kind)
+    error.args, error.told = (told["message"],), printed
+    return error
+
+
+@contextmanager
+def joined(minutes: float) -> "Iterator[Group]":
+    """The group that torchrun has started this process in; alone where it has not."""
+    if int(os.environ.get(WORLD, "1")) == 1:
+        yield ALONE
+        return
+    group = Processes(minutes)
+    yield group
+    group.close()
+
+
+def started_by_torchrun() -> bool:
+    """Whether the environment names the processes of a group."""
+    return WORLD in os.environ
+
+
+def leads() -> bool:
+    """Whether this process writes and prints: rank 0, or the only one."""
+    return os.environ.get(RANK, "0") == "0" or not started_by_torchrun()

@@ -1,0 +1,59 @@
+"""Start a command as several processes of this machine, through torchrun's Python API."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+
+from lm.errors import ConfigError, Interrupted
+from lm.parallel.group import started_by_torchrun
+
+
+def launched(package: str, arguments: Sequence[str], processes: int) -> int:
+    """Run ``python -m PACKAGE ARGUMENTS`` in several processes; returns the exit code of the first to fail.
+
+    The threads of torch are divided among them, unless OMP_NUM_THREADS is set. ConfigError where this process
+    is itself one of several.
+    """
+    if started_by_torchrun():
+        raise ConfigError("--processes: torchrun has started several already; leave it out")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # each process says what it has to
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", package, *arguments)
+    except ChildFailedError as error:
+        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
+        codes = [failure.exitcode for failure in failures]
+        own = [code for code in codes if code > 0]
+        return own[0] if own else 128 - codes[0]
+    except SignalException:
+        return Interrupted.exit_code
+    return 0
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """A command line without an option and its value."""
+    kept = list(arguments)
+    with suppress(ValueError):
+        place = kept.index(option)
+        del kept[place : place + 2]
+    return [argument for argument in kept if not argument.startswith(f"{option}=")]

@@ -1,0 +1,77 @@
+"""Logical shards of a batch, and sums over shards in an order that no number of processes changes.
+
+A batch is cut into S contiguous shards. A process of N computes S / N neighbouring ones. The sum over all
+shards follows one balanced binary tree, so that equal shards give equal bits for every N.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from lm.errors import ConfigError
+
+T = TypeVar("T")
+Node = tuple[int, int]  # shards from the first number to before the second
+
+
+def shards_of(rank: int, processes: int, shards: int) -> range:
+    """The shards of a process. ConfigError where the processes do not divide the shards."""
+    if shards % processes:
+        fitting = [n for n in range(1, shards + 1) if shards % n == 0]
+        raise ConfigError(
+            f"train.shards = {shards}: cannot be divided among {processes} processes; start"
+            f" {' or '.join(map(str, fitting))}, or set train.shards to a multiple of {processes}"
+        )
+    each = shards // processes
+    return range(rank * each, (rank + 1) * each)
+
+
+def slice_of(size: int, index: int, count: int) -> slice:
+    """The part ``index`` of ``count`` contiguous parts of nearly equal size, the larger ones first."""
+    small, larger = divmod(size, count)
+    start = index * small + min(index, larger)
+    return slice(start, start + small + (index < larger))
+
+
+def random_seed(seed: int, update: int, shard: int) -> int:
+    """The seed of the random numbers of a shard in an update, 63 bits of a hash."""
+    digest = hashlib.sha256(f"{seed}/{update}/{shard}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two children of a node of more than one shard."""
+    middle = (node[0] + node[1]) // 2
+    return (node[0], middle), (middle, node[1])
+
+
+def nodes_within(part: range, node: Node) -> Iterator[Node]:
+    """The largest nodes below ``node`` that lie in a part, from left to right."""
+    first, last = max(part.start, node[0]), min(part.stop, node[1])
+    if first >= last:
+        return
+    if (first, last) == node:
+        yield node
+        return
+    for child in halves(node):
+        yield from nodes_within(part, child)
+
+
+def tree_sum(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
+    """The sum over a node's shards, from the sums that are known; shards are asked for from left to right."""
+    if (value := known(node)) is not None:
+        return value
+    left, right = halves(node)
+    total = tree_sum(left, known, add)
+    return add(total, tree_sum(right, known, add))
+
+
+def plan(processes: int, shards: int) -> list[tuple[int, Node]]:
+    """Every (process, node) whose sum the processes exchange, in the order of processes and shards."""
+    parts = (shards_of(rank, processes, shards) for rank in range(processes))
+    return [(rank, node) for rank, part in enumerate(parts) for node in nodes_within(part, (0, shards))]
+
+
+def joined(parts: Iterable[Iterable[T]]) -> list[T]:
+    """Results of contiguous slices, in the order of the whole."""
+    return [item for part in parts for item in part]

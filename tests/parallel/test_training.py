@@ -1,0 +1,229 @@
+"""Trainings by several processes: the bits of one process, and one line where something is wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lm.cli import main
+from lm.runs.checkpoint import CheckpointStore
+from tests.support.tiny_training import write_corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+LM = """
+[data]
+train = "train.txt"
+valid = "valid.txt"
+test = "valid.txt"
+valid_streams = 2
+[window]
+length = 7
+[model]
+embedding_size = 6
+hidden_sizes = [7, 6]
+hidden_dropout = 0.3
+input_dropout = 0.2
+weight_dropout = 0.2
+[head]
+kind = "mos"
+components = 3
+latent_dropout = 0.2
+[optim]
+lr = 0.01
+average = "ema"
+[train]
+batch_size = 9
+max_steps = 6
+validate_every = 4
+checkpoint_every = 2
+shards = 4
+device = "cpu"
+"""
+HEADS = {
+    "softmax": ("head.kind=softmax", "head.components=1"),
+    "doc": ("head.kind=doc", "head.lower_components=[1]"),
+    "nt-asgd": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.max_steps=24"),
+}
+TALK = (
+    "model.embedding_size=8", "encoder.utterance_size=8", "encoder.context_size=8", "decoder.hidden_size=8",
+    "head.embedding_size=8", "optim.schedule=constant", "optim.warmup_steps=0", "train.shards=4",
+    "train.max_steps=6", "train.validate_every=3", "model.dropout=0.2", "data.train=talk.txt",
+    "data.valid=talk.txt", "data.test=talk.txt",
+)  # fmt: skip
+SAID = (
+    "is it raining",
+    "yes it is",
+    "take a coat then",
+    "i will take one",
+    "what time is it",
+    "half past nine",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path, LM, train=120, valid=30, longest=9)
+
+
+def command(*arguments: str, torchrun: tuple[str, ...] = ()) -> list[str]:
+    program = [sys.executable, "-m"]
+    if torchrun:
+        program += ["torch.distributed.run", "--standalone", *torchrun, "-m"]
+    return [*program, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def ended(folder: Path, line: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        line, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def trained(
+    folder: Path, run: str, processes: int, *overrides: str, config: str = "tiny.toml"
+) -> tuple[str, bytes]:
+    """All that the last commit holds, as a hash, and the log."""
+    settings = [part for override in overrides for part in ("--set", override)]
+    family = "lm" if config == "tiny.toml" else "dialog"
+    line = command(family, "train", config, "--run", run, "--processes", str(processes), *settings)
+    end = ended(folder, line)
+    assert end.returncode == 0, end.stderr
+    return outcome(folder / run)
+
+
+def outcome(run: Path) -> tuple[str, bytes]:
+    store = CheckpointStore(run / "checkpoints")
+    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
+
+
+def test_two_processes_give_the_bits_of_one(
+    folder: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, carried state and averaged weights; one process goes on where two have stopped."""
+    monkeypatch.chdir(folder)
+    for run in ("one", "two"):
+        first, last = (("train", "tiny.toml", "--run", run, "--set", f"train.max_steps={n}") for n in (4, 6))
+        if run == "one":
+            assert ending(main, *first)[0] == 0
+        else:
+            end = ended(folder, command("lm", *first, "--processes", "2"))
+            assert end.returncode == 0, end.stderr
+        assert ending(main, *last)[0] == 0
+    assert outcome(folder / "one") == outcome(folder / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
+def test_every_number_of_processes_gives_the_bits_of_one(folder: Path, settings: tuple[str, ...]) -> None:
+    alone = trained(folder, "run-1", 1, *settings)
+    for processes in (2, 4):
+        assert trained(folder, f"run-{processes}", processes, *settings) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["softmax", "mos"])
+def test_dialog_models_have_the_bits_of_one_process(folder: Path, head: str) -> None:
+    dialogs = ["\n".join(SAID[shift:] + SAID[:shift]) for shift in range(len(SAID))]
+    (folder / "talk.txt").write_text("\n\n".join(dialogs * 3) + "\n")
+    alone = trained(folder, "run-1", 1, *TALK, config=f"smalltalk_{head}")
+    for processes in (2, 4):
+        assert trained(folder, f"run-{processes}", processes, *TALK, config=f"smalltalk_{head}") == alone
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_any_number_of_processes(folder: Path) -> None:
+    for processes, steps in ((4, 5), (2, 9), (1, 13), (4, 16)):
+        found = trained(folder, "mixed", processes, f"train.max_steps={steps}")
+        assert found == trained(folder, "alone", 1, f"train.max_steps={steps}")
+
+
+@pytest.mark.slow
+def test_fast_sums_agree_to_rounding(folder: Path) -> None:
+    trained(folder, "exact", 4, "optim.name=sgd")
+    trained(folder, "fast", 4, "optim.name=sgd", "train.reduction=fast")
+    exact, fast = (CheckpointStore(folder / run / "checkpoints").weights("last") for run in ("exact", "fast"))
+    for name, tensor in exact.items():
+        assert (tensor - fast[name]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), name
+
+
+@pytest.mark.slow
+def test_a_killed_process_brings_all_back(folder: Path) -> None:
+    """``torchrun --max-restarts`` starts all again, and the end is that of an undisturbed run."""
+    settings = ("--set", "train.max_steps=300", "--set", "train.checkpoint_every=20")
+    torchrun = ("--nproc-per-node", "2", "--max-restarts", "2")
+    line = command("lm", "train", "tiny.toml", *settings, torchrun=torchrun)
+    with started(folder, line) as process:
+        wait_for(folder / "runs/tiny/checkpoints/step-00000040")
+        os.kill(workers(process)[-1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    alone = trained(folder, "alone", 1, "train.max_steps=300", "train.checkpoint_every=20")
+    assert outcome(folder / "runs/tiny") == alone
+
+
+@pytest.mark.slow
+def test_a_silent_process_ends_the_others_and_is_named(folder: Path) -> None:
+    settings = ("--set", "train.max_steps=100000", "--set", "train.exchange_minutes=0.1")
+    with started(folder, command("lm", "train", "tiny.toml", "--processes", "2", *settings)) as process:
+        wait_for(folder / "runs/tiny/checkpoints/step-00000004")
+        stopped = workers(process)[-1]
+        os.kill(stopped, signal.SIGSTOP)
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 7, output
+    assert (
+        "is lost, or silent for train.exchange_minutes = 0.1; run the same command again to resume" in output
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["launcher", "rank"])
+def test_a_signal_saves_once_and_ends_all(folder: Path, whom: str) -> None:
+    line = command("lm", "train", "tiny.toml", "--processes", "2", "--set", "train.max_steps=100000")
+    with started(folder, line) as process:
+        wait_for(folder / "runs/tiny/checkpoints/step-00000004")
+        os.kill(process.pid if whom == "launcher" else workers(process)[-1], signal.SIGTERM)
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 75, output
+    assert output.count("run the same command again to resume") == 1
+    assert "internal error" not in output
+
+
+@contextmanager
+def started(folder: Path, line: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A launcher, which is killed with all that it has started."""
+    process = subprocess.Popen(
+        line, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for pid in (*workers(process), process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.communicate()
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that a launcher has started, by number."""
+    return sorted(children(process.pid))
+
+
+def children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 100
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} does not appear"
+        time.sleep(0.02)
