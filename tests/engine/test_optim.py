@@ -174,7 +174,7 @@ def test_weights_come_back_from_a_swap_that_fails() -> None:
     swap.__enter__()
     assert not torch.equal(model.weight, last["weight"])
     with pytest.raises(Interrupted):
-        swap.gen.throw(Interrupted())
+        swap.gen.throw(Interrupted("SIGINT"))
     assert torch.equal(model.weight, last["weight"])
 
 
