@@ -163,14 +163,13 @@ def load_test_set(
         raise ConfigError(f"--limit {limit}: must be at least 1")
     if references and config.last_response:
         raise ConfigError(
-            f"{visible(references)}: lacks the last responses, which data.last_response adds; "
-            "leave out --references"
+            f"{references}: lacks the last responses, which data.last_response adds; leave out --references"
         )
     source = source or config.test
     dialogs = load_dialogs(source)
     examples = list_examples(dialogs, config.context, config.last_response)
     if not examples:
-        raise DataError(f"{visible(source)}: no context to evaluate; a dialog needs two utterances")
+        raise DataError(f"{source}: no context to evaluate; a dialog needs two utterances")
     items = align_references(read_references(references), dialogs, str(references)) if references else None
     name = evaluation_name(source, references)
     if limit is not None and limit < len(examples):
@@ -260,13 +259,13 @@ def rescore(path: Path, *, true_only: bool = False) -> Result:
                 references.append(row["references"][:1] if true_only else row["references"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise DataError(
-                    f"{visible(path)}:{number}: not an object with hypotheses and references; "
+                    f"{path}:{number}: not an object with hypotheses and references; "
                     "write the file with `dialog evaluate --output`"
                 ) from None
     try:
         return score_responses(hypotheses, references)
     except DataError as error:
-        raise DataError(f"{visible(path)}: {error}") from None
+        raise DataError(f"{path}: {error}") from None
 
 
 def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:

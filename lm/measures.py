@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from lm.errors import DivergenceError, visible
+from lm.errors import DivergenceError
 
 
 def perplexity(nll: float) -> float:
@@ -48,6 +48,6 @@ def require_learnt(best_nll: float, words: int, run: Path) -> None:
     """
     if not learnt(best_nll, words):
         raise DivergenceError(
-            f"{visible(run)}: diverged: the best validation perplexity is {perplexity(best_nll):,.0f}, where"
+            f"{run}: diverged: the best validation perplexity is {perplexity(best_nll):,.0f}, where"
             f" guessing among {words:,} words has {words:,}; lower optim.lr and train into another folder"
         )

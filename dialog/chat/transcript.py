@@ -19,7 +19,7 @@ from dialog.config import DecodeConfig
 from lm.config.section import Section
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_file, require_writable, write_atomic
-from lm.errors import DataError, visible
+from lm.errors import DataError
 from lm.runs.outputs import require_foreign
 
 HUMAN: Final = "A"
@@ -117,14 +117,14 @@ def read_transcript(path: Path) -> list[Turn]:
     lines = data.removesuffix(b"\n").split(b"\n")
     records = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
     if not any(record.decode for record in records):
-        raise DataError(f"{visible(path)}: {_FOREIGN}")
+        raise DataError(f"{path}: {_FOREIGN}")
     turns: list[Turn] = []
     for number, record in enumerate(records, 1):
         if record.speaker == HUMAN:
             following = records[number] if number < len(records) else record
             turns.append(_turn(path, number, record, following if following.speaker == MODEL else None))
         elif number == 1 or records[number - 2].speaker == MODEL:
-            raise DataError(f"{visible(path)}:{number}: {_FOREIGN}: B answers nobody")
+            raise DataError(f"{path}:{number}: {_FOREIGN}: B answers nobody")
     return turns
 
 
@@ -132,7 +132,7 @@ def _parse(path: Path, number: int, line: bytes) -> _Record:
     try:
         return _Record.model_validate_json(line)
     except ValidationError:
-        raise DataError(f"{visible(path)}:{number}: {_FOREIGN}") from None
+        raise DataError(f"{path}:{number}: {_FOREIGN}") from None
 
 
 def _turn(path: Path, number: int, said: _Record, reply: _Record | None) -> Turn:
@@ -141,5 +141,5 @@ def _turn(path: Path, number: int, said: _Record, reply: _Record | None) -> Turn
     alternatives = tuple(one.model_copy(update={"text": one_line(one.text)}) for one in found)
     texts = [one.text for one in alternatives]
     if text not in texts and (texts or text):
-        raise DataError(f"{visible(path)}:{number + bool(reply)}: the reply is none of its hypotheses")
+        raise DataError(f"{path}:{number + bool(reply)}: the reply is none of its hypotheses")
     return Turn(one_line(said.text), text, alternatives, last.decode, last.model)

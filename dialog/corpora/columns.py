@@ -66,9 +66,7 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
     for kind in kinds:
         if (column := found[f"{kind}_column"]) not in row:
             columns = visible(", ".join(map(str, row))[:500])
-            raise DataError(
-                f"{visible(name)}: no column {visible(column)}; set --{kind}-column to one of {columns}"
-            )
+            raise DataError(f"{name}: no column {column}; set --{kind}-column to one of {columns}")
     return replace(options, **found)
 
 

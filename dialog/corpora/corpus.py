@@ -25,7 +25,7 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialo
         split = source.removeprefix(SMALLTALK)
         if split not in SPLITS:
             raise DataError(
-                f"{visible(source)}: no such split; use smalltalk:train, smalltalk:valid or smalltalk:test"
+                f"{source}: no such split; use smalltalk:train, smalltalk:valid or smalltalk:test"
             )
         from dialog.smalltalk.process import generate
 
@@ -33,7 +33,7 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialo
     splits = read_source(source, ReadOptions(), InputLog(on_bad_line))
     if len(splits) > 1:
         raise DataError(
-            f"{visible(source)}: contains the splits {', '.join(splits)}; name one of its files or folders, "
+            f"{source}: contains the splits {', '.join(splits)}; name one of its files or folders, "
             "or run `dialog prepare` on it and name a split of the result"
         )
     return next(iter(splits.values()))
@@ -51,12 +51,12 @@ def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
     if split and split not in splits:
         there = ", ".join(filter(None, splits))
         there = f"use one of {there}" if there else "the source has no splits"
-        raise DataError(f"{visible(source)}: no split {visible(split)}; {there}")
+        raise DataError(f"{source}: no split {split}; {there}")
     dialogs = splits[split] if split else next(iter(splits.values()))
     found = [dialog for dialog in dialogs if id in ("", dialog.id)]
     if not found:
         example = visible(dialogs[0].id)
-        raise DataError(f"{visible(source)}: no dialog with id {visible(id)}; the first id is {example}")
+        raise DataError(f"{source}: no dialog with id {id}; the first id is {example}")
     return found
 
 

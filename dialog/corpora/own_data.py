@@ -55,13 +55,11 @@ def own_data(source: str | None, run: Path) -> OwnData:
     located = locate(source, ReadOptions(), InputLog())
     if located.format == "prepared":
         if any(split not in located.files for split in SPLITS):
-            raise DataError(
-                f"{visible(source)}: a single split; name the folder with train, valid and test instead"
-            )
+            raise DataError(f"{source}: a single split; name the folder with train, valid and test instead")
         return OwnData([f"data.{split}={Path(source) / split}" for split in SPLITS])
     if began:
         raise DataError(
-            f"{visible(run)}: began without --data, or lost its {CORPUS}; omit --data, restore the "
+            f"{run}: began without --data, or lost its {CORPUS}; omit --data, restore the "
             f"corpus from a copy, or {_ELSEWHERE}"
         )
     return OwnData(
@@ -98,7 +96,7 @@ def _compare(source: str, corpus: Path) -> str:
         same = isinstance(inputs, dict) and contents(now) == contents(inputs)
     if not same:
         raise DataError(
-            f"{visible(source)}: changed since this run began, or another source; restore it, omit --data, "
+            f"{source}: changed since this run began, or another source; restore it, omit --data, "
             f"or {_ELSEWHERE}"
         )
     return ""

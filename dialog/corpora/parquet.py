@@ -44,7 +44,7 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
     known = asked.intersection(columns) or any(usual(kind, columns) for kind in KINDS) or pair_of(columns)
     if columns and not known:
         raise DataError(
-            f"{visible(name)}: no column {visible(options.text_column)}; set --text-column to one of "
+            f"{name}: no column {options.text_column}; set --text-column to one of "
             f"{visible(', '.join(columns))[:500]}; or, if line {line} is no header, write one above, as in "
             "dialog,speaker,text"
         )
@@ -74,7 +74,7 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
             return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
     except (pa.ArrowException, OSError) as error:
         detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{visible(path)}: unreadable parquet file ({detail}); write it again") from error
+        raise DataError(f"{path}: unreadable parquet file ({detail}); write it again") from error
 
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
@@ -89,7 +89,7 @@ def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, 
         place, columns = f"{source}:{part}", table.column_names
         splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
     if not splits:
-        raise DataError(f"{name}: found the splits {visible(', '.join(parts))}; expected train, valid, test")
+        raise DataError(f"{name}: found the splits {', '.join(parts)}; expected train, valid, test")
     return splits
 
 

@@ -24,7 +24,7 @@ from dialog.corpora.prepared import write_split
 from dialog.corpora.sources import locate, read_located
 from dialog.utterance import SPLITS, WHOLE
 from lm.disk.storage import storage_errors
-from lm.errors import DataError, require, visible
+from lm.errors import DataError, require
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
 from lm.text.vocabulary import UNK, Codec, TokenizerKind
@@ -71,7 +71,7 @@ def prepare(
     log = InputLog(options.on_bad_line)
     located = locate(source, options.read, log)
     if located.format == "prepared":
-        raise DataError(f"{visible(source)}: already prepared; name it, or one of its splits, in the config")
+        raise DataError(f"{source}: already prepared; name it, or one of its splits, in the config")
     folder = OutputFolder(out, "dialog prepare")
     paths = [path for files in located.files.values() for path in files]
     before = hash_inputs(paths)  # empty for a dataset
@@ -80,10 +80,10 @@ def prepare(
         return current
     read = read_located(located, options.read, log)
     if hash_inputs(paths) != before:
-        raise DataError(f"{visible(source)}: changed during reading; run the same command again")
+        raise DataError(f"{source}: changed during reading; run the same command again")
     if not force and (reason := nonsense([dialog for dialogs in read.values() for dialog in dialogs])):
         raise DataError(
-            f"{visible(source)}: read as {located.format}, {reason}; choose another --format, "
+            f"{source}: read as {located.format}, {reason}; choose another --format, "
             f"see {PAGE}, or add --force if the content is correct"
         )
     if not before:  # a data set, identified by its content
@@ -112,9 +112,7 @@ def _split(
 ) -> dict[str, Sequence[Dialog]]:
     """Splits of a source. Missing ones are drawn from train, by a hash of seed, position and id."""
     if WHOLE not in read and "train" not in read:
-        raise DataError(
-            f"{visible(source)}: no train split; name its file train, or prepare only the unsplit file"
-        )
+        raise DataError(f"{source}: no train split; name its file train, or prepare only the unsplit file")
     given = {split: read[split] for split in SPLITS if split in read}
     dialogs = list(given.pop("train", read.get(WHOLE, [])))
     keys = [hashlib.sha256(f"{options.seed}:{n}:{d.id}".encode()).digest() for n, d in enumerate(dialogs)]
@@ -125,9 +123,7 @@ def _split(
             continue
         size = max(1, round(total * fraction))
         if size >= len(order):
-            raise DataError(
-                f"{visible(source)}: {total} dialogs are too few to split; add dialogs or name the splits"
-            )
+            raise DataError(f"{source}: {total} dialogs are too few to split; add dialogs or name the splits")
         drawn, order = sorted(order[:size]), order[size:]
         given[split] = [dialogs[index] for index in drawn]
     given["train"] = [dialogs[index] for index in sorted(order)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from dialog.utterance import Dialog, Utterance
 from lm.disk.regular import open_file
-from lm.errors import DataError, visible
+from lm.errors import DataError
 from lm.text.prepared_folder import recorded_hashes, require_recorded
 
 _INFO = "dataset_info.json"
@@ -46,7 +46,7 @@ def is_prepared(folder: Path) -> bool:
         features = json.loads(_read(path, {}))["features"]
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise DataError(f"{visible(path)}: {error.strerror}; replace it with a file") from error
+            raise DataError(f"{path}: {error.strerror}; replace it with a file") from error
         return False
     except (ValueError, KeyError, TypeError, RecursionError):
         return True  # damaged: reading reports the damage
@@ -70,7 +70,7 @@ def read_split(folder: Path) -> list[Dialog]:
         reason = error.strerror or "damaged"
     except (ValueError, KeyError, TypeError, RecursionError):  # pyarrow's errors are ValueErrors
         reason = "damaged, or not in the format of `dialog prepare`"
-    raise DataError(f"{visible(folder)}: {reason}; run `dialog prepare` again")
+    raise DataError(f"{folder}: {reason}; run `dialog prepare` again")
 
 
 def _read(path: Path, hashes: Mapping[str, str]) -> bytes:

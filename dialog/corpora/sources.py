@@ -60,7 +60,7 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
     """
     shown = visible(source)
     if options.format not in FORMATS:
-        raise ConfigError(f"--format {visible(options.format)}: must be one of {', '.join(FORMATS)}")
+        raise ConfigError(f"--format {options.format}: must be one of {', '.join(FORMATS)}")
     if options.format == "datasets" or source.startswith(HUB):
         return Located(source, "datasets", {WHOLE: []})
     path = Path(source)
@@ -89,7 +89,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
             return Located(source, "prepared", {split: [path / split] for split in SPLITS})
         if "dataset_info.json" in names:
             raise DataError(
-                f"{visible(source)}: a data set saved by `datasets`; run `dialog prepare` with "
+                f"{source}: a data set saved by `datasets`; run `dialog prepare` with "
                 "--format datasets and its column names"
             )
     if wanted in ("auto", "swda"):
@@ -106,8 +106,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
             continue
         if split in splits:
             raise DataError(
-                f"{visible(source)}: both {visible(splits[split][0].name)} and {visible(entry.name)} are "
-                f"the split {split}; remove one"
+                f"{source}: both {splits[split][0].name} and {entry.name} are the split {split}; remove one"
             )
         splits[split] = files
     if splits:
@@ -117,7 +116,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
     raise DataError(
-        f"{visible(source)}: no known files in the folder; expected *.utt.csv, files or folders named "
+        f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "
         f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
     )
 
@@ -128,7 +127,7 @@ def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) ->
     for split, format in others:
         if format != first[1]:
             raise DataError(
-                f"{visible(splits[split][0])}: format is {format}, but {first[0]} is "
+                f"{splits[split][0]}: format is {format}, but {first[0]} is "
                 f"{first[1]}; convert all splits to one format"
             )
     return first[1]
@@ -148,11 +147,11 @@ def detect_format(path: Path, log: InputLog) -> str:
             return "pickle"
         begin = Head.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
     if not begin.lines:
-        raise DataError(f"{visible(name)}: no text in the file; export it again")
+        raise DataError(f"{name}: no text in the file; export it again")
     if format := detect(begin):
         return format
     raise DataError(
-        f"{visible(name)}: format not recognised; convert it to a format in {PAGE}, or set --format "
+        f"{name}: format not recognised; convert it to a format in {PAGE}, or set --format "
         f"to one of {', '.join(DETECTED)}"
     )
 
@@ -172,9 +171,7 @@ def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[
         if not dialogs:
             what = f" {split} split of" if split else ""
             skipped = f" after {len(log.dropped)} dropped pieces" if log.dropped else ""
-            raise DataError(
-                f"{visible(located.source)}: no dialog in the{what} source{skipped}; check its format"
-            )
+            raise DataError(f"{located.source}: no dialog in the{what} source{skipped}; check its format")
     return splits
 
 

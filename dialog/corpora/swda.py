@@ -103,7 +103,7 @@ def _rows(
             missing = [column for column in columns if column not in header]
             if missing:
                 raise DataError(
-                    f"{visible(name)}:{number}: no column {missing[0]}; found {visible(', '.join(header))}; "
+                    f"{name}:{number}: no column {missing[0]}; found {', '.join(header)}; "
                     "expected the CSV release of SwDA"
                 )
         elif len(row) != len(header):
@@ -157,11 +157,11 @@ def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
                 content = stream.read(_MAX_MEMBER + 1)
             if len(content) > _MAX_MEMBER:
                 raise DataError(
-                    f"{shown}: {visible(member.filename)} is larger than 64 MiB; use the CSV release of SwDA"
+                    f"{shown}: {member.filename} is larger than 64 MiB; use the CSV release of SwDA"
                 )
             yield f"{name}/{member.filename}", io.BytesIO(content)
     except _ZIP_ERRORS as error:
-        raise DataError(f"{shown}: damaged or encrypted zip ({visible(error)}); fetch it again") from error
+        raise DataError(f"{shown}: damaged or encrypted zip ({error}); fetch it again") from error
 
 
 _ZIP_ERRORS = (

@@ -53,9 +53,7 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
         done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)
     if done.returncode == _REFUSED:
-        raise DataError(
-            f"{name}: refused: {visible(done.stderr.decode(errors='replace'))}; use the JSONL release"
-        )
+        raise DataError(f"{name}: refused: {done.stderr.decode(errors='replace')}; use the JSONL release")
     if done.returncode:
         memory, seconds = _limits(size)
         raise DataError(

@@ -19,7 +19,7 @@ from dialog.smalltalk.grammar import Act, Grammar, State, Template
 from dialog.smalltalk.slots import Said, Slots
 from dialog.smalltalk.words import Lexicon, Phrase, Tables
 from dialog.utterance import Dialog, Utterance
-from lm.errors import DataError, visible
+from lm.errors import DataError
 from lm.text.tokenizers import EOS, WordPunct
 
 LONG_ENOUGH = 9  # utterances before a conversation may end
@@ -186,7 +186,7 @@ def generate(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[D
     Another ``seed`` gives other dialogs of the same distribution. Raises DataError for an unknown split.
     """
     if split not in SPLITS:
-        raise DataError(f"smalltalk:{visible(split)}: no such split; use {', '.join(SPLITS)}")
+        raise DataError(f"smalltalk:{split}: no such split; use {', '.join(SPLITS)}")
     count = SPLITS[split] if dialogs is None else dialogs
     return [_dialog(split, seed, number) for number in range(count)]
 
@@ -248,7 +248,7 @@ def true_nll(dialogs: Sequence[Dialog]) -> tuple[float, int]:
         tokens += sum(len(_SPLIT(u.text)) + 1 for u in dialog.utterances[:-1])
         if -math.inf in parts:
             raise DataError(
-                f"{visible(dialog.id)}: not a dialog of the built-in corpus; its true perplexity is unknown"
+                f"{dialog.id}: not a dialog of the built-in corpus; its true perplexity is unknown"
             )
     return -math.fsum(parts), tokens
 

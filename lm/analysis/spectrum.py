@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.disk.storage import read_file, write_atomic
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
 _UNREADABLE = (  # exceptions of zipfile and NumPy for damaged files
@@ -111,9 +111,7 @@ class RankResult:
             _require(same, "thresholds match the singular values")
         except _UNREADABLE as error:
             detail = " ".join(str(error).split())
-            raise StorageError(
-                f"{visible(path)}: not a stored spectrum ({detail}); measure the rank again"
-            ) from error
+            raise StorageError(f"{path}: not a stored spectrum ({detail}); measure the rank again") from error
         return result
 
 

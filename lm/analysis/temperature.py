@@ -19,7 +19,7 @@ import torch
 from lm.bootstrap import half_interval
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def steps_of(run: Path) -> list[str]:
     """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     store = CheckpointStore(run / "checkpoints")
     if store.latest() is None:
-        raise StorageError(f"{visible(run)}: no checkpoint yet; train the run first")
+        raise StorageError(f"{run}: no checkpoint yet; train the run first")
     return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
 
 
@@ -140,7 +140,7 @@ def occurrences(
     """
     at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else ()
     if not len(at):
-        raise DataError(f"--word {visible(word)}: not in the text; use the spelling of the corpus")
+        raise DataError(f"--word {word}: not in the text; use the spelling of the corpus")
     return [
         {
             "position": int(place),

@@ -24,7 +24,7 @@ from lm.config.section import MAX_TEXT
 from lm.config.suggest import LONGEST, did_you_mean
 from lm.config.tomlfile import MAX_SIZE, Lines, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
-from lm.errors import ConfigError, StorageError, visible
+from lm.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -159,9 +159,7 @@ def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
     """Raises StorageError where the config.json of a run is that of a run of another family."""
     family = family_of(schema)
     if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
-        raise StorageError(
-            f"{visible(path.parent)}: a run of `{visible(found)}`, not of `{family}`; use `{visible(found)}`"
-        )
+        raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
 
 
 @cache

@@ -124,7 +124,7 @@ def add_runs(app: typer.Typer) -> None:
 
         found = runs_in(folder)
         if not found:
-            raise StorageError(f"{visible(folder)}: no run there; name a run, or a folder that has some")
+            raise StorageError(f"{folder}: no run there; name a run, or a folder that has some")
         rows = [run_row(run) for run in found]
         write_result(json_file, {"runs": rows})
         if not csv_wanted():

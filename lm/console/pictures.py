@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.disk.storage import write_atomic
-from lm.errors import ConfigError, visible
+from lm.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ _METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither vers
 def require_format(path: Path) -> None:
     """ConfigError for the suffix of a format that pictures do not come in."""
     if path.suffix not in FORMATS:
-        raise ConfigError(f"{visible(path)}: pictures end in {' or '.join(FORMATS)}")
+        raise ConfigError(f"{path}: pictures end in {' or '.join(FORMATS)}")
 
 
 def save_figure(

@@ -44,4 +44,4 @@ def require_regular(folder: Path) -> None:
     """Raise DataError if a folder for another library contains a pipe or a device."""
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"{visible(path)}: not a regular file; remove it, or save its content to a file")
+            raise DataError(f"{path}: not a regular file; remove it, or save its content to a file")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lm.disk.regular import open_file
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 from lm.stop import deferred_signals, delivered_signals
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -70,12 +70,12 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
         reason = (error.strerror or type(error).__name__).lower()
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
         raise StorageError(
-            f"{visible(path)}: {reason}; {remedy.format(needed=readable(max(needed, 10**6)))}"
+            f"{path}: {reason}; {remedy.format(needed=readable(max(needed, 10**6)))}"
         ) from error
     except ValueError as error:
         if "\0" not in str(path):
             raise
-        raise StorageError(f"{visible(path)}: NUL character in the path; choose another path") from error
+        raise StorageError(f"{path}: NUL character in the path; choose another path") from error
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -221,7 +221,7 @@ def read_file(path: Path, *, limit: int, follow: bool = True) -> bytes:
     with storage_errors(path), open_file(path, follow=follow) as file:
         data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
     if data is None or len(data) > limit:
-        raise StorageError(f"{visible(path)}: longer than {limit:,} bytes; the file is damaged or foreign")
+        raise StorageError(f"{path}: longer than {limit:,} bytes; the file is damaged or foreign")
     return data
 
 
@@ -252,7 +252,7 @@ def parse_json(data: bytes, path: Path) -> JSON:
     try:
         value: JSON = json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{visible(path)}: not valid JSON; the file is damaged or foreign") from error
+        raise StorageError(f"{path}: not valid JSON; the file is damaged or foreign") from error
     return value
 
 
@@ -299,9 +299,9 @@ def require_writable(path: Path) -> None:
     """Raise StorageError if :func:`write_atomic` could not write a file, as a check before long work."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise StorageError(f"{visible(path)}: its folder does not exist; create it first")
+        raise StorageError(f"{path}: its folder does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"{visible(path)}: no permission to write to its folder; choose another path")
+        raise StorageError(f"{path}: no permission to write to its folder; choose another path")
     with storage_errors(path):
         _require_replaceable(path)
 
@@ -310,8 +310,8 @@ def _require_replaceable(path: Path) -> None:
     if not os.path.lexists(path) or stat.S_ISREG(mode := os.lstat(path).st_mode):
         return
     if stat.S_ISDIR(mode):
-        raise StorageError(f"{visible(path)}: is a folder; name a file instead")
-    raise StorageError(f"{visible(path)}: not a regular file; choose another path")
+        raise StorageError(f"{path}: is a folder; name a file instead")
+    raise StorageError(f"{path}: not a regular file; choose another path")
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -323,6 +323,6 @@ def require_space(folder: Path, needed: int) -> None:
         free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
-            f"{visible(folder)}: needs {readable(needed)}, but only {readable(free, up=False)} are free; "
+            f"{folder}: needs {readable(needed)}, but only {readable(free, up=False)} are free; "
             f"free {readable(needed - free)} more, or choose a folder on another disk"
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from lm.engine.state import Progress
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 from lm.measures import perplexity
 from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import Run
@@ -68,9 +68,7 @@ class Journal:
         if size and not self._metrics.offset:
             return False
         if self._metrics.offset < size or (sha256 and self._metrics.sha256(size) != sha256):
-            raise StorageError(
-                f"{visible(self._metrics.path)}: not what was logged up to the checkpoint; {LOG_LOST}"
-            )
+            raise StorageError(f"{self._metrics.path}: not what was logged up to the checkpoint; {LOG_LOST}")
         return True
 
     def cut(self, metrics: int) -> int:

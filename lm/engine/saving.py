@@ -11,7 +11,7 @@ from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
 from lm.engine.state import Progress, TrainingState, model_tensors
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 from lm.heads import kernel_choice
 from lm.runs.checkpoint import Commit
 from lm.runs.inputs import RECORD, record_of
@@ -204,7 +204,5 @@ def _log_of(commit: Commit) -> tuple[int, str]:
         return record.log.size, record.log.sha256
     size = commit.state.get("metrics_bytes")
     if type(size) is not int or size < 0:
-        raise StorageError(
-            f"{visible(commit.path)}: of another version of Highrank; train in a new --run folder"
-        )
+        raise StorageError(f"{commit.path}: of another version of Highrank; train in a new --run folder")
     return size, ""

@@ -93,7 +93,7 @@ def whole_file(path: Path, style: Style) -> FilePart:
         head = stream.read(8)
     for signature, tool in _COMPRESSED.items():
         if style == "bytes" and head.startswith(signature):
-            raise DataError(f"{visible(path)}: is compressed; unpack it with {tool}")
+            raise DataError(f"{path}: is compressed; unpack it with {tool}")
     return FilePart(path, style)
 
 
@@ -114,7 +114,7 @@ def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart
             places.append(place)
         places.append(whole.size)
         if any(start >= stop for start, stop in pairwise(places)):
-            raise DataError(f"{visible(path)}: too short to split; add text, or name files for its splits")
+            raise DataError(f"{path}: too short to split; add text, or name files for its splits")
         counts = list(_count_lines(stream, places))
     parts, first = [], 1
     for (start, stop), lines in zip(pairwise(places), counts, strict=True):

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from lm.console.report import preparation_tables
 from lm.console.tables import Table
 from lm.disk.storage import storage_errors
-from lm.errors import ConfigError, DataError, require, visible
+from lm.errors import ConfigError, DataError, require
 from lm.language.shards import write_split
 from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
 from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
@@ -83,7 +83,7 @@ class PrepareOptions:
             "blank-lines": (self.blank_lines, get_args(BlankLines)),
         }
         for name, (value, known) in choices.items():
-            require(value in known, f"--{name} {visible(value)}: must be one of {', '.join(known)}")
+            require(value in known, f"--{name} {value}: must be one of {', '.join(known)}")
         sizes = self.vocab_size >= 0 and self.shard_tokens >= 1
         require(sizes, "--vocab-size must be at least 0 and --shard-tokens at least 1")
 
@@ -130,9 +130,7 @@ def _write(
             lines = read_tokens(parts, codec.tokenizer, again, blank_lines=keep)
             write_split(building / split, lines, codec, options.shard_tokens)
         if _identity(located) != wanted["inputs"]:
-            raise DataError(
-                f"{visible(located.source)}: changed while it was read; run the same command again"
-            )
+            raise DataError(f"{located.source}: changed while it was read; run the same command again")
         return folder.finish(building, wanted, report, log.dropped)
 
 
@@ -179,7 +177,7 @@ def _survey(
     for split, parts in located.splits.items():
         counts[split] = count_split(read_tokens(parts, tokenizer, log, blank_lines=keep))
         if counts[split].words.keys() <= {EOS_WORD}:
-            raise DataError(f"{visible(located.source)}: no token in the {split} split; check its text")
+            raise DataError(f"{located.source}: no token in the {split} split; check its text")
     others = [counts[split] for split in counts if split != "train"]
     of_all = options.vocabulary == "train+valid+test"
     size = options.vocab_size

@@ -175,5 +175,5 @@ def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.in
         offset = len(start) + length
         whole = os.fstat(file.fileno()).st_size == offset + size * dtype.itemsize
         if start[:_MAGIC] != _NPY or file.read(length).rstrip(b" \n") != header or not whole:
-            raise DataError(f"{visible(path)}: damaged, or not written by this `lm prepare`; {_AGAIN}")
+            raise DataError(f"{path}: damaged, or not written by this `lm prepare`; {_AGAIN}")
         return np.memmap(file, dtype, "r", offset, (size,))

@@ -54,7 +54,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         known = ", ".join(get_args(Format))
-        require(self.format in get_args(Format), f"--format {visible(self.format)}: must be one of {known}")
+        require(self.format in get_args(Format), f"--format {self.format}: must be one of {known}")
         for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
             require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
         require(
@@ -187,8 +187,7 @@ def _groups(path: Path) -> dict[str, dict[str, Path]]:
         files, split = groups.setdefault(name, {}), _SPLIT_NAMES[split.lower()]
         if split in files:
             raise DataError(
-                f"{visible(path)}: {visible(files[split].name)} and {visible(entry.name)} both are the "
-                f"split {split}; remove one"
+                f"{path}: {files[split].name} and {entry.name} both are the split {split}; remove one"
             )
         files[split] = entry
     return groups
@@ -248,7 +247,7 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
     )
     if not train or len(rest) < 2:
         raise DataError(
-            f"{visible(path)}: lacks files news.en-*-of-00100 or news.en.heldout-*-of-00050; unpack it again"
+            f"{path}: lacks files news.en-*-of-00100 or news.en.heldout-*-of-00050; unpack it again"
         )
     files = {"train": train, "valid": rest[1:2], "test": rest[:1]}
     return Located(
@@ -262,13 +261,12 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
     tables = {key or "train": table for key, table in load_tables(source).items()}
     found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}
     if "train" not in found:
-        raise DataError(f"{shown}: has no train split, only {visible(', '.join(tables))}")
+        raise DataError(f"{shown}: has no train split, only {', '.join(tables)}")
     for split, table in found.items():
         if options.text_column not in table.column_names:
             columns = visible(", ".join(table.column_names))
             raise DataError(
-                f"{shown}:{split}: no column {visible(options.text_column)}; name one of {columns} by "
-                "--text-column"
+                f"{shown}:{split}: no column {options.text_column}; name one of {columns} by --text-column"
             )
     parts: dict[str, tuple[Part, ...]] = {}
     stop = len(found["train"])

@@ -9,7 +9,7 @@ from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.session import START_HASH, Family, Place, Ready, train_run
 from lm.engine.state import load_model_tensors
-from lm.errors import ConfigError, visible
+from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
@@ -52,7 +52,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     trained_by = resolved.config.optim.name
     if trained_by != "sgd" and "optim.lr" not in given:
         raise ConfigError(
-            f"{visible(run)}: trained by {trained_by}, whose rate is not one for SGD;"
+            f"{run}: trained by {trained_by}, whose rate is not one for SGD;"
             " give one, as in --set optim.lr=20"
         )
     own = resolved.config.train
@@ -88,7 +88,7 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
     other = codec_of(source)
     if other.fingerprint != codec.fingerprint:
         raise ConfigError(
-            f"train.start_from = {visible(source)}: trained with another vocabulary; use the data of that run"
+            f"train.start_from = {source}: trained with another vocabulary; use the data of that run"
         )
     store = CheckpointStore(source / "checkpoints")
     load_model_tensors(model, store.weights("best"))

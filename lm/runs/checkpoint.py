@@ -112,7 +112,7 @@ class CheckpointStore:
         if self.problems:
             raise StorageError(
                 f"no checkpoint is intact ({self.problems[0]}); restore one from a copy, or remove "
-                f"{visible(self.folder)} to start over"
+                f"{self.folder} to start over"
             )
         return None
 
@@ -140,7 +140,7 @@ class CheckpointStore:
         wanted = self._step_of(which, steps)
         if wanted not in steps:
             others = self._choices(steps) or "; train the run first"
-            raise StorageError(f"{visible(self.folder)}: no checkpoint {which!r}{others}")
+            raise StorageError(f"{self.folder}: no checkpoint {which!r}{others}")
         try:
             return Commit.read(folders[steps.index(wanted)][1])
         except StorageError as error:
@@ -156,7 +156,7 @@ class CheckpointStore:
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             return int(match[1])
         raise ConfigError(
-            f"--checkpoint {visible(which)}: must be last, best, average or step-N{self._choices(steps)}"
+            f"--checkpoint {which}: must be last, best, average or step-N{self._choices(steps)}"
         )
 
     def steps(self, which: str) -> list[int]:
@@ -182,7 +182,7 @@ class CheckpointStore:
             return self.open(which).inference_tensors()
         steps = self.best()
         if not steps:
-            raise StorageError(f"{visible(self.folder)}: no best checkpoints yet to average; choose last")
+            raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
 
     def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
@@ -217,7 +217,7 @@ class CheckpointStore:
         for _, path in folders:
             Commit.read(path, tensors=False)  # or else the pointer is that of a damaged one
         raise StorageError(
-            f"{visible(self.folder / 'best.json')}: names {_steps(pointed)}, and the newest checkpoint"
+            f"{self.folder / 'best.json'}: names {_steps(pointed)}, and the newest checkpoint"
             f" {_steps(newest)}; it was edited or damaged: {_MEND}"
         )
 
@@ -234,7 +234,7 @@ class CheckpointStore:
             value = None
         steps = value.get("steps") if isinstance(value, dict) else None
         if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
-            raise StorageError(f"{visible(path)}: damaged; {_MEND}")
+            raise StorageError(f"{path}: damaged; {_MEND}")
         return steps
 
     def prune(self, keep: Collection[int]) -> None:
@@ -249,7 +249,7 @@ class CheckpointStore:
             return
         kept = next((path for step, path in folders if step in keep), None)
         if kept is None:
-            raise StorageError(f"{visible(self.folder)}: no checkpoint would stay, so none was deleted")
+            raise StorageError(f"{self.folder}: no checkpoint would stay, so none was deleted")
         Commit.read(kept)
         graves = [path.with_name(f"{path.name}.tmp") for path in doomed]
         for path, grave in zip(doomed, graves, strict=True):
@@ -348,7 +348,7 @@ class CheckpointStore:
 
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):
-            raise StorageError(f"{visible(self.folder)}: a symbolic link; link the whole run folder instead")
+            raise StorageError(f"{self.folder}: a symbolic link; link the whole run folder instead")
 
 
 def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:

@@ -27,7 +27,7 @@ from lm.disk.storage import (
     storage_errors,
     write_new,
 )
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,19 +83,19 @@ class Commit:
         """
         with storage_errors(path):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise StorageError(f"{visible(path)}: not a folder, so no checkpoint")
+                raise StorageError(f"{path}: not a folder, so no checkpoint")
         manifest = _read_manifest(path / MANIFEST)
         match = FOLDER.fullmatch(path.name)
         if match is None or int(match[1]) != manifest.step:
-            raise StorageError(f"{visible(path)}: holds step {manifest.step}; the folder was renamed")
+            raise StorageError(f"{path}: holds step {manifest.step}; the folder was renamed")
         if STATE not in manifest.files:
-            raise StorageError(f"{visible(path / MANIFEST)}: lists no {STATE}; the checkpoint is foreign")
+            raise StorageError(f"{path / MANIFEST}: lists no {STATE}; the checkpoint is foreign")
         for name, record in manifest.files.items():
             if tensors:
                 _verify(path / name, record)
         state = parse_json(_read_verified(path / STATE, manifest.files[STATE]), path / STATE)
         if not isinstance(state, dict):
-            raise StorageError(f"{visible(path / STATE)}: not a JSON object; the checkpoint is foreign")
+            raise StorageError(f"{path / STATE}: not a JSON object; the checkpoint is foreign")
         return cls(manifest.step, path, state, manifest.facts, manifest.files)
 
     @property
@@ -124,7 +124,7 @@ class Commit:
         """The weights to use: the model's, with the averaged ones in place of those that have an average."""
         weights = self.tensors("model") | self.tensors("average")
         if not weights:
-            raise StorageError(f"{visible(self.path)}: holds no weights; choose another checkpoint")
+            raise StorageError(f"{self.path}: holds no weights; choose another checkpoint")
         return weights
 
 
@@ -170,7 +170,7 @@ def _read_manifest(path: Path) -> Manifest:
     number = value.get("format") if isinstance(value, dict) else None
     if type(number) is int and number > FORMAT:
         raise StorageError(
-            f"{visible(path)}: format {number}, and this version reads up to {FORMAT}; upgrade highrank"
+            f"{path}: format {number}, and this version reads up to {FORMAT}; upgrade highrank"
         )
     try:
         manifest = Manifest.model_validate(value)
@@ -178,11 +178,11 @@ def _read_manifest(path: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ascii(".".join(map(str, first["loc"])))[:100]
-        raise StorageError(f"{visible(path)}: damaged or foreign at {key}: {first['msg']}") from None
+        raise StorageError(f"{path}: damaged or foreign at {key}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{visible(path)}: damaged or foreign, not canonical JSON") from error
+        raise StorageError(f"{path}: damaged or foreign, not canonical JSON") from error
     if data != canonical:
-        raise StorageError(f"{visible(path)}: damaged, it does not match its own SHA-256")
+        raise StorageError(f"{path}: damaged, it does not match its own SHA-256")
     return manifest
 
 
@@ -200,11 +200,9 @@ def _read_verified(path: Path, record: FileRecord) -> bytes:
 
 def _check(path: Path, record: FileRecord, size: int, sha256: str) -> None:
     if size != record.size:
-        raise StorageError(
-            f"{visible(path)}: damaged, {size:,} bytes where the manifest says {record.size:,}"
-        )
+        raise StorageError(f"{path}: damaged, {size:,} bytes where the manifest says {record.size:,}")
     if sha256 != record.sha256:
-        raise StorageError(f"{visible(path)}: damaged, its SHA-256 is not the manifest's")
+        raise StorageError(f"{path}: damaged, its SHA-256 is not the manifest's")
 
 
 def _serialised(
@@ -245,9 +243,9 @@ def _deserialise(data: bytes, path: Path) -> dict[str, "Tensor"]:
     from safetensors.torch import load
 
     if int.from_bytes(data[:8], "little") > min(len(data), _HEADER_LIMIT):
-        raise StorageError(f"{visible(path)}: its header is larger than any we write; the file is foreign")
+        raise StorageError(f"{path}: its header is larger than any we write; the file is foreign")
     _require_memory(2 * len(data))
     try:
         return load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise StorageError(f"{visible(path)}: not readable as safetensors; the file is foreign") from error
+        raise StorageError(f"{path}: not readable as safetensors; the file is foreign") from error

@@ -150,27 +150,26 @@ def load_evaluation(
     if name not in known:
         others = ", ".join(known) or "none"
         raise DataError(
-            f"{visible(run)}: has no evaluation {visible(name)} (it has: {visible(others)}); "
-            f"run `{program} evaluate` on it first"
+            f"{run}: has no evaluation {name} (it has: {others}); run `{program} evaluate` on it first"
         )
     record = read_json(path)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise StorageError(f"{visible(path)}: not an evaluation of ours; {again}")
+        raise StorageError(f"{path}: not an evaluation of ours; {again}")
     if damaged(record):
-        raise StorageError(f"{visible(path)}: edited or damaged; {again}")
+        raise StorageError(f"{path}: edited or damaged; {again}")
     result, contexts = record.get("result"), record.get("contexts")
     if not isinstance(result, dict) or not isinstance(contexts, dict):
-        raise StorageError(f"{visible(path)}: damaged; {again}")
+        raise StorageError(f"{path}: damaged; {again}")
     for keys in (*needed, *(("contexts", *column) for column in columns)):
         if lookup(record, keys) is None:
-            raise StorageError(f"{visible(path)}: has no {'.'.join(keys)}; {again}")
+            raise StorageError(f"{path}: has no {'.'.join(keys)}; {again}")
     lists = [lookup(contexts, column) for column in columns]
     if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
-        raise StorageError(f"{visible(path)}: its contexts do not match; {again}")
+        raise StorageError(f"{path}: its contexts do not match; {again}")
     checkpoint = str(result.get("checkpoint"))
     now = CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
     if now is not None and result.get("weights", now) != now:
-        raise DataError(f"{visible(path)}: checkpoint {visible(checkpoint)} has changed since; {again}")
+        raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
     return Evaluation(str(run), result, contexts)
 
 
@@ -207,7 +206,7 @@ def damaged_records(run: Path) -> Iterator[str]:
 def evaluation_names(run: Path) -> list[str]:
     """What the evaluations of a run are called; StorageError where there is no run."""
     if not run.is_dir():
-        raise StorageError(f"{visible(run)}: no such run; check the path")
+        raise StorageError(f"{run}: no such run; check the path")
     return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
 
 
@@ -221,14 +220,12 @@ def common_name(runs: Sequence[Path], program: str, options: str) -> str:
     if not common:
         names = "; ".join(f"{run}: {', '.join(kept[run]) or 'none'}" for run in runs)
         raise DataError(
-            f"no evaluation in common ({visible(names)}); run `{program} evaluate` on each run "
+            f"no evaluation in common ({names}); run `{program} evaluate` on each run "
             f"with the same options ({options})"
         )
     if len(common) > 1:
         names = ", ".join(sorted(common))
-        raise ConfigError(
-            f"the runs have several evaluations in common; choose one with --name: {visible(names)}"
-        )
+        raise ConfigError(f"the runs have several evaluations in common; choose one with --name: {names}")
     return common.pop()
 
 

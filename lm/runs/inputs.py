@@ -68,7 +68,7 @@ def record_of(commit: Commit | None) -> Record | None:
     try:
         return Record.model_validate(commit.facts[RECORD])
     except ValidationError as error:
-        raise StorageError(f"{visible(commit.path)}: foreign, its record of the run is not ours") from error
+        raise StorageError(f"{commit.path}: foreign, its record of the run is not ours") from error
 
 
 def recorded(run: Path) -> Record | None:
@@ -163,9 +163,7 @@ def codec_of(run: Path) -> Codec:
     if os.path.lexists(run / DATA):
         saved = read_json(run / DATA, limit=DATA_LIMIT)
         if not isinstance(saved, dict) or saved.get(CODEC_HASH) != codec.fingerprint:
-            raise StorageError(
-                f"{visible(run)}: vocabulary.json or tokenizer.json is not the run's own; {RESTORE}"
-            )
+            raise StorageError(f"{run}: vocabulary.json or tokenizer.json is not the run's own; {RESTORE}")
     return codec
 
 

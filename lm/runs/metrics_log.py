@@ -14,7 +14,7 @@ from lm.disk.storage import (
     storage_errors,
     write_all,
 )
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 
 LOG_LOST = "restore it from a copy, or remove it: training goes on, and the log begins anew"
 
@@ -34,7 +34,7 @@ class MetricsLog:
         try:
             with storage_errors(path):
                 if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                    raise StorageError(f"{visible(path)}: not a regular file; remove it")
+                    raise StorageError(f"{path}: not a regular file; remove it")
                 self._drop_torn_line()
         except BaseException:
             self.close()
@@ -73,7 +73,7 @@ class MetricsLog:
         """Cut the file back to ``offset`` bytes, durably; StorageError where it has fewer."""
         if (size := self.offset) < offset:
             raise StorageError(
-                f"{visible(self.path)}: {size:,} bytes where the checkpoint knows {offset:,}; {LOG_LOST}"
+                f"{self.path}: {size:,} bytes where the checkpoint knows {offset:,}; {LOG_LOST}"
             )
         self._digest = None
         with storage_errors(self.path):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from lm.errors import ConfigError, visible
+from lm.errors import ConfigError
 
 _PARTS = {  # of a run, and of a prepared corpus
     "config.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "data.json", "metrics.jsonl",
@@ -20,14 +20,12 @@ def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | 
     for output in filter(None, outputs):
         path = os.path.realpath(output)
         if path in taken:
-            raise ConfigError(f"{visible(output)}: would hold two results; give each a file of its own")
+            raise ConfigError(f"{output}: would hold two results; give each a file of its own")
         taken.add(path)
         for source in sources:
             with suppress(OSError, ValueError):  # one of them does not exist, or is no name of a file
                 if os.path.samefile(output, source):
-                    raise ConfigError(
-                        f"{visible(output)}: is read, too, and would be lost; write to another file"
-                    )
+                    raise ConfigError(f"{output}: is read, too, and would be lost; write to another file")
 
 
 def require_foreign(path: Path) -> None:
@@ -36,4 +34,4 @@ def require_foreign(path: Path) -> None:
     for folder in real.parents[:3]:
         is_ours = any((folder / name).is_file() for name in ("config.json", "manifest.json"))
         if is_ours and real.relative_to(folder).parts[0] in _PARTS and os.path.lexists(path):
-            raise ConfigError(f"{visible(path)}: belongs to {visible(folder)}; write to another file")
+            raise ConfigError(f"{path}: belongs to {folder}; write to another file")

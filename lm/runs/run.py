@@ -131,7 +131,7 @@ def _refuse_foreign(folder: Path) -> None:
     others = sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
     if CONFIG not in names and others and recorded(folder) is None:
         raise StorageError(
-            f"{visible(folder)}: holds {visible(others[0])} but no {CONFIG}, so it is not a run; "
+            f"{folder}: holds {others[0]} but no {CONFIG}, so it is not a run; "
             "choose a new or empty folder with --run"
         )
 
@@ -142,7 +142,7 @@ def _take_lock(folder: Path) -> FileLock:
     lock = FileLock(path)
     if not _acquired(lock):
         raise StorageError(
-            f"{visible(folder)}: {_holder(path)} is training here; "
+            f"{folder}: {_holder(path)} is training here; "
             "wait for it to end, or choose another folder with --run"
         )
     try:
@@ -204,7 +204,7 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
         told = changes_text(fixed, before, now, 8)
         raise ConfigError(
-            f"{visible(path)}: this run was trained with another config: {told}; "
+            f"{path}: this run was trained with another config: {told}; "
             "give the old values, or train into another folder with --run"
         )
     return was != now or not whole
@@ -224,10 +224,8 @@ def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[Flat | None, boo
     saved = read_json(path, limit=CONFIG_LIMIT, follow=False)
     require_family(path, saved, type(resolved.config))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
-        raise StorageError(
-            f"{visible(path)}: not the config of a run; choose a new or empty folder with --run"
-        )
+        raise StorageError(f"{path}: not the config of a run; choose a new or empty folder with --run")
     whole = is_sealed(saved)
     if SEAL in saved and not whole:
-        raise StorageError(f"{visible(path)}: edited or damaged; restore it, or remove the folder")
+        raise StorageError(f"{path}: edited or damaged; restore it, or remove the folder")
     return flat(saved["config"]), whole

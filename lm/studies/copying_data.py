@@ -117,7 +117,7 @@ def _made_with(folder: Path) -> tuple[int, int]:
         } if source == COPIES and length > 0 and 1 < vocab <= 2**31:
             return length, vocab
     raise DataError(
-        f"{visible(folder)}: not a folder of `lm prepare reverse-copy --length L --vocab V` with the default"
+        f"{folder}: not a folder of `lm prepare reverse-copy --length L --vocab V` with the default"
         " tokenizer and vocabulary; write one with --out"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.disk.filelock import FileLock
 from lm.disk.storage import canonical_json, parse_json, read_file, write_atomic
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 
 _LIMIT = 1 << 26  # bytes of the file
 
@@ -39,7 +39,7 @@ class Points:
                 case {"settings": dict(settings), "result": dict(result)} if self._complete(result):
                     found[canonical_json(settings)] = line
                 case _:
-                    raise StorageError(f"{visible(path)}:{number}: not a point of a sweep; remove the line")
+                    raise StorageError(f"{path}:{number}: not a point of a sweep; remove the line")
         return found
 
     def _complete(self, result: Mapping[str, Any]) -> bool:

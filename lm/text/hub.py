@@ -57,6 +57,6 @@ def _require_hub(shown: str) -> None:
         if isinstance(getattr(error, "reason", error), ssl.SSLError):
             return  # it answers, and the library has its own certificates
         raise DataError(
-            f"{shown}: cannot reach {visible(address)}; connect to a network, "
+            f"{shown}: cannot reach {address}; connect to a network, "
             "or set HF_HUB_OFFLINE=1 to use the cached copy"
         ) from error

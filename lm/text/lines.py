@@ -37,7 +37,7 @@ class InputLog:
 
     def __init__(self, on_bad_line: OnBadLine = "error", command: str | None = "dialog prepare") -> None:
         if on_bad_line not in ("error", "skip"):
-            raise ConfigError(f"--on-bad-line {visible(on_bad_line)}: must be error or skip")
+            raise ConfigError(f"--on-bad-line {on_bad_line}: must be error or skip")
         self.on_bad_line = on_bad_line
         self.command = command
         self.dropped: list[Dropped] = []
@@ -77,7 +77,7 @@ def read_lines(
         if number == 1:
             for signature, message in _SIGNATURES.items():
                 if raw.startswith(signature):
-                    raise DataError(f"{visible(name)}: {message}")
+                    raise DataError(f"{name}: {message}")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if len(raw) > MAX_LINE:
             log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "end lines with a newline")
@@ -105,4 +105,4 @@ def _read_line(stream: BinaryIO, name: str) -> bytes:
     try:
         return stream.readline(MAX_LINE + 1)
     except OSError as error:
-        raise DataError(f"{visible(name)}: cannot be read ({error.strerror}); check the disk") from error
+        raise DataError(f"{name}: cannot be read ({error.strerror}); check the disk") from error

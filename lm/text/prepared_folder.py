@@ -72,11 +72,11 @@ def recorded_hashes(split: Path) -> dict[str, str]:
         if not isinstance(value, dict) or not known:
             return {}  # not the manifest of a prepared folder
         if known != _KEYS:
-            raise StorageError(f"{visible(path)}: damaged")
+            raise StorageError(f"{path}: damaged")
         start = f"{split.absolute().name}/"
         outputs = dict(value["outputs"])
     except (StorageError, TypeError, ValueError) as error:
-        raise DataError(f"{visible(path)}: damaged; prepare the corpus again") from error
+        raise DataError(f"{path}: damaged; prepare the corpus again") from error
     return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
 
 
@@ -108,7 +108,7 @@ def require_recorded(stream: BufferedReader, path: Path, hashes: Mapping[str, st
     """Raise DataError if the SHA-256 of an open file differs from a recorded one."""
     if hashes and hashlib.file_digest(stream, "sha256").hexdigest() != hashes.get(path.name):
         raise DataError(
-            f"{visible(path)}: damaged or edited, SHA-256 differs from the manifest; prepare the corpus again"
+            f"{path}: damaged or edited, SHA-256 differs from the manifest; prepare the corpus again"
         )
     stream.seek(0)
 
@@ -167,7 +167,7 @@ class OutputFolder:
         source, inputs = self._manifest["source"], self._manifest["inputs"]
         if source != wanted["source"] and contents(inputs) != contents(wanted["inputs"]):
             raise StorageError(
-                f"{visible(self.path)}: holds the result of `{self.command} {visible(source)}`;"
+                f"{self.path}: holds the result of `{self.command} {source}`;"
                 " choose another --out, or remove it"
             )
         ours = {self.path / name for name in (MANIFEST, *self._manifest["outputs"])}
@@ -175,8 +175,7 @@ class OutputFolder:
             files = [path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink()]
         if strangers := sorted(set(files) - ours):
             raise StorageError(
-                f"{visible(strangers[0])}: not written by `{self.command}` and would be lost;"
-                " move it elsewhere"
+                f"{strangers[0]}: not written by `{self.command}` and would be lost; move it elsewhere"
             )
 
     @contextmanager

@@ -189,7 +189,7 @@ class Codec:
         except KeyError as error:
             where = f"{visible(place)}: " if place else ""
             raise DataError(
-                f"{where}the vocabulary has neither the word {visible(repr(error.args[0]))} nor {UNK}; "
+                f"{where}the vocabulary has neither the word {error.args[0]!r} nor {UNK}; "
                 f"train with the text as one of the splits, or with a smaller vocabulary, which has {UNK}"
             ) from error
         ids.append(self.vocabulary.eos)
@@ -251,9 +251,9 @@ class Codec:
             return cls(tokenizer, Vocabulary(tokens, counts))
         except OSError as error:
             reason = (error.strerror or type(error).__name__).lower()
-            raise StorageError(f"{visible(path)}: {reason}; {RESTORE}") from error
+            raise StorageError(f"{path}: {reason}; {RESTORE}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StorageError(f"{visible(path)}: damaged or foreign; {RESTORE}") from error
+            raise StorageError(f"{path}: damaged or foreign; {RESTORE}") from error
 
 
 def unknown_words(codec: Codec, text: str, most: int = 8) -> str:
@@ -280,7 +280,7 @@ def require_known(unknown: float, source: object) -> None:
     """Raise DataError if over half of a text is unknown, so that it is of another language or spelling."""
     if unknown > _FOREIGN:
         raise DataError(
-            f"{visible(source)}: {unknown:.0%} of its tokens are unknown to the run;"
+            f"{source}: {unknown:.0%} of its tokens are unknown to the run;"
             " evaluate text in the language and spelling of the training text"
         )
 

@@ -26,7 +26,7 @@ from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
 from lm.engine.loop import FitResult, Verdict, require_end
-from lm.errors import ConfigError, DivergenceError, StorageError, visible
+from lm.errors import ConfigError, DivergenceError, StorageError
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
 
@@ -159,9 +159,7 @@ def settle(folder: Path, plan: Plan[C]) -> None:
     with storage_errors(folder):
         names = [name for name in os.listdir(folder) if not name.endswith(".tmp") and name != LOCK]
     if names and SEARCH not in names:
-        raise StorageError(
-            f"{visible(folder)}: contains {visible(names[0])} but no {SEARCH}; choose a new or empty --out"
-        )
+        raise StorageError(f"{folder}: contains {names[0]} but no {SEARCH}; choose a new or empty --out")
     with FileLock(folder / LOCK):  # another process may begin at the same time
         if not path.is_file():
             write_json(path, now)
@@ -169,7 +167,7 @@ def settle(folder: Path, plan: Plan[C]) -> None:
     was, now = flat(read_search(folder)), flat(now)
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
-            f"{visible(folder)}: holds another search: {changes_text(fixed, was, now, 4)}; "
+            f"{folder}: holds another search: {changes_text(fixed, was, now, 4)}; "
             "give the old values, or choose another --out"
         )
 
@@ -178,12 +176,10 @@ def read_search(folder: Path) -> dict[str, Any]:
     """Read ``search.json``. Raises StorageError if there is no search."""
     path = folder / SEARCH
     if not path.is_file():
-        raise StorageError(
-            f"{visible(folder)}: contains no search; omit --show, or name the --out of a search"
-        )
+        raise StorageError(f"{folder}: contains no search; omit --show, or name the --out of a search")
     saved: Any = read_json(path)
     if not isinstance(saved, dict) or not {"family", "config", "space", "sampler", "seed"} <= saved.keys():
-        raise StorageError(f"{visible(path)}: damaged or foreign; restore it, or choose another --out")
+        raise StorageError(f"{path}: damaged or foreign; restore it, or choose another --out")
     return saved
 
 

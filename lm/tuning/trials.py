@@ -181,7 +181,7 @@ def _open(path: Path) -> optuna.Study:
         except (ValueError, LookupError, TypeError) as error:
             what = visible(error)[:100]  # it may quote the file
             raise StorageError(
-                f"{visible(path)}: damaged or foreign ({what}); restore it, or choose another --out"
+                f"{path}: damaged or foreign ({what}); restore it, or choose another --out"
             ) from error
 
 
