@@ -17,9 +17,9 @@ from lm.engine.events import Reporter
 from lm.steps import OnProgress, no_progress
 
 RESULTS = "results.json"
-HEADS = ("softmax", "mos")
+DEMO_HEADS = ("softmax", "mos")
 UPDATES, DIALOGS = 250, 20  # updates of training, dialogs of the test split
-SETTINGS = (
+DEMO_SETTINGS = (
     f"train.max_steps={UPDATES}",
     f"train.validate_every={UPDATES // 2}",
     f"optim.decay_steps={UPDATES}",
@@ -54,8 +54,8 @@ def demo(
     contexts = len(list_examples(dialogs))
     nll, tokens = true_nll(dialogs)
     floor = math.exp(nll / tokens)
-    for head in HEADS:
-        resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=SETTINGS)
+    for head in DEMO_HEADS:
+        resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=DEMO_SETTINGS)
         fitted = train(resolved, out / head, report(head))
         result = evaluate(out / head, limit=contexts, progress=progress)
         results[head] = result | {"true_perplexity": floor, "minutes": fitted.minutes}

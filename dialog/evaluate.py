@@ -22,7 +22,7 @@ from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, require_writable, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import Result, Subject, keep, opened, plain
+from lm.runs.evaluations import Result, Subject, keep, opened, slug
 from lm.runs.outputs import require_apart
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
@@ -294,7 +294,7 @@ def evaluation_name(source: str, references: Path | None = None) -> str:
     """Name of an evaluation of some data: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
     stem = source if ":" in source else Path(source).stem
     parts = (stem, references.stem) if references else (stem,)
-    return "+".join(plain(part) for part in parts)
+    return "+".join(slug(part) for part in parts)
 
 
 def setting_name(name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig) -> str:
@@ -305,4 +305,4 @@ def setting_name(name: str, checkpoint: str, decode: DecodeConfig, usual: Decode
     other = [] if checkpoint == "best" else [checkpoint]
     configured = usual.model_dump()
     other += [f"{key}-{value}" for key, value in decode.model_dump().items() if value != configured[key]]
-    return ".".join([name, *map(plain, other)])
+    return ".".join([name, *map(slug, other)])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction
 from dialog.config import DecodeConfig
-from lm.heads.sampling import INFINITY, draw
+from lm.heads.sampling import INFINITY, draw_tokens
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
@@ -58,7 +58,7 @@ def sample(
         allowed = constraints.apply(log_probs, tokens[going, :time])
         possible = (allowed.max(1).values > -INFINITY).nonzero().flatten()
         going, log_probs = going[possible], log_probs[possible]
-        last = draw(allowed[possible], uniform[going, time], config)
+        last = draw_tokens(allowed[possible], uniform[going, time], config)
         ends = last == marks.eos
         gained = log_probs.gather(1, last.unsqueeze(1)).squeeze(1).double()
         on = (~ends).nonzero().flatten()

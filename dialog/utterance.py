@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-SPLITS = ("train", "valid", "test")
+from lm.config.named_data import SPLITS
+
 SPLIT_NAMES = {name: name for name in SPLITS} | {"val": "valid", "validation": "valid", "dev": "valid"}
 WHOLE = ""  # key of an unsplit source
 

@@ -264,14 +264,14 @@ def dynamic(
     """
     config = _config_of(run)
     spare_texts(json_file, [run], data)
-    from lm.language.adaptation import SETTINGS
+    from lm.language.adaptation import DYNAMIC_SETTINGS
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.refinements import Refinements
     from lm.language.report import dynamic_tables
     from lm.language.setting_search import Draws, Grid, require_free
 
-    if setting not in SETTINGS:
-        hint = did_you_mean(setting, SETTINGS) or f"; choose from {', '.join(SETTINGS)}"
+    if setting not in DYNAMIC_SETTINGS:
+        hint = did_you_mean(setting, DYNAMIC_SETTINGS) or f"; choose from {', '.join(DYNAMIC_SETTINGS)}"
         raise ConfigError(f"--setting {setting}: no such setting{hint}")
     given = {
         "lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams,
@@ -285,7 +285,7 @@ def dynamic(
     if search:
         require_free(search, changed)
     chosen, wanted = (
-        replace(SETTINGS[setting], **changed),
+        replace(DYNAMIC_SETTINGS[setting], **changed),
         Refinements(temperature_search, mc_samples, mc_rate),
     )
     with counting("adapting") as progress:

@@ -20,11 +20,11 @@ from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import unknown_words
 
-MOST = 1000  # beams, responses and tokens asked for; more would only exhaust the memory
-LONGEST = 200  # characters of KEY=VALUE
+MOST_IN_CHAT = 1000  # beams, responses and tokens asked for; more would only exhaust the memory
+LONGEST_SETTING = 200  # characters of KEY=VALUE
 WIDTH, COLUMN = 60, 15  # of what lists commands and settings, and of its first column
 RECENT = 20  # exchanges in which the same reply is looked for
-SAME = 3  # different lines with one reply that are worth a hint
+SAME_REPLIES = 3  # different lines with one reply that are worth a hint
 SAYS_NOTHING = "(says nothing)"
 SHORT = {"T": "temperature", "on": "temperature_on"}  # in /sample
 SCORES = (
@@ -96,7 +96,10 @@ class Repl:
         if loops(WordPunct().split(reply)):
             remedy = f"/set no_repeat_ngram=3 forbids that, {draw}" if by_words else draw
             return f"the reply goes round in a loop: {remedy}"
-        if reply and len({one.said.text.casefold() for one in recent if one.reply.text == reply}) >= SAME:
+        if (
+            reply
+            and len({one.said.text.casefold() for one in recent if one.reply.text == reply}) >= SAME_REPLIES
+        ):
             return f"the same reply to different lines: {draw}, /nbest 5 lists what else was found"
         return ""
 
@@ -140,8 +143,10 @@ class Repl:
     def _change(self, command: str, settings: Sequence[str]) -> None:
         """Change decoding as ``KEY=VALUE`` texts say, all or nothing; ConfigError names the command."""
         conversation = self.conversation
-        if long := next((text for text in settings if len(text) > LONGEST), ""):
-            raise ConfigError(f"/{command} {long[:40]}…: no setting is longer than {LONGEST} characters")
+        if long := next((text for text in settings if len(text) > LONGEST_SETTING), ""):
+            raise ConfigError(
+                f"/{command} {long[:40]}…: no setting is longer than {LONGEST_SETTING} characters"
+            )
         config = conversation.model.config.model_copy(update={"decode": conversation.decode})
         known = known_keys(DialogConfig)
         names = [text.partition("=")[0] for text in settings]
@@ -154,8 +159,8 @@ class Repl:
         )
         decode = changed.config.decode
         for key in ("beam", "nbest", "max_length"):
-            if getattr(decode, key) > MOST:
-                raise ConfigError(f"/{command}: decode.{key} must be at most {MOST:,} in a chat")
+            if getattr(decode, key) > MOST_IN_CHAT:
+                raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")
         conversation.decode = decode
 
     def _set(self, arguments: list[str]) -> list[str]:
@@ -304,7 +309,7 @@ COMMANDS = {
     ),
     "seed": Command("/seed N", "same conversation, same seed: same sample", Repl._seed, 1, 1),
     "set": Command(
-        "/set [KEY=VALUE …]", "change any setting of decoding; alone: list them", Repl._set, 0, MOST
+        "/set [KEY=VALUE …]", "change any setting of decoding; alone: list them", Repl._set, 0, MOST_IN_CHAT
     ),
     "probs": Command(
         "/probs [N]", "the N likeliest tokens at each step of the last reply, by component", Repl._probs, 0, 1
@@ -370,6 +375,6 @@ def _row(values: Sequence[float], between: str) -> str:
 
 def _whole(command: str, text: str) -> int:
     value = int(text) if re.fullmatch(r"\d{1,4}", text, re.ASCII) else 0
-    if not 1 <= value <= MOST:
-        raise ConfigError(f"/{command}: expected a whole number from 1 to {MOST}, got {text[:40]}")
+    if not 1 <= value <= MOST_IN_CHAT:
+        raise ConfigError(f"/{command}: expected a whole number from 1 to {MOST_IN_CHAT}, got {text[:40]}")
     return value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DecodeConfig
-from lm.console.terminal import plain, sanitize
+from lm.console.terminal import sanitize, unmarked
 from lm.errors import visible
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def chat(
     """
     from dialog.chat.repl import Repl
 
-    repl = Repl(opened(run, checkpoint, decode))
+    repl = Repl(open_conversation(run, checkpoint, decode))
     converse(repl, source or sys.stdin, output or sys.stdout, replay)
     return 0
 
 
-def opened(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
+def open_conversation(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
     """A new conversation with the model of a run; raises what ``TrainedModel.load`` raises."""
     from dialog.chat.conversation import Conversation
     from dialog.chat.transcript import Source
@@ -133,7 +133,7 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
 
 def _print(console: "Console", lines: Iterable[str], style: str) -> None:
     for line in lines:
-        console.print(plain(line), style=style)
+        console.print(unmarked(line), style=style)
 
 
 def history_file() -> Path:

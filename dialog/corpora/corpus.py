@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.sources import read_source
-from dialog.utterance import SPLITS, Dialog, Utterance
+from dialog.utterance import Dialog, Utterance
+from lm.config.named_data import SPLITS
 from lm.errors import DataError, visible
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
@@ -27,9 +28,9 @@ def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialo
             raise DataError(
                 f"{source}: no such split; use smalltalk:train, smalltalk:valid or smalltalk:test"
             )
-        from dialog.smalltalk.process import generate
+        from dialog.smalltalk.process import generate_dialogs
 
-        return generate(split)
+        return generate_dialogs(split)
     splits = read_source(source, ReadOptions(), InputLog(on_bad_line))
     if len(splits) > 1:
         raise DataError(

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 _NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
 
 
-def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
+def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any] | None:
     """Parse one line of JSONL. Returns None, and logs the line, if it is not a JSON object."""
     number, text = line
     try:
@@ -37,7 +37,7 @@ def parse_object(name: str, line: Line, log: InputLog) -> dict[str, Any] | None:
 
 
 def parse_objects(
-    lines: Iterable[Line], name: str, log: InputLog, keys: Sequence[str] = ()
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array."""
     rest = iter(lines)
@@ -65,7 +65,7 @@ def parse_objects(
         yield number, value
 
 
-def whole_text(lines: Iterable[Line]) -> str:
+def whole_text(lines: Iterable[NumberedLine]) -> str:
     """Join lines. A missing line number becomes a blank line, so that later lines keep their numbers."""
     parts: list[str] = []
     for number, text in lines:

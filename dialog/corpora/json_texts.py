@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from dialog.corpora.json_items import items_of, parse_objects, whole_text
-from dialog.corpora.readers import Turn, default_id, distinct, make_dialog, one_line
+from dialog.corpora.readers import RawUtterance, default_id, distinct, join_lines, make_dialog
 from dialog.corpora.stamps import Message, split_at_pauses
 from dialog.utterance import Dialog
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 PAIRS = (
     ("question", "answer"),
@@ -30,7 +30,7 @@ def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
     return next((pair for pair in PAIRS if known.issuperset(pair)), None)
 
 
-def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_messages(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read OpenAI's ``{"messages": [{"role": "user", "content": "hello"}, …]}``, one dialog per line.
 
     The keys ``conversations``, ``from`` and ``value`` are read alike. Roles become speakers. Messages of the
@@ -39,7 +39,7 @@ def read_messages(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
     return distinct(_chats(lines, name, log), name, log)
 
 
-def _chats(lines: Iterable[Line], name: str, log: InputLog) -> Iterator[tuple[int, Dialog | None]]:
+def _chats(lines: Iterable[NumberedLine], name: str, log: InputLog) -> Iterator[tuple[int, Dialog | None]]:
     for count, (line, value) in enumerate(parse_objects(lines, name, log)):
         key = next((key for key in ("messages", "conversations") if key in value), "messages")
         messages = value.get(key)
@@ -53,11 +53,11 @@ def _chats(lines: Iterable[Line], name: str, log: InputLog) -> Iterator[tuple[in
                 log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
                 continue
             role = message.get("role", message.get("from"))
-            text = one_line(_content(message.get("content", message.get("value"))))
+            text = join_lines(_content(message.get("content", message.get("value"))))
             if role in _MUTE or not text:
                 log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
                 continue
-            turns.append(Turn(line, role, text))
+            turns.append(RawUtterance(line, role, text))
         yield line, make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
 
 
@@ -79,18 +79,21 @@ def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log
     question, answer = (value[key] for key in pair)
     if pair[0] == "instruction" and isinstance(more := value.get("input"), str) and isinstance(question, str):
         question = f"{question} {more}"
-    turns = [Turn(line, "user", one_line(question)), Turn(line, "assistant", one_line(answer))]
+    turns = [
+        RawUtterance(line, "user", join_lines(question)),
+        RawUtterance(line, "assistant", join_lines(answer)),
+    ]
     return make_dialog(name, line, value.get("id", default_id(name, number)), "", turns, log)
 
 
-def read_pairs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_pairs(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``{"question": "…", "answer": "…"}``, a dialog of two utterances per line, keys as in PAIRS."""
     objects = enumerate(parse_objects(lines, name, log))
     made = ((line, pair_dialog(name, line, number, value, log)) for number, (line, value) in objects)
     return distinct(made, name, log)
 
 
-def read_telegram(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``result.json`` of Telegram Desktop, with one chat or all chats.
 
     Service messages and messages without text are dropped. A pause of over six hours begins a new dialog.
@@ -112,7 +115,7 @@ def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Ite
         if not isinstance(item, dict):
             log.bad(name, line, "message is not an object", "export the chat again", excerpt=repr(item))
             continue
-        text = one_line(_content(item.get("text"), ""))
+        text = join_lines(_content(item.get("text"), ""))
         if item.get("type", "message") != "message" or not text:
             log.drop(name, line, "notice or media", str(item.get("action") or item.get("media_type") or ""))
             continue
@@ -121,4 +124,4 @@ def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Ite
         except (KeyError, TypeError, ValueError):
             log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(item))
             continue
-        yield Message(time, Turn(line, item.get("from") or item.get("from_id"), text))
+        yield Message(time, RawUtterance(line, item.get("from") or item.get("from_id"), text))

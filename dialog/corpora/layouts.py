@@ -12,21 +12,21 @@ from dialog.corpora.ranking import is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
 from dialog.corpora.records import fields_of
 from dialog.corpora.subtitles import TIMING
-from lm.text.lines import Line
+from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _MOST = 1 << 16  # approximate characters of a head
 
 
 @dataclass(frozen=True)
-class Head:
+class FirstLines:
     """First non-blank lines of a file, and the suffix of its name."""
 
     lines: tuple[str, ...]
     suffix: str
 
     @classmethod
-    def of(cls, lines: Iterable[Line], suffix: str) -> "Head":
+    def of(cls, lines: Iterable[NumberedLine], suffix: str) -> "FirstLines":
         """Read about 65,536 characters of lines."""
         found, size = [], 0
         for _, text in lines:
@@ -59,35 +59,35 @@ class Head:
         return fields_of(self.first[:_MOST], dialect_of(self.first))
 
 
-def _keys(*keys: str) -> Callable[[Head], bool]:
+def _keys(*keys: str) -> Callable[[FirstLines], bool]:
     return lambda head: head.keys.issuperset(keys)
 
 
-def _messages(head: Head) -> bool:
+def _messages(head: FirstLines) -> bool:
     return any(head.keys.issuperset(keys) for keys in (("messages", "content"), ("conversations", "value")))
 
 
-def _irc(head: Head) -> bool:
+def _irc(head: FirstLines) -> bool:
     """True if at least 90 % of the lines are IRC lines and one has a nick in angle brackets."""
     return head.mostly(lambda text: is_irc(text.strip())) and any("<" in text for text in head.lines)
 
 
-def _srt(head: Head) -> bool:
+def _srt(head: FirstLines) -> bool:
     return any(TIMING.fullmatch(text) for text in head.lines[:2])
 
 
-def _ranking(head: Head) -> bool:
+def _ranking(head: FirstLines) -> bool:
     return "\t" in head.first and head.mostly(lambda text: is_ranking(text.split("\t")))
 
 
-def _csv(head: Head) -> bool:
+def _csv(head: FirstLines) -> bool:
     """True for the suffix ``.csv`` or a header of common names, except the header of our own TSV."""
     ours = {column.strip().lower() for column in head.columns}.issuperset(TSV_COLUMNS[:3])
     return head.suffix == ".csv" or (is_named(head.columns) and not (ours and "\t" in head.first))
 
 
 _OBJECTS = ("zhao", "telegram", "messages", "dialogs", "pairs", "turns")
-DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first match wins
+DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "zhao": _keys("utts"),
     "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
     "messages": _messages,
@@ -105,7 +105,7 @@ DETECTORS: dict[str, Callable[[Head], bool]] = {  # the first match wins
 }
 
 
-def detect(head: Head) -> str | None:
+def detect(head: FirstLines) -> str | None:
     """Format of a text file, or None if it is unknown."""
     objects = head.first.lstrip().startswith("{")
     formats = (name for name, matches in DETECTORS.items() if matches(head))

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dialog.corpora.readers import Turn, one_line
+from dialog.corpora.readers import RawUtterance, join_lines
 from dialog.corpora.stamps import DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
 from dialog.utterance import Dialog
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 _MARKS = dict.fromkeys(map(ord, "\u200e\u200f\u202a\u202b\u202c\u2068\u2069\ufeff"))  # of direction
 
@@ -54,7 +54,7 @@ def _name(text: str) -> str:
     return text.translate(_MARKS).strip().removeprefix("~").strip()
 
 
-def read_whatsapp(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read an export: ``01/04/2024, 09:00 - Anna: hello``, or on iOS ``[01/04/2024, 09:00:12] Anna: …``.
 
     A message may span several lines. Notices without a speaker and media placeholders are dropped. A pause
@@ -80,13 +80,13 @@ def read_whatsapp(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialo
             log.bad(name, number, "no such date or time", "correct the time stamp", excerpt=text)
             continue
         spoken = _SPEAKER.fullmatch(text)
-        said = _EDITED.sub("", one_line(spoken[2])) if spoken else ""
+        said = _EDITED.sub("", join_lines(spoken[2])) if spoken else ""
         placed = said.startswith("\u200e") and len(parts) == 1  # placeholder of WhatsApp on iOS
         said = said.translate(_MARKS).strip()
         if spoken is None or not said or placed or (len(said) <= _LONGEST and _MEDIA.fullmatch(said)):
             log.drop(name, number, "notice or media", text)
             continue
-        messages.append(Message(time, Turn(number, _name(spoken[1]), said)))
+        messages.append(Message(time, RawUtterance(number, _name(spoken[1]), said)))
     return split_at_pauses(messages, name, log)
 
 
@@ -102,7 +102,7 @@ def is_irc(text: str) -> bool:
     return any(pattern.fullmatch(text) for pattern in (IRC, _ACTION, _EVENT))
 
 
-def read_irc(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read a channel log: ``[12:34] <nick> text``, ``2004-11-23 12:34 <nick> text`` or ``12:34 <nick> text``.
 
     Joins, parts and other channel events are dropped. ``* nick waves`` becomes ``/me waves``. A pause of more
@@ -135,5 +135,5 @@ def read_irc(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
         if said.stamp and time is None:
             log.bad(name, said.line, "no such date or time", "correct the time stamp", excerpt=said.text)
             continue
-        messages.append(Message(time, Turn(said.line, said.nick, said.text)))
+        messages.append(Message(time, RawUtterance(said.line, said.nick, said.text)))
     return split_at_pauses(messages, name, log)

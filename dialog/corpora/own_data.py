@@ -12,7 +12,7 @@ from dialog.config import DataConfig
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.prepare import PrepareOptions, dataset_inputs, prepare
 from dialog.corpora.sources import locate, read_located
-from dialog.utterance import SPLITS
+from lm.config.named_data import SPLITS
 from lm.disk.storage import read_json
 from lm.errors import DataError, StorageError, visible
 from lm.runs.inputs import saved_settings

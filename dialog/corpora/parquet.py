@@ -8,18 +8,18 @@ from typing import Any
 from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
-from dialog.corpora.readers import Turn, distinct, group_turns, make_dialog, one_line
+from dialog.corpora.readers import RawUtterance, distinct, group_turns, join_lines, make_dialog
 from dialog.corpora.records import records
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
 from lm.text.hub import load_tables
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
-Row = dict[str, Any]
+ParquetRow = dict[str, Any]
 
 
-def read_csv(lines: Iterable[Line], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
+def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
     """Read a CSV file with a header. A row is an utterance, a question with its answer, or a ranked response.
 
     Delimiter and quote character are detected from the header. Line breaks in a text become spaces. Raises
@@ -52,10 +52,10 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
 
 def _named_rows(
     rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], log: InputLog
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, ParquetRow]]:
     for line, fields in rows:
         if len(fields) == len(header):
-            yield line, dict(zip(header, map(one_line, fields), strict=True))
+            yield line, dict(zip(header, map(join_lines, fields), strict=True))
         else:
             expected = f"expected {len(header)}"
             log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
@@ -94,7 +94,7 @@ def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, 
 
 
 def _read_rows(
-    rows: Iterable[tuple[int, Row]],
+    rows: Iterable[tuple[int, ParquetRow]],
     name: str,
     stem: str,
     options: ReadOptions,
@@ -119,17 +119,19 @@ def _read_rows(
     return group_turns(_turns(rest, options), name, log)
 
 
-def _turns(rows: Iterable[tuple[int, Row]], options: ReadOptions) -> Iterator[tuple[Any, Turn]]:
+def _turns(
+    rows: Iterable[tuple[int, ParquetRow]], options: ReadOptions
+) -> Iterator[tuple[Any, RawUtterance]]:
     for number, row in rows:
         act = row.get(options.act_column)
         yield (
             row[options.dialog_column],
-            Turn(number, row[options.speaker_column], row[options.text_column], act),
+            RawUtterance(number, row[options.speaker_column], row[options.text_column], act),
         )
 
 
 def _whole_dialog(
-    row: Row, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
+    row: ParquetRow, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
 ) -> Dialog | None:
     """Dialog from a row of lists. Without a list of speakers, A and B alternate."""
     texts = row[options.text_column]
@@ -150,6 +152,6 @@ def _whole_dialog(
             speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
             act = text.get(options.act_column, text.get(inside["act"], act))
             text = text.get(options.text_column, text.get(inside["text"]))
-        turns.append(Turn(number, speaker, text, act))
+        turns.append(RawUtterance(number, speaker, text, act))
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
     return make_dialog(name, number, f"{stem}:{number - 1}" if id is None else id, "", turns, log)

@@ -22,7 +22,8 @@ from dialog.corpora.formats import PAGE
 from dialog.corpora.nonsense import nonsense
 from dialog.corpora.prepared import write_split
 from dialog.corpora.sources import locate, read_located
-from dialog.utterance import SPLITS, WHOLE
+from dialog.utterance import WHOLE
+from lm.config.named_data import SPLITS
 from lm.disk.storage import storage_errors
 from lm.errors import DataError, require
 from lm.text.lines import InputLog, OnBadLine

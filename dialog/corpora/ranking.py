@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from dialog.corpora.readers import Turn, default_id, make_dialog
+from dialog.corpora.readers import RawUtterance, default_id, make_dialog
 from dialog.utterance import Dialog
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 _TURN, _UTTERANCE = "__eot__", "__eou__"
 _LABELS = {"1": True, "1.0": True, "0": False, "0.0": False}
@@ -19,7 +19,7 @@ def is_ranking(fields: Sequence[str]) -> bool:
     return named or names[2] in _LABELS
 
 
-def read_ranking(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_ranking(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``context⇥response⇥label``, with or without a header. True responses (label 1) become dialogs.
 
     ``__eot__`` in a context ends a speaker's turn, ``__eou__`` an utterance.
@@ -50,11 +50,11 @@ def ranking_dialogs(rows: Iterable[tuple[int, Sequence[str]]], name: str, log: I
     return dialogs
 
 
-def _turns(line: int, text: str) -> list[Turn]:
+def _turns(line: int, text: str) -> list[RawUtterance]:
     """Utterances of speakers A and B, who alternate at every ``__eot__``."""
     spoken = [part for part in text.split(_TURN) if part.replace(_UTTERANCE, "").strip()]
     return [
-        Turn(line, "AB"[index % 2], " ".join(utterance.split()))
+        RawUtterance(line, "AB"[index % 2], " ".join(utterance.split()))
         for index, part in enumerate(spoken)
         for utterance in part.split(_UTTERANCE)
         if utterance.strip()

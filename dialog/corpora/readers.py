@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from dialog.corpora.json_items import parse_objects
 from dialog.utterance import Dialog, Utterance
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)
 TSV_COLUMNS = ("dialog", "speaker", "text", "act")
 
 
-class Turn(NamedTuple):
+class RawUtterance(NamedTuple):
     """An unchecked utterance with its line number."""
 
     line: int
@@ -40,13 +40,13 @@ def _string(value: Any, what: str) -> str:
     return value.strip()
 
 
-def one_line(value: Any) -> Any:
+def join_lines(value: Any) -> Any:
     """Join the lines of a string. Other values stay as they are, and :func:`make_dialog` rejects them."""
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def make_dialog(
-    name: str, line: int, id: Any, topic: Any, turns: Iterable[Turn], log: InputLog
+    name: str, line: int, id: Any, topic: Any, turns: Iterable[RawUtterance], log: InputLog
 ) -> Dialog | None:
     """Check and build one dialog. Returns None, and logs it, if fewer than two utterances remain."""
     utterances: list[Utterance] = []
@@ -106,7 +106,7 @@ def _whole_dialogs(
     objects: Iterable[tuple[int, dict[str, Any]]],
     name: str,
     key: str,
-    turn: Callable[[int, Any], Turn | None],
+    turn: Callable[[int, Any], RawUtterance | None],
     log: InputLog,
 ) -> Iterator[tuple[int, Dialog | None]]:
     """Yield (line number, dialog) for objects that hold a dialog's utterances as a list under ``key``."""
@@ -127,26 +127,26 @@ def _whole_dialogs(
         yield line, make_dialog(name, line, id, value.get("topic"), turns, log)
 
 
-def _zhao_turn(line: int, item: Any) -> Turn | None:
+def _zhao_turn(line: int, item: Any) -> RawUtterance | None:
     """Turn from ``[speaker, text]`` or ``[speaker, text, [act, sentiment]]``."""
     if not isinstance(item, list | tuple) or len(item) not in (2, 3):
         return None
     features = item[2] if len(item) == 3 else None
     if features is None:
-        return Turn(line, item[0], item[1])
+        return RawUtterance(line, item[0], item[1])
     if not isinstance(features, list | tuple) or not features:
         return None
-    return Turn(line, item[0], item[1], features[0])
+    return RawUtterance(line, item[0], item[1], features[0])
 
 
-def _keyed_turn(line: int, item: Any) -> Turn | None:
+def _keyed_turn(line: int, item: Any) -> RawUtterance | None:
     """Turn from ``{"speaker": …, "text": …, "act": …}``, the act optional."""
     if not isinstance(item, dict) or "speaker" not in item or "text" not in item:
         return None
-    return Turn(line, item["speaker"], item["text"], item.get("act"))
+    return RawUtterance(line, item["speaker"], item["text"], item.get("act"))
 
 
-def read_zhao(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_zhao(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read Zhao et al.'s ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
     return read_zhao_objects(parse_objects(lines, name, log, ("utts",)), name, log)
 
@@ -158,15 +158,15 @@ def read_zhao_objects(
     return distinct(_whole_dialogs(objects, name, "utts", _zhao_turn, log), name, log)
 
 
-def read_dialogs(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_dialogs(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog per line."""
     objects = parse_objects(lines, name, log, ("utterances",))
     return distinct(_whole_dialogs(objects, name, "utterances", _keyed_turn, log), name, log)
 
 
-def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> list[Dialog]:
+def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: InputLog) -> list[Dialog]:
     """Group turns into dialogs by key. The turns of a dialog need not be adjacent."""
-    grouped: dict[str, list[Turn]] = {}
+    grouped: dict[str, list[RawUtterance]] = {}
     for key, turn in turns:
         try:
             id = _string(key, "dialog id")
@@ -178,19 +178,20 @@ def group_turns(turns: Iterable[tuple[Any, Turn]], name: str, log: InputLog) -> 
     return [dialog for dialog in made if dialog is not None]
 
 
-def read_turns(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_turns(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn per line, the act optional."""
     objects = parse_objects(lines, name, log, ("dialog", "speaker", "text"))
     turns = (
-        (value["dialog"], Turn(n, value["speaker"], value["text"], value.get("act"))) for n, value in objects
+        (value["dialog"], RawUtterance(n, value["speaker"], value["text"], value.get("act")))
+        for n, value in objects
     )
     return group_turns(turns, name, log)
 
 
-def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``dialog⇥speaker⇥text[⇥act]``. A header of these names may reorder the columns."""
 
-    def turns() -> Iterable[tuple[Any, Turn]]:
+    def turns() -> Iterable[tuple[Any, RawUtterance]]:
         header: list[str] | None = None
         for number, text in lines:
             if not text.strip():
@@ -207,12 +208,12 @@ def read_tsv(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
                 log.bad(name, number, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
                 continue
             row = dict(zip(header, fields, strict=True))
-            yield row["dialog"], Turn(number, row["speaker"], row["text"], row.get("act", ""))
+            yield row["dialog"], RawUtterance(number, row["speaker"], row["text"], row.get("act", ""))
 
     return group_turns(turns(), name, log)
 
 
-def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read one utterance per line, with a blank line between dialogs.
 
     If the first line has the form ``A: text``, every line must. Otherwise speakers A and B alternate by line
@@ -233,7 +234,7 @@ def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
             match = PREFIX.match(text.strip())
             prefixed = match is not None if prefixed is None else prefixed
             if not prefixed:
-                turns.append(Turn(number, "AB"[(number - start - 1) % 2], text))
+                turns.append(RawUtterance(number, "AB"[(number - start - 1) % 2], text))
             elif match is None:
                 log.bad(
                     name,
@@ -243,14 +244,14 @@ def read_text(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
                     excerpt=text,
                 )
             else:
-                turns.append(Turn(number, match[1], match[2]))
+                turns.append(RawUtterance(number, match[1], match[2]))
         dialog = make_dialog(name, start + 1, default_id(name, index), "", turns, log)
         if dialog is not None:
             dialogs.append(dialog)
     return dialogs
 
 
-def read_pipes(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_pipes(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``speaker|text|act`` (N. Duran's Switchboard-Corpus), one dialog per file, id = file stem."""
     turns = []
     for number, text in lines:
@@ -261,6 +262,6 @@ def read_pipes(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
         if not bar:
             log.bad(name, number, "not of the form speaker|text|act", "correct the line", excerpt=text)
             continue
-        turns.append(Turn(number, speaker, said, act))
+        turns.append(RawUtterance(number, speaker, said, act))
     dialog = make_dialog(name, 1, PurePath(name).stem, "", turns, log)
     return [] if dialog is None else [dialog]

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 DELIMITERS = ",;\t|"
 
@@ -28,7 +28,7 @@ def fields_of(text: str, dialect: Dialect) -> list[str]:
 
 
 def records(
-    lines: Iterable[Line], name: str, log: InputLog, dialect: Dialect = CSV
+    lines: Iterable[NumberedLine], name: str, log: InputLog, dialect: Dialect = CSV
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line number, fields) of each record. A quoted field may contain line breaks."""
     start = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import read_messages, read_pairs, read_telegram
-from dialog.corpora.layouts import Head, detect
+from dialog.corpora.layouts import FirstLines, detect
 from dialog.corpora.logs import read_irc, read_whatsapp
 from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
@@ -16,16 +16,16 @@ from dialog.corpora.readers import read_dialogs, read_pipes, read_text, read_tsv
 from dialog.corpora.subtitles import read_srt
 from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
-from dialog.utterance import SPLIT_NAMES, SPLITS, WHOLE, Dialog
-from lm.config.named_data import missing
+from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
+from lm.config.named_data import SPLITS, missing
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError, visible
 from lm.text.hub import HUB
-from lm.text.lines import InputLog, Line, read_lines
+from lm.text.lines import InputLog, NumberedLine, read_lines
 
 __all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
-TEXT_READERS: dict[str, Callable[[Iterable[Line], str, InputLog], list[Dialog]]] = {
+TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[Dialog]]] = {
     "zhao": read_zhao,
     "dialogs": read_dialogs,
     "turns": read_turns,
@@ -145,7 +145,7 @@ def detect_format(path: Path, log: InputLog) -> str:
             return "swda"
         if head[:1] == b"\x80" or path.suffix in (".p", ".pkl", ".pickle"):
             return "pickle"
-        begin = Head.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
+        begin = FirstLines.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
     if not begin.lines:
         raise DataError(f"{name}: no text in the file; export it again")
     if format := detect(begin):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
-from dialog.corpora.readers import Turn, make_dialog
+from dialog.corpora.readers import RawUtterance, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
@@ -40,7 +40,7 @@ class Message(NamedTuple):
     """A turn with its time, None if unknown."""
 
     time: datetime | None
-    turn: Turn
+    turn: RawUtterance
 
 
 def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
@@ -90,7 +90,7 @@ def split_at_pauses(
     A single message between two such pauses is dropped. The ids are ``<stem of the file>:<number>``, counted
     from ``first``.
     """
-    blocks: list[list[Turn]] = []
+    blocks: list[list[RawUtterance]] = []
     latest: datetime | None = None
     for time, turn in messages:
         if not blocks or (time and latest and time - latest > pause):

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from dialog.corpora.readers import Turn
+from dialog.corpora.readers import RawUtterance
 from dialog.corpora.stamps import Message, split_at_pauses
 from dialog.utterance import Dialog
-from lm.text.lines import InputLog, Line
+from lm.text.lines import InputLog, NumberedLine
 
 SCENE = timedelta(seconds=15)  # a longer time between the starts of two cues begins a new dialog
 _TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
@@ -15,7 +15,7 @@ TIMING = re.compile(rf"\s*{_TIME}\s*-->\s*\d[\d:,.]*(?:\s.*)?")
 _MARKUP = re.compile(r"</?\w[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[♪♫]")  # tags, sounds, songs
 
 
-def read_srt(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
+def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read cues of a number, a timing and lines of text, separated by blank lines.
 
     A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
@@ -49,6 +49,6 @@ def read_srt(lines: Iterable[Line], name: str, log: InputLog) -> list[Dialog]:
                 longer = last.turn._replace(text=f"{last.turn.text} {said}")
                 messages[-1] = last._replace(turn=longer)
             else:
-                messages.append(Message(start, Turn(number, "AB"[len(messages) % 2], said)))
+                messages.append(Message(start, RawUtterance(number, "AB"[len(messages) % 2], said)))
             begun = True
     return split_at_pauses(messages, name, log, pause=SCENE)

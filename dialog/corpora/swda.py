@@ -17,12 +17,12 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from dialog.corpora.readers import Turn, make_dialog
+from dialog.corpora.readers import RawUtterance, make_dialog
 from dialog.corpora.records import records
 from dialog.utterance import Dialog
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
-from lm.text.lines import InputLog, Line, read_lines
+from lm.text.lines import InputLog, NumberedLine, read_lines
 
 METADATA = "swda-metadata.csv"
 _SUFFIX = ".utt.csv"
@@ -71,8 +71,10 @@ def read_swda(files: Iterable[Path], log: InputLog) -> list[Dialog]:
     return dialogs
 
 
-def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: InputLog) -> Dialog | None:
-    turns: list[Turn] = []
+def _read_table(
+    lines: Iterable[NumberedLine], name: str, topics: dict[str, str], log: InputLog
+) -> Dialog | None:
+    turns: list[RawUtterance] = []
     latest: dict[str, int] = {}  # speaker → index of their latest turn
     number = ""
     for line, row in _rows(lines, name, _COLUMNS, log):
@@ -88,12 +90,12 @@ def _read_table(lines: Iterable[Line], name: str, topics: dict[str, str], log: I
             turns[latest[speaker]] = interrupted._replace(text=joined)
         else:
             latest[speaker] = len(turns)
-            turns.append(Turn(line, speaker, text, act))
+            turns.append(RawUtterance(line, speaker, text, act))
     return make_dialog(name, 1, f"sw{number}", topics.get(number, ""), turns, log)
 
 
 def _rows(
-    lines: Iterable[Line], name: str, columns: Iterable[str], log: InputLog
+    lines: Iterable[NumberedLine], name: str, columns: Iterable[str], log: InputLog
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line number, row by column name) of a table. Raises DataError if a column is missing."""
     header: list[str] | None = None

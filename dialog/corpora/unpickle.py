@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dialog.corpora.readers import read_zhao_objects
-from dialog.utterance import SPLITS, Dialog
+from dialog.utterance import Dialog
+from lm.config.named_data import SPLITS
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
 from lm.text.lines import InputLog
 
-MAX_SIZE = 1 << 30  # bytes
+MAX_PICKLE = 1 << 30  # bytes
 _MEMORY = 1 << 29, 10  # bytes, and bytes per byte of the file: objects are larger than their pickle
 _SECONDS = 4, 3  # of CPU time, and per MB; about a tenth is typical
 _REFUSED = 3  # exit code of the reading process
@@ -47,8 +48,8 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
     name = visible(path)
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size > MAX_SIZE:
-            raise DataError(f"{name}: larger than {MAX_SIZE >> 30} GiB; convert it to JSONL")
+        if size > MAX_PICKLE:
+            raise DataError(f"{name}: larger than {MAX_PICKLE >> 30} GiB; convert it to JSONL")
         command = [sys.executable, "-P", "-m", "dialog.corpora.unpickle"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
         done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from lm.errors import DataError
 
 Variant = Literal["nltk", "legacy"]
-Weights = Literal["padded", "short"]
+NgramWeights = Literal["padded", "short"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Tokens = Sequence[str]
@@ -137,7 +137,7 @@ def count_overlaps(
 
 
 def bleu_by_context(
-    overlaps: Overlaps, variant: Variant = "nltk", weights: Weights = "padded"
+    overlaps: Overlaps, variant: Variant = "nltk", weights: NgramWeights = "padded"
 ) -> ContextScores:
     """Precision and recall of every context, for a variant and weights as defined in the module docstring."""
     scores = pair_scores(overlaps, variant, weights)  # (P, 4)
@@ -153,7 +153,7 @@ def bleu_by_context(
     return ContextScores(precision, recall)
 
 
-def pair_scores(overlaps: Overlaps, variant: Variant = "nltk", weights: Weights = "padded") -> Floats:
+def pair_scores(overlaps: Overlaps, variant: Variant = "nltk", weights: NgramWeights = "padded") -> Floats:
     """BLEU-1 … BLEU-4 of every pair, (P, 4)."""
     lengths = overlaps.hypothesis_lengths
     grams = np.maximum(1, lengths[:, None] - np.arange(_SEEN))  # (P, 5) n-grams in the hypothesis
@@ -176,7 +176,7 @@ def sentence_bleu(
     hypothesis: Tokens,
     order: int = MAX_ORDER,
     variant: Variant = "nltk",
-    weights: Weights = "padded",
+    weights: NgramWeights = "padded",
 ) -> float:
     """BLEU-``order`` (1 to 4) of one hypothesis against one reference.
 

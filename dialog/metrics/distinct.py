@@ -8,7 +8,10 @@ from dialog.metrics.bleu import Tokens
 from lm.errors import visible
 
 FEW = 20  # contexts; smaller evaluations get no warnings
-LOOPING, SAME = 0.1, 0.5  # shares that cause a warning: of looping responses, of contexts with one answer
+LOOPING, SAME_SHARE = (
+    0.1,
+    0.5,
+)  # shares that cause a warning: of looping responses, of contexts with one answer
 
 
 def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[str]]:
@@ -53,7 +56,7 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
             f"{looping:.0%} of the responses repeat themselves in a loop (true responses: {human:.0%}; "
             f"intra-distinct-1 {result['intra_distinct_1']:.2f}): try --set decode.no_repeat_ngram=3"
         )
-    if (share := result["most_common_share"]) > SAME:
+    if (share := result["most_common_share"]) > SAME_SHARE:
         answer = visible(" ".join(result["most_common_answer"])[:60])
         found.append(
             f"{share:.0%} of the contexts have the same answer, '{answer}': "

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dialog.metrics.bleu import Tokens, Variant, Weights, bleu_by_context, count_overlaps, token_lists
+from dialog.metrics.bleu import NgramWeights, Tokens, Variant, bleu_by_context, count_overlaps, token_lists
 from dialog.metrics.distinct import diversity
 from lm import __version__
 from lm.runs.evaluations import Result
 
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
-BLEU_VERSIONS: dict[str, tuple[Variant, Weights]] = {
+BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
     "bleu": ("nltk", "padded"),
     "bleu_legacy": ("legacy", "padded"),
     "bleu_short": ("nltk", "short"),

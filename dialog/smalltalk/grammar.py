@@ -14,8 +14,8 @@ from dialog.smalltalk.words import Lexicon, Tables
 from dialog.utterance import Utterance
 from lm.text.tokenizers import DIALOG, WordPunct
 
-WINDOW = 9  # utterances that a conversation remembers
-NEAR = 4  # earlier things that may be mentioned again
+UTTERANCES_BACK = 9  # utterances that a conversation remembers
+MENTIONS_KEPT = 4  # earlier things that may be mentioned again
 _ELEMENT = re.compile(r"\{\w+\}|\w+|[^\w\s{]+")
 # _SLOT_TAGS: word class of a slot whose name differs. _NEEDS: entry of `State.offers` that a slot requires.
 _THINGS = ("new", "far", "it", "old", "theirs", "heard", "misheard")
@@ -46,7 +46,7 @@ class Act(NamedTuple):
     flips: bool = False
 
 
-class Reading(NamedTuple):
+class Parse(NamedTuple):
     """Parse of an utterance: its act ("" if unknown) and its words by class."""
 
     act: str
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DialogState:
     """State that determines the distribution of the next utterance. Empty strings: none in the window."""
 
     situation: str
@@ -89,7 +89,7 @@ class Grammar:
         openers = {act.opener for act in self.acts.values()} - {""}
         phrases = {self._tagged(p) for name in openers for p in lexicon.lists[name].phrases if p}
         self._openers = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
-        self._read: dict[str, Reading] = {}
+        self._read: dict[str, Parse] = {}
 
     def _alternative(self, act: Act) -> str:
         templates = ("".join(self._element(e, act) for e in t.elements) for t in act.templates)
@@ -109,7 +109,7 @@ class Grammar:
         tags = self.lexicon.tag
         return "".join(f"<{tags[token]}> " if token in tags else f"{token} " for token in tokens)
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> Parse:
         """Parse one utterance."""
         reading = self._read.get(text)
         if reading is None:
@@ -124,14 +124,18 @@ class Grammar:
                 last["focus"] = focus
             mood = (-1 if last["quality"] in self.lexicon.negative else 1) if "quality" in last else 0
             likes = self.acts[act].likes if act else 0
-            self._read[text] = reading = Reading(act, opener, last, likes or mood)
+            self._read[text] = reading = Parse(act, opener, last, likes or mood)
         return reading
 
-    def state(self, context: Sequence[Utterance], responder: str) -> State:
+    def state(self, context: Sequence[Utterance], responder: str) -> DialogState:
         """State for the next speaker after the last ``WINDOW`` utterances, ``<d>`` not counted."""
-        heard = [(u.speaker == responder, self.read(u.text)) for u in context[-WINDOW:] if u.text != DIALOG]
+        heard = [
+            (u.speaker == responder, self.read(u.text))
+            for u in context[-UTTERANCES_BACK:]
+            if u.text != DIALOG
+        ]
         if not heard:
-            return State("start")
+            return DialogState("start")
         # Backchannels and repairs are skipped, so that an earlier question still waits for its answer.
         told = [(mine, r) for mine, r in heard if not r.act or self.acts[r.act].other][::-1] or heard[::-1]
         mine, last = told[0]
@@ -141,8 +145,8 @@ class Grammar:
         thing, focus = _first(everyone, "thing"), _first(everyone, "focus")
         topic = self.lexicon.topic.get(focus, "")
         earlier = [(m, word) for m, r in told[1:] if (word := r.last.get("thing")) and word != thing]
-        old = tuple(dict.fromkeys(word for _, word in earlier))[:NEAR]
-        their_old = tuple(dict.fromkeys(word for m, word in earlier if not m))[:NEAR]
+        old = tuple(dict.fromkeys(word for _, word in earlier))[:MENTIONS_KEPT]
+        their_old = tuple(dict.fromkeys(word for m, word in earlier if not m))[:MENTIONS_KEPT]
         names = {
             "it": thing,
             "heard": last.last.get("thing", ""),
@@ -154,7 +158,7 @@ class Grammar:
         }
         offers = {name for name, word in names.items() if word}
         offers |= {name for name, there in (("topic", topic), ("old", old), ("theirs", their_old)) if there}
-        return State(
+        return DialogState(
             self._situation(heard[-1], mine, last),
             spoken=len(heard),
             hush=heard[-1][1].act == "backchannel",
@@ -173,7 +177,7 @@ class Grammar:
             offers=frozenset(offers),
         )
 
-    def _situation(self, latest: tuple[bool, Reading], mine: bool, last: Reading) -> str:
+    def _situation(self, latest: tuple[bool, Parse], mine: bool, last: Parse) -> str:
         if latest[1].act == "repair" and not latest[0] and "thing" in last.last:
             return "asked_repeat"
         act = self.acts.get(last.act)
@@ -182,7 +186,7 @@ class Grammar:
         return (act.other if act else "") or "told"
 
 
-def _first(readings: Sequence[Reading], tag: str) -> str:
+def _first(readings: Sequence[Parse], tag: str) -> str:
     return next((reading.last[tag] for reading in readings if tag in reading.last), "")
 
 

@@ -15,7 +15,7 @@ from random import Random
 from tomllib import loads
 from typing import TypeVar
 
-from dialog.smalltalk.grammar import Act, Grammar, State, Template
+from dialog.smalltalk.grammar import Act, DialogState, Grammar, Template
 from dialog.smalltalk.slots import Said, Slots
 from dialog.smalltalk.words import Lexicon, Phrase, Tables
 from dialog.utterance import Dialog, Utterance
@@ -23,7 +23,7 @@ from lm.errors import DataError
 from lm.text.tokenizers import EOS, WordPunct
 
 LONG_ENOUGH = 9  # utterances before a conversation may end
-SPLITS = {"train": 800, "valid": 100, "test": 100}  # dialogs by default
+SPLIT_SIZES = {"train": 800, "valid": 100, "test": 100}  # dialogs by default
 
 Choice = TypeVar("Choice")
 # Act, template, position in the template, remaining tokens of the present phrase, class words so far.
@@ -43,13 +43,13 @@ class Process:
         self._customs: dict[tuple[str, str], list[tuple[Act, float]]] = {}
         self._templates: dict[tuple[str, str, frozenset[str]], list[tuple[Template, float]]] = {}
 
-    def acts(self, state: State) -> list[tuple[Act, float]]:
+    def acts(self, state: DialogState) -> list[tuple[Act, float]]:
         """Possible acts in a state, with their probabilities."""
         weights = [(act, base * self._tendency(act, state)) for act, base in self._customary(state)]
         total = math.fsum(weight for _, weight in weights)
         return [(act, weight / total) for act, weight in weights if weight]
 
-    def _customary(self, state: State) -> list[tuple[Act, float]]:
+    def _customary(self, state: DialogState) -> list[tuple[Act, float]]:
         """Acts of a situation, with weights that depend on the group of the focus, or the topic."""
         group = self.lexicon.group.get(state.focus, state.topic)
         key = (state.situation, group)
@@ -59,7 +59,7 @@ class Process:
             self._customs[key] = [(act, w * math.exp(0.7 * affinity(group, act.name))) for act, w in acts]
         return self._customs[key]
 
-    def _tendency(self, act: Act, state: State) -> float:
+    def _tendency(self, act: Act, state: DialogState) -> float:
         """Factor of an act's weight, given the conversation so far. 0 = impossible."""
         if (
             (act.name == "close" and state.spoken < LONG_ENOUGH)
@@ -74,7 +74,7 @@ class Process:
             return math.exp(act.likes * (1.5 * state.stance + 0.4 * state.mood))
         return math.exp(0.35 * (state.stale - 3)) if act.name.startswith("shift") else 1.0
 
-    def templates(self, act: Act, state: State) -> list[tuple[Template, float]]:
+    def templates(self, act: Act, state: DialogState) -> list[tuple[Template, float]]:
         """Usable templates of an act in a state, with their probabilities."""
         key = (act.name, state.topic, state.offers)
         if key not in self._templates:
@@ -84,7 +84,7 @@ class Process:
             self._templates[key] = [(t, w / total) for t, w in zip(usable, weights, strict=True)]
         return self._templates[key]
 
-    def speak(self, state: State, random: Random) -> tuple[Act, list[str]]:
+    def speak(self, state: DialogState, random: Random) -> tuple[Act, list[str]]:
         """Draw an utterance: its act and its tokens."""
         act = _draw(self.acts(state), random)
         template = _draw(self.templates(act, state), random)
@@ -99,7 +99,7 @@ class Process:
                 tokens.append(element)
         return act, tokens
 
-    def frontier(self, state: State) -> Frontier:
+    def frontier(self, state: DialogState) -> Frontier:
         """Derivations before the first token, with their probabilities."""
         return {
             (act, template, 0, (), ()): probability * share
@@ -107,7 +107,7 @@ class Process:
             for template, share in self.templates(act, state)
         }
 
-    def advance(self, state: State, frontier: Frontier, token: str) -> tuple[float, Frontier]:
+    def advance(self, state: DialogState, frontier: Frontier, token: str) -> tuple[float, Frontier]:
         """P(token | tokens so far), and the remaining derivations with probabilities that sum to 1."""
         reached: Frontier = defaultdict(float)
         for derivation, weight in frontier.items():
@@ -116,7 +116,7 @@ class Process:
         total = math.fsum(reached.values())
         return total, {derivation: weight / total for derivation, weight in reached.items()}
 
-    def distribution(self, state: State, frontier: Frontier) -> dict[str, float]:
+    def distribution(self, state: DialogState, frontier: Frontier) -> dict[str, float]:
         """P(next token) for every possible next token, including ``</s>``."""
         shares: dict[str, list[float]] = defaultdict(list)
         for derivation, weight in frontier.items():
@@ -125,7 +125,7 @@ class Process:
         return {token: total for token, parts in shares.items() if (total := math.fsum(parts)) > 0.0}
 
     def _expand(
-        self, state: State, derivation: Derivation, token: str | None
+        self, state: DialogState, derivation: Derivation, token: str | None
     ) -> Iterator[tuple[str, float, Derivation]]:
         """Yield (token, probability, derivation) for each possible next token, or only for ``token``."""
         act, template, at, rest, said = derivation
@@ -179,15 +179,15 @@ class Process:
         return log_prob
 
 
-def generate(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[Dialog]:
+def generate_dialogs(split: str, *, dialogs: int | None = None, seed: int = 0) -> list[Dialog]:
     """Generate the dialogs of a split ("train", "valid" or "test"), the same on every machine.
 
     ``dialogs`` is their number, None = the default of the split. A smaller number gives the first of them.
     Another ``seed`` gives other dialogs of the same distribution. Raises DataError for an unknown split.
     """
-    if split not in SPLITS:
-        raise DataError(f"smalltalk:{split}: no such split; use {', '.join(SPLITS)}")
-    count = SPLITS[split] if dialogs is None else dialogs
+    if split not in SPLIT_SIZES:
+        raise DataError(f"smalltalk:{split}: no such split; use {', '.join(SPLIT_SIZES)}")
+    count = SPLIT_SIZES[split] if dialogs is None else dialogs
     return [_dialog(split, seed, number) for number in range(count)]
 
 
@@ -256,9 +256,9 @@ def true_nll(dialogs: Sequence[Dialog]) -> tuple[float, int]:
 @cache
 def default_process() -> Process:
     """Process of the corpus in the package."""
-    return Process(load_tables())
+    return Process(load_word_tables())
 
 
-def load_tables() -> Tables:
+def load_word_tables() -> Tables:
     """Load the word lists, templates and acts of the corpus."""
     return loads(files("dialog.smalltalk").joinpath("corpus.toml").read_text("utf-8"))

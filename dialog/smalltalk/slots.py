@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dialog.smalltalk.grammar import Act, State
+from dialog.smalltalk.grammar import Act, DialogState
 from dialog.smalltalk.words import Lexicon, Options, Phrase, Support, Vector
 
 Said = tuple[str, ...]  # words with a class in the utterance so far
-Fill = Callable[[Act, State, Said], Options]
+Fill = Callable[[Act, DialogState, Said], Options]
 
 
 class Slots:
@@ -34,7 +34,7 @@ class Slots:
             "opener": self._opener,
         }
 
-    def options(self, slot: str, act: Act, state: State, said: Said) -> Options:
+    def options(self, slot: str, act: Act, state: DialogState, said: Said) -> Options:
         """Distribution for a slot, given the state and the class words before it in the utterance."""
         if slot in state.names:
             return self._only(state.names[slot])
@@ -50,21 +50,21 @@ class Slots:
         name = f"{slot} {self._topic(state, said)}" if slot in ("doing", "did") else slot
         return self._blend(name, context, 0.4)
 
-    def _about(self, state: State, said: Said) -> str:
+    def _about(self, state: DialogState, said: Said) -> str:
         """Thing that is talked about: the last one of the utterance, else the focus of the conversation."""
         return next((word for word in reversed(said) if word in self.lexicon.topic), state.focus)
 
-    def _topic(self, state: State, said: Said) -> str:
+    def _topic(self, state: DialogState, said: Said) -> str:
         return self.lexicon.topic.get(self._about(state, said), "")
 
-    def _new(self, act: Act, state: State, said: Said) -> Options:
+    def _new(self, act: Act, state: DialogState, said: Said) -> Options:
         about = self._about(state, said)
         verb = next((word for word in said if self.lexicon.tag[word] in ("did", "doing")), "")
         return self._blend(
             f"thing {self._topic(state, said)}", about, 0.7, without=(about, *said), second=verb
         )
 
-    def _far(self, act: Act, state: State, said: Said) -> Options:
+    def _far(self, act: Act, state: DialogState, said: Said) -> Options:
         lexicon = self.lexicon
         group = lexicon.group.get(state.focus, state.topic)
         key = ("far", group)
@@ -81,38 +81,38 @@ class Slots:
             self._known[key] = Options(self._supports[state.topic], np.concatenate(weights))
         return self._known[key]
 
-    def _misheard(self, act: Act, state: State, said: Said) -> Options:
+    def _misheard(self, act: Act, state: DialogState, said: Said) -> Options:
         heard = state.names["heard"]
         copy = () if heard in said else (heard,)
         return self._blend(f"thing {self.lexicon.topic[heard]}", heard, 0.6, copy, 0.5, without=said)
 
-    def _newlabel(self, act: Act, state: State, said: Said) -> Options:
+    def _newlabel(self, act: Act, state: DialogState, said: Said) -> Options:
         return self._blend("label", state.focus, 0.4, without=(self.lexicon.label.get(state.topic, ""),))
 
-    def _quality(self, act: Act, state: State, said: Said) -> Options:
+    def _quality(self, act: Act, state: DialogState, said: Said) -> Options:
         about = next((w for w in reversed(said) if self.lexicon.tag[w] in ("place", "job")), "")
         about = about or self._about(state, said)
         name = f"quality {self.lexicon.topic.get(about, '')}".strip()
         mood = act.likes or (-state.mood if act.flips else state.stance or state.mood)
         return self._blend(name, about, 0.5, without=said, bias=("mood", mood))
 
-    def _who(self, act: Act, state: State, said: Said) -> Options:
+    def _who(self, act: Act, state: DialogState, said: Said) -> Options:
         copy = (state.who,) if state.who and state.who not in said else ()
         return self._blend("who", self._about(state, said), 0.4, copy, 0.4, without=said)
 
-    def _name(self, act: Act, state: State, said: Said) -> Options:
+    def _name(self, act: Act, state: DialogState, said: Said) -> Options:
         who = next((word for word in reversed(said) if self.lexicon.tag[word] == "who"), "")
         return self._blend("name", who or act.name, 0.4, bias=("gender", self.lexicon.gender.get(who, "")))
 
-    def _place(self, act: Act, state: State, said: Said) -> Options:
+    def _place(self, act: Act, state: DialogState, said: Said) -> Options:
         copy = (state.place,) if state.place and state.place not in said else ()
         return self._blend("place", state.names.get("town", ""), 0.4, copy, 0.5, without=said)
 
-    def _job(self, act: Act, state: State, said: Said) -> Options:
+    def _job(self, act: Act, state: DialogState, said: Said) -> Options:
         copy = (state.job,) if state.job and state.job not in said else ()
         return self._blend("job", state.names.get("samejob", ""), 0.4, copy, 0.5, without=said)
 
-    def _opener(self, act: Act, state: State, said: Said) -> Options:
+    def _opener(self, act: Act, state: DialogState, said: Said) -> Options:
         return self._blend(act.opener, act.name, 0.35, state.openers, 0.25)
 
     def _only(self, word: str) -> Options:

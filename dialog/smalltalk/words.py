@@ -24,7 +24,7 @@ Tables = Mapping[str, Any]  # corpus.toml, or a smaller corpus of the same layou
 FACETS = 3  # softmaxes in the mixture of an association
 FEATURES = 4  # per word and facet
 PEOPLE = ("people_she", "people_he", "people_any")
-NAMES = ("names_she", "names_he")
+NAME_LISTS = ("names_she", "names_he")
 
 
 class Support:
@@ -98,9 +98,9 @@ class Lexicon:
         self.topic |= {label: topic for topic, label in self.label.items()}
         self._add("label", "", [self.label[topic] for topic in self.topics])
         self._add("quality", "", words["qualities"].split())
-        self.gender = {word: name for name in PEOPLE + NAMES for word in words[name].split()}
+        self.gender = {word: name for name in PEOPLE + NAME_LISTS for word in words[name].split()}
         self._add("who", "", [word for name in PEOPLE for word in words[name].split()])
-        self._add("name", "", [word for name in NAMES for word in words[name].split()])
+        self._add("name", "", [word for name in NAME_LISTS for word in words[name].split()])
         for tag, name in (("place", "places"), ("job", "jobs"), ("number", "numbers")):
             self._add(tag, "", words[name].split())
         for name, phrases in tables["phrases"].items():

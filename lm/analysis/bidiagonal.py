@@ -11,7 +11,7 @@ from lm.analysis.factor import Band
 from lm.analysis.scratch import Matrix
 from lm.steps import Steps
 
-LINES = 100  # of the tridiagonal matrix in one step
+ROWS_AT_ONCE = 100  # of the tridiagonal matrix in one step
 HALVINGS = 58  # of an interval around all singular values, to less than ε·σ_max / 16
 
 
@@ -87,14 +87,14 @@ def _count_below(squares: Matrix, points: Matrix, steps: Steps) -> NDArray[np.in
     pivots = -points
     counts = np.zeros(len(points), np.int64)
     below = np.ones(len(points), bool)
-    for first in range(0, len(squares), LINES):
+    for first in range(0, len(squares), ROWS_AT_ONCE):
         tally = np.zeros(len(points), np.int8)  # of at most 100 lines, since bytes add fast
         with np.errstate(divide="ignore"):
-            for square in squares[first : first + LINES]:
+            for square in squares[first : first + ROWS_AT_ONCE]:
                 np.divide(-square, pivots, out=pivots)
                 np.subtract(pivots, points, out=pivots)
                 np.less(pivots, 0.0, out=below)
                 np.add(tally, below.view(np.int8), out=tally)
         counts += tally
-        steps.advance(LINES * len(points) * 100)
+        steps.advance(ROWS_AT_ONCE * len(points) * 100)
     return counts + 1 - len(points)

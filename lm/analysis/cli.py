@@ -288,9 +288,9 @@ def _text(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":
 
 def _spectrum_name(text: "Text", checkpoint: str) -> str:
     """File name of the singular values, with non-default options as in names of evaluations."""
-    from lm.runs.evaluations import plain
+    from lm.runs.evaluations import slug
 
-    return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + plain(checkpoint)}.npz"
+    return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + slug(checkpoint)}.npz"
 
 
 def _facts(trained: "TrainedLm", text: "Text", checkpoint: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ DENSE = 1024  # largest size of triangles for LAPACK, if memory allows
 
 
 @dataclass(frozen=True)
-class Plan:
+class FactorPlan:
     """Plan of the factorisation of a (T, V) matrix in a given memory.
 
     ``width`` is that of the panels and of the band. ``rows`` is the number of rows per merge into the
@@ -49,7 +49,7 @@ class Plan:
     dense: int = DENSE
 
     @classmethod
-    def of(cls, tokens: int, vocab: int, memory: int | None = None) -> "Plan":
+    def of(cls, tokens: int, vocab: int, memory: int | None = None) -> "FactorPlan":
         """Plan with ``memory`` bytes, by default a quarter of the matrix, and at least ``FLOOR``."""
         if memory is None:
             memory = max(tokens * vocab * ITEM // 4, FLOOR)
@@ -92,7 +92,7 @@ def log_prob_rank(
     vocab: int,
     progress: OnProgress = no_progress,
     scratch: Path | None = None,
-    plan: Plan | None = None,
+    plan: FactorPlan | None = None,
 ) -> RankResult:
     """Compute the singular values of a matrix that arrives in blocks of rows.
 
@@ -114,7 +114,7 @@ def log_prob_rank(
     """
     if not tokens or not vocab:
         raise DataError("the matrix has no rows or no columns, so no rank; name a longer text")
-    plan = plan or Plan.of(tokens, vocab)
+    plan = plan or FactorPlan.of(tokens, vocab)
     folder = scratch or Path(tempfile.gettempdir())
     steps = Steps(plan.work, progress)
     with ScratchMatrix(plan.shorter, plan.shorter, folder) as triangle:
@@ -151,7 +151,9 @@ def _checked(blocks: Iterator[ArrayLike], tokens: int, vocab: int) -> Iterator[M
         raise ValueError(f"got {rows} rows, expected {tokens}")
 
 
-def _triangle_of_rows(blocks: Iterator[Matrix], triangle: ScratchMatrix, plan: Plan, steps: Steps) -> None:
+def _triangle_of_rows(
+    blocks: Iterator[Matrix], triangle: ScratchMatrix, plan: FactorPlan, steps: Steps
+) -> None:
     buffer, filled = np.empty((plan.rows, plan.shorter)), 0
     for block in blocks:
         steps.advance(0)
@@ -167,7 +169,7 @@ def _triangle_of_rows(blocks: Iterator[Matrix], triangle: ScratchMatrix, plan: P
 
 
 def _triangle_of_columns(
-    blocks: Iterator[Matrix], matrix: ScratchMatrix, triangle: ScratchMatrix, plan: Plan, steps: Steps
+    blocks: Iterator[Matrix], matrix: ScratchMatrix, triangle: ScratchMatrix, plan: FactorPlan, steps: Steps
 ) -> None:
     row = 0
     for block in blocks:
@@ -200,7 +202,9 @@ def rank_of_run(
     hashes = weights_sha256(trained.model), digest.hexdigest()
     spectrum, kept = (None, None) if spectrum is None else _place(spectrum, *hashes)
     if kept is None:
-        rows = Plan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # of a block: a sixteenth of the memory
+        rows = FactorPlan.of(len(ids), vocab).memory // (
+            16 * vocab * ITEM
+        )  # of a block: a sixteenth of the memory
         blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
         measured = log_prob_rank(iter(blocks), len(ids), vocab, progress, scratch)
         result = RankResult(measured.singular_values, measured.shape, *hashes)

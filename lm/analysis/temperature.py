@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from lm.language.windows import Ids
 
 SHOWN = 10  # number of hottest and of coldest words
-MOST = 20  # occurrences of one word in a table
-SHORTEST, LONGEST, PART = 15, 25, 5  # sentences of Figure 1 (b): words, and words of each of three parts
+MOST_OCCURRENCES = 20  # occurrences of one word in a table
+SHORTEST_SENTENCE, LONGEST_SENTENCE, PART = (
+    15,
+    25,
+    5,
+)  # sentences of Figure 1 (b): words, and words of each of three parts
 _ENTRIES = 1 << 22  # of a block (n, V)
 
 
@@ -82,7 +86,7 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
     """
     found, start = [], 0
     for end in np.flatnonzero(np.asarray(ids) == eos):
-        if SHORTEST <= end - start <= LONGEST:
+        if SHORTEST_SENTENCE <= end - start <= LONGEST_SENTENCE:
             middle = start + (end - start - PART) // 2
             found.append(np.concatenate([np.arange(at, at + PART) for at in (start, middle, end - PART)]))
         start = int(end) + 1
@@ -181,7 +185,7 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table |
         for index in range(len(result["positions"]))
     ]
     tables: list[Table | str] = [Table("Temperatures", models)]
-    sentences = f"{SHORTEST} to {LONGEST} words"
+    sentences = f"{SHORTEST_SENTENCE} to {LONGEST_SENTENCE} words"
     tables.append(Table(f"In sentences of {sentences}", rows) if rows else f"no sentence has {sentences}")
     for name, result in results.items():
         if "occurrences" in result:
@@ -191,7 +195,7 @@ def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table |
                     "τ": f"{place['temperature']:.6f}",
                     "mean τ": f"{place['mean_of_words']:.6f}",
                 }
-                for place in result["occurrences"][:MOST]
+                for place in result["occurrences"][:MOST_OCCURRENCES]
             ]
             more = len(result["occurrences"]) - len(places)
             title = f"{result['word']} by {name}" + (f", {more:,} more in the JSON" if more else "")

@@ -22,8 +22,8 @@ from lm.cells.equations import (
     NormalizedLstmEquations,
 )
 from lm.cells.gating import Gating, MaybeTensors
-from lm.cells.packing import State
-from lm.cells.unrolled import UNMASKED, Cell, Masks, Weights, activations, unrolled
+from lm.cells.packing import CellState
+from lm.cells.unrolled import UNMASKED, Cell, CellWeights, Masks, activations, unrolled
 from lm.regularize import dropout
 
 
@@ -40,7 +40,7 @@ class _Call(NamedTuple):
 
     cell: Cell
     inputs: Tensor
-    weights: Weights
+    weights: CellWeights
     tensors: MaybeTensors
 
 
@@ -102,10 +102,10 @@ class GatedLayer(nn.Module, ABC):
     def forward(
         self,
         inputs: Tensor,
-        state: State,
+        state: CellState,
         state_mask: Tensor | None = None,
         keep: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, CellState]:
         """Reads one window.
 
         Args:
@@ -135,9 +135,9 @@ class GatedLayer(nn.Module, ABC):
         self,
         inputs: Tensor,
         sizes: Sequence[int],
-        state: State | None = None,
+        state: CellState | None = None,
         masks: Masks = UNMASKED,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, CellState]:
         """Reads packed sequences.
 
         Args:
@@ -165,7 +165,7 @@ class GatedLayer(nn.Module, ABC):
     def gate_values(
         self,
         inputs: Tensor,
-        state: State,
+        state: CellState,
         state_mask: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
@@ -184,10 +184,10 @@ class GatedLayer(nn.Module, ABC):
         self,
         inputs: Tensor,
         sizes: Sequence[int],
-        state: State,
+        state: CellState,
         recurrent: Tensor,
         masks: Masks,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, CellState]:
         cell, rows, weights, tensors = self._call(inputs, recurrent)
         return unrolled(cell, rows, sizes, state, weights, tensors, masks)
 
@@ -203,7 +203,9 @@ class GatedLayer(nn.Module, ABC):
             bias, extra = None, torch.stack((self.gain.weight, self.bias))
         if not changes_input:  # then one product does it for all tokens
             inputs, weight, bias = nn.functional.linear(inputs, self.weight_ih, bias), None, None
-        return _Call(Cell(gating, self.equations), inputs, Weights(weight, recurrent, bias, extra), tensors)
+        return _Call(
+            Cell(gating, self.equations), inputs, CellWeights(weight, recurrent, bias, extra), tensors
+        )
 
     @abstractmethod
     def _reading(self, inputs: Tensor) -> Reading:

@@ -17,7 +17,7 @@ from lm.cells.equations import CappedLstmEquations, Equations, GruEquations, Lst
 from lm.cells.gated import GatedLayer, Reading, Scale, fill_truncated, start_deviation
 from lm.cells.gating import Mogrify, Multiply, Round
 from lm.cells.lstm import WeightDropLSTM, lstm_window
-from lm.cells.packing import State
+from lm.cells.packing import CellState
 from lm.cells.unrolled import Masks
 
 
@@ -53,10 +53,10 @@ class MogrifiableLayer(GatedLayer):
         self,
         inputs: Tensor,
         sizes: Sequence[int],
-        state: State,
+        state: CellState,
         recurrent: Tensor,
         masks: Masks,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, CellState]:
         is_window = sizes[0] == sizes[-1]
         is_masked = any(mask is not None for mask in masks)
         by_torch = self.equations in (LstmEquations, GruEquations)
@@ -66,7 +66,7 @@ class MogrifiableLayer(GatedLayer):
         return outputs.flatten(0, 1), last
 
     @abstractmethod
-    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+    def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
         """A window (T, B, I) without any gating, by torch's own layer."""
 
 
@@ -84,7 +84,7 @@ class GatedLSTM(MogrifiableLayer):
     ) -> None:
         super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
 
-    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+    def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
         """Bit for bit ``WeightDropLSTM``."""
         parameters = (self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias))
         return lstm_window(inputs, state, parameters, self.training)
@@ -107,7 +107,7 @@ class GatedGRU(MogrifiableLayer):
         super().__init__((input_size, hidden_size), GruEquations, weight_dropout)
         self.inner_bias = self._uniform(hidden_size)
 
-    def _by_torch(self, inputs: Tensor, state: State, recurrent: Tensor) -> tuple[Tensor, State]:
+    def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
         inner = nn.functional.pad(self.inner_bias, (2 * self.hidden_size, 0))
         parameters = (self.weight_ih, recurrent, self.bias, inner)
         start = state[0][None].contiguous()

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lm.cells.equations import LstmEquations
 from lm.cells.gating import Mogrify
-from lm.cells.packing import State, over_packed, run_layers
-from lm.cells.unrolled import Cell, Weights, activations, unrolled
+from lm.cells.packing import CellState, over_packed, run_layers
+from lm.cells.unrolled import Cell, CellWeights, activations, unrolled
 from lm.regularize import dropout
 
 _CELL = Cell(Mogrify, LstmEquations)  # of no rounds
@@ -30,8 +30,8 @@ class LSTM(nn.LSTM):
     """``torch.nn.LSTM`` to the parameter name; packed input with gradients, and a step, take fast paths."""
 
     def forward(  # type: ignore[override]
-        self, inputs: Tensor | PackedSequence, state: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
+        self, inputs: Tensor | PackedSequence, state: CellState | None = None
+    ) -> tuple[Tensor | PackedSequence, CellState]:
         """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
         data = inputs.data if isinstance(inputs, PackedSequence) else inputs
         if _stays_float32(data):
@@ -53,7 +53,9 @@ class LSTM(nn.LSTM):
             return outputs.transpose(0, 1), (h[None], c[None])
         return super().forward(inputs, state)
 
-    def _layers(self, data: Tensor, sizes: Sequence[int], state: State | None) -> tuple[Tensor, State]:
+    def _layers(
+        self, data: Tensor, sizes: Sequence[int], state: CellState | None
+    ) -> tuple[Tensor, CellState]:
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         layers = [
             [partial(self._direction, f"_l{layer}{suffix}") for suffix in suffixes]
@@ -64,14 +66,14 @@ class LSTM(nn.LSTM):
         )
 
     def _direction(
-        self, name: str, data: Tensor, sizes: Sequence[int], state: State | None
-    ) -> tuple[Tensor, State]:
+        self, name: str, data: Tensor, sizes: Sequence[int], state: CellState | None
+    ) -> tuple[Tensor, CellState]:
         if state is None:
             zeros = data.new_zeros(sizes[0], self.hidden_size)
             state = (zeros, zeros)
         bias = getattr(self, f"bias_ih{name}") + getattr(self, f"bias_hh{name}") if self.bias else None
         sums = nn.functional.linear(data, getattr(self, f"weight_ih{name}"), bias)
-        return unrolled(_CELL, sums, sizes, state, Weights(None, getattr(self, f"weight_hh{name}"), None))
+        return unrolled(_CELL, sums, sizes, state, CellWeights(None, getattr(self, f"weight_hh{name}"), None))
 
 
 class WeightDropLSTM(nn.LSTM):
@@ -91,17 +93,17 @@ class WeightDropLSTM(nn.LSTM):
         self.weight_dropout = weight_dropout
 
     def forward(  # type: ignore[override]
-        self, inputs: Tensor, state: State
-    ) -> tuple[Tensor, State]:
+        self, inputs: Tensor, state: CellState
+    ) -> tuple[Tensor, CellState]:
         """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
         recurrent = dropout(self.weight_hh_l0, self.weight_dropout, self.training)
         weights = (self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0)
         return lstm_window(inputs, state, weights, self.training)
 
-    def gate_values(self, inputs: Tensor, state: State) -> Tensor:
+    def gate_values(self, inputs: Tensor, state: CellState) -> Tensor:
         """What the gates of :meth:`forward` are, (T, B, 4, H), as in torch; weights are not dropped."""
         steps, streams = inputs.shape[:2]
-        weights = Weights(None, self.weight_hh_l0, None)
+        weights = CellWeights(None, self.weight_hh_l0, None)
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             bias = self.bias_ih_l0 + self.bias_hh_l0
             data = inputs.flatten(0, 1).to(bias.dtype)
@@ -112,8 +114,8 @@ class WeightDropLSTM(nn.LSTM):
 
 
 def lstm_window(
-    inputs: Tensor, state: State, weights: tuple[Tensor, ...], training: bool
-) -> tuple[Tensor, State]:
+    inputs: Tensor, state: CellState, weights: tuple[Tensor, ...], training: bool
+) -> tuple[Tensor, CellState]:
     """One LSTM layer over a window by torch's layer, or for few tokens on CPUs by what is faster.
 
     That is torch's cell for a step without gradients, and the loop of :mod:`lm.cells.unrolled` with
@@ -145,7 +147,7 @@ def lstm_window(
     weight_ih, weight_hh, bias_ih, bias_hh = weights
     steps, streams, _ = inputs.shape
     sums = nn.functional.linear(inputs.flatten(0, 1), weight_ih, bias_ih + bias_hh)
-    outputs, last = unrolled(_CELL, sums, [streams] * steps, state, Weights(None, weight_hh, None))
+    outputs, last = unrolled(_CELL, sums, [streams] * steps, state, CellWeights(None, weight_hh, None))
     return outputs.unflatten(0, (steps, streams)), last
 
 

@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-State = tuple[Tensor, Tensor]  # (h, c)
-Direction = Callable[[Tensor, Sequence[int], State | None], tuple[Tensor, State]]  # of a layer, packed
+CellState = tuple[Tensor, Tensor]  # (h, c)
+Direction = Callable[
+    [Tensor, Sequence[int], CellState | None], tuple[Tensor, CellState]
+]  # of a layer, packed
 
 
-def over_packed(run: Direction, inputs: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+def over_packed(
+    run: Direction, inputs: PackedSequence, state: CellState | None
+) -> tuple[PackedSequence, CellState]:
     """Runs on what is packed, the states in its order, and gives states in the order of the caller."""
     if state is not None and inputs.sorted_indices is not None:
         state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
@@ -28,9 +32,9 @@ def run_layers(
     layers: Sequence[Sequence[Direction]],
     data: Tensor,
     sizes: Sequence[int],
-    state: State | None,
+    state: CellState | None,
     between: Callable[[Tensor], Tensor] = lambda data: data,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, CellState]:
     """Layer after layer over packed sequences.
 
     Args:

@@ -13,7 +13,7 @@ from lm.cells.config import CellConfig
 from lm.cells.gated import GatedLayer
 from lm.cells.layers import gated_layer
 from lm.cells.lstm import LSTM
-from lm.cells.packing import Direction, State, over_packed, run_layers
+from lm.cells.packing import CellState, Direction, over_packed, run_layers
 
 
 class Stack(nn.Module):
@@ -40,8 +40,8 @@ class Stack(nn.Module):
         )
 
     def forward(
-        self, inputs: Tensor | PackedSequence, state: State | Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, State | Tensor]:
+        self, inputs: Tensor | PackedSequence, state: CellState | Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, CellState | Tensor]:
         """As a batch-first ``torch.nn.LSTM`` or ``GRU``.
 
         Args:
@@ -61,7 +61,7 @@ class Stack(nn.Module):
             outputs = data.unflatten(0, (steps, rows)).transpose(0, 1)
         return outputs, after[0] if self.is_gru else after
 
-    def _run(self, data: Tensor, sizes: Sequence[int], state: State | None) -> tuple[Tensor, State]:
+    def _run(self, data: Tensor, sizes: Sequence[int], state: CellState | None) -> tuple[Tensor, CellState]:
         layers: list[list[Direction]] = [
             [cell.packed for cell in layer.children() if isinstance(cell, GatedLayer)]
             for layer in self.layers

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from lm.cells.equations import Equations
 from lm.cells.gating import Gating, MaybeTensors
-from lm.cells.packing import State, rows_of, shifted
+from lm.cells.packing import CellState, rows_of, shifted
 
 
-class Weights(NamedTuple):
+class CellWeights(NamedTuple):
     """Of the equations; the rows are those of gate after gate, as in torch."""
 
     inputs: Tensor | None  # (G·H, I); None where the inputs are W x + b already
@@ -52,11 +52,11 @@ def unrolled(
     cell: Cell,
     inputs: Tensor,
     sizes: Sequence[int],
-    state: State,
-    weights: Weights,
+    state: CellState,
+    weights: CellWeights,
     tensors: MaybeTensors = (),
     masks: Masks = UNMASKED,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, CellState]:
     """One layer in one direction.
 
     Args:
@@ -84,8 +84,8 @@ def activations(
     cell: Cell,
     inputs: Tensor,
     sizes: Sequence[int],
-    state: State,
-    weights: Weights,
+    state: CellState,
+    weights: CellWeights,
     tensors: MaybeTensors = (),
     masks: Masks = UNMASKED,
 ) -> Tensor:
@@ -95,7 +95,7 @@ def activations(
         return _forward(cell, inputs, sizes, state, weights, tensors, masks)[0].kept[0]
 
 
-def _require_fitting(sizes: Sequence[int], state: State) -> None:
+def _require_fitting(sizes: Sequence[int], state: CellState) -> None:
     if not sizes:
         raise ValueError("no time step to read; give at least one")
     if any(len(part) != sizes[0] for part in state):
@@ -107,8 +107,8 @@ def _forward(
     cell: Cell,
     inputs: Tensor,
     sizes: Sequence[int],
-    state: State,
-    weights: Weights,
+    state: CellState,
+    weights: CellWeights,
     tensors: MaybeTensors,
     masks: Masks,
 ) -> tuple[Equations, Tensor, Tensor]:
@@ -138,7 +138,7 @@ def _forward(
     return equations, last_h, last_c
 
 
-_WEIGHTS = len(Weights._fields)
+_WEIGHTS = len(CellWeights._fields)
 
 
 class _Unrolled(torch.autograd.Function):
@@ -147,7 +147,7 @@ class _Unrolled(torch.autograd.Function):
         ctx, cell: Cell, sizes: Sequence[int], inputs: Tensor, h: Tensor, c: Tensor,
         mask_h: Tensor | None, mask_c: Tensor | None, *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        weights = Weights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
+        weights = CellWeights(*tensors[:_WEIGHTS])  # type: ignore[arg-type]
         equations, last_h, last_c = _forward(
             cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], Masks(mask_h, mask_c)
         )

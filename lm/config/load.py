@@ -21,8 +21,8 @@ from pydantic.fields import FieldInfo
 
 from lm.config.presets import Preset, find_config, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT
-from lm.config.suggest import LONGEST, did_you_mean
-from lm.config.tomlfile import MAX_SIZE, Lines, read_toml
+from lm.config.suggest import LONGEST_NAME, did_you_mean
+from lm.config.tomlfile import MAX_TOML, Lines, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
 from lm.errors import ConfigError, StorageError
 
@@ -130,7 +130,7 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
         raise StorageError(f"{path.parent}: no such run; check the path")
     if not path.is_file():
         raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
-    saved = read_json(path, limit=MAX_SIZE)
+    saved = read_json(path, limit=MAX_TOML)
     require_family(path, saved, schema)
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
@@ -307,7 +307,7 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
         first = next(key for key in keys if key.startswith(f"{name}."))
         return f"{name} is a table; set one of its keys, as in {first}"
     if is_table:
-        return f"unknown table [{name[:LONGEST]}]" + (
+        return f"unknown table [{name[:LONGEST_NAME]}]" + (
             did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
         )
     hint = did_you_mean(name, keys)
@@ -320,7 +320,7 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
             f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
         )
         hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
-    return f"unknown key {name if len(name) <= LONGEST else f'{name[:LONGEST]}…'}{hint}"
+    return f"unknown key {name if len(name) <= LONGEST_NAME else f'{name[:LONGEST_NAME]}…'}{hint}"
 
 
 def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-MOST = 3  # names that are suggested at once
-LONGEST = 200  # characters of a name that may be meant to be another; comparing takes their product
+MOST_SUGGESTIONS = 3  # names that are suggested at once
+LONGEST_NAME = 200  # characters of a name that may be meant to be another; comparing takes their product
 ALIKE = 0.65  # share of equal letters
 
 
@@ -14,11 +14,13 @@ def nearest(name: str, candidates: Iterable[str]) -> list[str]:
     The right key in another section comes first, then the closest name.
     """
     wanted = _plain(name)
-    names = {one: _plain(one) for one in candidates if len(name) <= LONGEST}
+    names = {one: _plain(one) for one in candidates if len(name) <= LONGEST_NAME}
     same = {one: plain for one, plain in names.items() if _key(plain) == _key(wanted)}
     scores = {one: _likeness(wanted, plain) for one, plain in (same or names).items()}
     best = max(scores.values(), default=(0.0, 0.0))
-    return [one for one, score in scores.items() if score == best and (same or best[0] >= ALIKE)][:MOST]
+    return [one for one, score in scores.items() if score == best and (same or best[0] >= ALIKE)][
+        :MOST_SUGGESTIONS
+    ]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

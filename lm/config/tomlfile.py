@@ -16,7 +16,7 @@ from lm.errors import ConfigError, StorageError
 
 Lines = dict[tuple[str, ...], int]
 
-MAX_SIZE = 1 << 20  # bytes of a config
+MAX_TOML = 1 << 20  # bytes of a config
 MAX_DEPTH = 32  # brackets in brackets, and parts of a dotted key; a config has two
 _TOKEN = re.compile(  # a string that does not end runs to where the document or the line does
     r'''"""(?:[^\\]|\\.)*?(?:"{3,5}|\\?\Z)|"(?:[^"\\\n]|\\.)*"?|'''
@@ -34,7 +34,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
     Raises ConfigError for a file that is missing, no regular file, too large, not UTF-8 or not TOML.
     """
     try:
-        text = read_file(path, limit=MAX_SIZE).decode("utf-8-sig")
+        text = read_file(path, limit=MAX_TOML).decode("utf-8-sig")
     except StorageError as error:
         raise ConfigError(str(error)) from error
     except UnicodeDecodeError as error:

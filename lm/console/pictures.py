@@ -11,15 +11,15 @@ from lm.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg")
+SUFFIXES = (".png", ".svg")
 _SAME_BYTES = {"svg.hashsalt": "highrank", "svg.fonttype": "path"}
 _METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither versions nor times
 
 
 def require_format(path: Path) -> None:
     """ConfigError for the suffix of a format that pictures do not come in."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"{path}: pictures end in {' or '.join(FORMATS)}")
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: pictures end in {' or '.join(SUFFIXES)}")
 
 
 def save_figure(

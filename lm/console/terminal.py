@@ -30,7 +30,7 @@ def sanitize(text: str) -> str:
     return _UNSAFE.sub("", text)
 
 
-def plain(text: str) -> "Text":
+def unmarked(text: str) -> "Text":
     """``text`` sanitised for a rich console, which reads no markup in it."""
     from rich.text import Text
 

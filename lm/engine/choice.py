@@ -31,7 +31,7 @@ Work = Callable[[], object]
 
 CLEARLY = 1.1  # times the speed of float32 from which on bfloat16 is worth its rounding
 SMALL = 2**19  # numbers of an output matrix below which its products take too little time to matter
-ROWS, WORDS = 96, 4096  # of logits that are tried, at most
+TRIED_ROWS, TRIED_WORDS = 96, 4096  # of logits that are tried, at most
 ROUNDS = 5
 HOPELESS = 0.5  # times the speed of float32 at the first try: no other follows
 
@@ -136,7 +136,7 @@ class _Inputs(NamedTuple):
         if size * vocab < SMALL:
             return None
         components = head.components if HEADS[head.kind].logits_by_component else 1
-        words, tokens = min(vocab, WORDS), max(1, ROWS // components)
+        words, tokens = min(vocab, TRIED_WORDS), max(1, TRIED_ROWS // components)
         generator = torch.Generator().manual_seed(1)
 
         def drawn(*shape: int) -> torch.Tensor:

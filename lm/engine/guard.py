@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 IN_A_ROW = 10
-WINDOW = 1_000
+GUARD_WINDOW = 1_000
 IN_WINDOW = 50  # 5 % of the window
 
 
@@ -20,7 +20,7 @@ class Guard:
 
     def skipped(self, step: int, epoch: int, batch: int) -> None:
         self.in_a_row += 1
-        self.recent = [entry for entry in self.recent if entry[0] > step - WINDOW]
+        self.recent = [entry for entry in self.recent if entry[0] > step - GUARD_WINDOW]
         self.recent.append([step, epoch, batch])
 
     @property

@@ -22,7 +22,7 @@ from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver
 from lm.engine.sharded import Agreed, ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
-from lm.engine.state import Bookmark, Progress, Stateful, TrainingState, Window
+from lm.engine.state import Bookmark, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, perplexity
@@ -266,7 +266,7 @@ class _Engine(Generic[BatchT]):
         self.report(Update(progress.step, number, nll, lr, sums.grad_norm, sums.tokens))
         if progress.step % self.train.log_every == 0 and progress.window.updates:
             self.journal.updates(progress, lr, self.saver.seconds)
-            progress.window = Window()
+            progress.window = LogWindow()
 
     def lr_scale(self, sums: Sums) -> float:
         """The factor of this update's window; with ``compat``, that of the one before while ASGD averages."""

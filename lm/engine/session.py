@@ -18,7 +18,7 @@ from lm.engine.memory import require_memory
 from lm.engine.shared_saving import Follower
 from lm.errors import DataError, DivergenceError, Interrupted, WorkerError
 from lm.measures import require_learnt
-from lm.parallel.group import Group, joined
+from lm.parallel.group import Group, process_group
 from lm.parallel.shards import shards_of
 from lm.runs.inputs import CODEC_HASH, RESUMABLE, settle_inputs
 from lm.runs.run import Run, require_same_config
@@ -82,7 +82,7 @@ def train_run(
             :meth:`lm.runs.run.Run.open`.
     """
     config: Any = resolved.config
-    with joined(config.train.exchange_minutes) as group:
+    with process_group(config.train.exchange_minutes) as group:
         try:
             return _train(group, family, resolved, folder, report if group.rank == 0 else no_report, verdict)
         except (Interrupted, DivergenceError) as error:

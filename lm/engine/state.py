@@ -39,7 +39,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 @dataclass
-class Window:
+class LogWindow:
     """Sums over the updates since the last line of metrics.jsonl."""
 
     nll: float = 0.0
@@ -64,7 +64,7 @@ class Progress:
     late_scale: float | None = None  # lr_scale of the update before, where the authors' averaging is one late
     anchor: int = -1  # step of the last commit due by step and after a good update: to recover from
     anchor_best: list[int] = field(default_factory=list)  # the steps in ``best`` then: kept for a recovery
-    window: Window = field(default_factory=Window)
+    window: LogWindow = field(default_factory=LogWindow)
     guard: Guard = field(default_factory=Guard)
 
     @property
@@ -100,7 +100,7 @@ class Progress:
     def load(cls, values: Any) -> "Progress":
         """Puts back what :meth:`values` gave; raises KeyError, TypeError or ValueError for anything else."""
         best = [(float(nll), int(step)) for nll, step in values["best"]]
-        parts = {"best": best, "window": Window(**values["window"]), "guard": Guard(**values["guard"])}
+        parts = {"best": best, "window": LogWindow(**values["window"]), "guard": Guard(**values["guard"])}
         return cls(**(values | parts))
 
 

@@ -27,7 +27,7 @@ class Filters(Protocol):
     def top_p(self) -> float: ...
 
 
-def draw(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
+def draw_tokens(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
     """The tokens (R,) that ``uniform`` (R,) picks from ``log_probs`` (R, V), by inverting the tempered CDF.
 
     First the temperature, unless the components were tempered; then the ``top_k`` most probable tokens; of

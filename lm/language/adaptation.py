@@ -24,7 +24,7 @@ from torch import Tensor
 from lm.cells.layers import Layer
 from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
-from lm.language.model import LanguageModel, State, detached
+from lm.language.model import LanguageModel, ModelState, detached
 from lm.language.scoring import Floats, no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
@@ -39,7 +39,7 @@ _HOPELESS = 700.0  # nats a token, whose exponential is about the largest number
 
 
 @dataclass(frozen=True)
-class Setting:
+class DynamicSetting:
     """η, λ and ε.
 
     ``original`` numbers, those of the MoS paper, are for RMS = √Σg², which grows with the number of windows
@@ -68,7 +68,7 @@ class Setting:
             f"--scaling {self.scaling!r}: must be one of {', '.join(get_args(Scaling))}",
         )
 
-    def normalised(self, windows: int, tensors: int) -> "Setting":
+    def normalised(self, windows: int, tensors: int) -> "DynamicSetting":
         """The setting that does the same without ``original``: λ / tensors, η / √windows, ε / √windows."""
         if self.scaling != "original":
             return self
@@ -77,11 +77,11 @@ class Setting:
         return replace(self, lr=lr, decay=decay, eps=eps, scaling="normalised")
 
 
-SETTINGS = {
-    "default": Setting(5e-5, 2e-3),
-    "paper-mos-ptb": Setting(2e-3, 0.075, 1e-3, "original"),
-    "paper-mos-wt2": Setting(2e-3, 0.02, 2e-3, "original"),
-    "paper-awd": Setting(2e-3, 0.02, 1e-3, "original"),  # for both corpora
+DYNAMIC_SETTINGS = {
+    "default": DynamicSetting(5e-5, 2e-3),
+    "paper-mos-ptb": DynamicSetting(2e-3, 0.075, 1e-3, "original"),
+    "paper-mos-wt2": DynamicSetting(2e-3, 0.02, 2e-3, "original"),
+    "paper-awd": DynamicSetting(2e-3, 0.02, 1e-3, "original"),  # for both corpora
 }
 GRID_LR, GRID_DECAY = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3)
 RANGES = {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}  # Melis et al. (2020), Table 6
@@ -92,7 +92,7 @@ class Statistics:
     """What the gradients over the first so many windows of the training data are like."""
 
     squares: dict[str, Tensor]  # Σ g² of every parameter
-    state: State  # of the streams after those windows
+    state: ModelState  # of the streams after those windows
     windows: int = 0
 
     @classmethod
@@ -146,7 +146,7 @@ def dynamic_nll(
     trained: TrainedLm,
     ids: Ids,
     statistics: Statistics,
-    setting: Setting,
+    setting: DynamicSetting,
     *,
     paper: bool = False,
     temperature: float = 1.0,
@@ -187,7 +187,7 @@ def dynamic_nll(
     return torch.cat(losses).double().cpu().numpy()
 
 
-def factors(statistics: Statistics, setting: Setting) -> tuple[list[Tensor], list[Tensor]]:
+def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tensor], list[Tensor]]:
     """η / (RMS + ε) and min(λ R, 1) of every parameter: factors on a gradient and on the way back."""
     squares = list(statistics.squares.values())
     setting = setting.normalised(statistics.windows, len(squares))
@@ -231,7 +231,7 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
         model.train(training)
 
 
-def _require_finite(losses: Sequence[Tensor], setting: Setting) -> None:
+def _require_finite(losses: Sequence[Tensor], setting: DynamicSetting) -> None:
     """DivergenceError where a loss is no number, or all together are none that a perplexity could be of."""
     if not float(torch.cat(list(losses)).double().mean()) < _HOPELESS:
         raise DivergenceError(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.config.named_data import missing
+from lm.config.named_data import SPLITS, missing
 from lm.errors import DataError, StorageError, visible
 from lm.language.config import DataConfig
 from lm.language.parts import FilePart, whole_file
 from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
-from lm.language.sources import SPLITS, is_spelled
+from lm.language.sources import is_spelled
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
 from lm.text.tokenizers import StoredKind

@@ -16,9 +16,9 @@ from lm.disk.storage import JSON, make_folder, move, remove_tree
 from lm.errors import require, visible
 from lm.language.adaptation import (
     ADAPT_LENGTH,
-    SETTINGS,
+    DYNAMIC_SETTINGS,
     STREAMS,
-    Setting,
+    DynamicSetting,
     Statistics,
     dynamic_nll,
     gather,
@@ -28,14 +28,14 @@ from lm.language.evaluate import NONE, Compat, blocks, facts, likelihood, load_t
 from lm.language.model import LanguageModel, state_from, state_tensors
 from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
-from lm.language.setting_search import NUMBERS, Search, choose, unusual
+from lm.language.setting_search import NUMBERS, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import Result, keep, opened, plain
+from lm.runs.evaluations import Result, keep, opened, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
 
-FOLDER = "dynamic"
+DYNAMIC_FOLDER = "dynamic"
 COMMIT_SECONDS = 60.0  # between commits of unfinished statistics
 
 
@@ -43,8 +43,8 @@ def dynamic(
     run: Path,
     data: str | None = None,
     checkpoint: str = "best",
-    setting: Setting = SETTINGS["default"],
-    search: Search | None = None,
+    setting: DynamicSetting = DYNAMIC_SETTINGS["default"],
+    search: SettingSearch | None = None,
     wanted: Refinements = NONE,
     limit: int | None = None,
     compat: Compat | None = None,
@@ -54,7 +54,7 @@ def dynamic(
 
     Args:
         run, data, checkpoint, limit, compat: as for :func:`lm.language.evaluate.evaluate`.
-        setting: η, λ and ε; :data:`lm.language.adaptation.SETTINGS` has those of the papers.
+        setting: η, λ and ε; :data:`lm.language.adaptation.DYNAMIC_SETTINGS` has those of the papers.
         search: choose a setting on the run's validation split first, and evaluate that on ``data``, once.
         wanted: what else to report; as in Melis et al. (2020), with the temperature of static evaluation, and
             with passes that each adapt on their own and drop units while they do.
@@ -74,12 +74,12 @@ def dynamic(
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
     result: Result = {}
-    with _alone_in(run / FOLDER):
+    with _alone_in(run / DYNAMIC_FOLDER):
         statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)
         if search:
             valid = load_text(trained, config.data.valid, limit)
             setting, result["searched"] = choose(
-                search, setting, trained, statistics, valid, run / FOLDER, key, progress
+                search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )
             result |= {"searched_by": search.option, "searched_on": valid.source}
     advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
@@ -111,13 +111,13 @@ def dynamic(
     for kind, (about, other) in refined(trained, wanted, sampler, scores, paper=paper).items():
         result[kind] = about | likelihood(other, trained, text, len(other))
         contexts[kind] = blocks(other)["nll"]
-    parts = [text.name, *([] if checkpoint == "best" else [plain(checkpoint)]), "dynamic", plain(label)]
+    parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]
     name = ".".join(parts) + wanted.name
     keep(run, f"{name}.paper" if paper else name, result, contexts)
     return result
 
 
-def _setting_facts(setting: Setting, statistics: Statistics, source: str) -> Result:
+def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str) -> Result:
     """The setting in both scalings, and what the statistics are of."""
     windows, tensors = statistics.windows, len(statistics.squares)
     return {
@@ -169,7 +169,7 @@ def run_statistics(
         "window": window,
         "paper": paper,
     }
-    store = CheckpointStore(run / FOLDER / "statistics")
+    store = CheckpointStore(run / DYNAMIC_FOLDER / "statistics")
     store.clean()
     statistics = _kept(store, key, trained, streams)
     saved = time.monotonic()
@@ -212,8 +212,8 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     return Statistics.empty(trained.model, streams)
 
 
-def _label(setting: Setting) -> str:
+def _label(setting: DynamicSetting) -> str:
     """The name of a setting, or its numbers where it has none."""
-    named = [name for name, known in SETTINGS.items() if known == setting]
+    named = [name for name, known in DYNAMIC_SETTINGS.items() if known == setting]
     numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
     return named[0] if named else "-".join([*numbers, *unusual(setting)])

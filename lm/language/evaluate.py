@@ -20,7 +20,7 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import Result, Subject, keep, opened, plain
+from lm.runs.evaluations import Result, Subject, keep, opened, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
@@ -93,7 +93,7 @@ def evaluate(
     result["near_guessing"] = guessing(result["nll"], result["vocabulary"])
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
-    name = text.name if checkpoint == "best" else f"{text.name}.{plain(checkpoint)}"
+    name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
     for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, paper=paper).items():
         result[key] = about | likelihood(refined_nll, trained, text)
         contexts[key] = blocks(refined_nll)["nll"]
@@ -110,7 +110,7 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
     split = load_split(source, trained.codec)
-    ids, characters, name = split.ids(), split.characters or None, plain(Path(source).stem)
+    ids, characters, name = split.ids(), split.characters or None, slug(Path(source).stem)
     if limit is not None and limit < len(ids):
         ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"
     require_known(unknown_share(trained, ids), source)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.errors import DivergenceError, require
-from lm.heads.sampling import INFINITY, draw
+from lm.heads.sampling import INFINITY, draw_tokens
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.text.vocabulary import Codec
 
@@ -109,7 +109,7 @@ def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: Generat
         raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
     allowed = log_probs.index_fill(1, forbidden, -INFINITY)
     at = torch.tensor([uniform], dtype=torch.float64, device=log_probs.device)
-    return draw(allowed, at, options)
+    return draw_tokens(allowed, at, options)
 
 
 class _Writer:

@@ -15,7 +15,7 @@ from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
 
-State = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
+ModelState = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
 
 _TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal that is cut off at ± 2
 
@@ -25,7 +25,7 @@ class Outputs(NamedTuple):
 
     hidden: Layers  # (T, B, H) of the last layer, or of their sum, dropped, and those below that a head reads
     raw: Tensor  # (T, B, H) before dropout
-    state: State  # after the window
+    state: ModelState  # after the window
 
 
 class LanguageModel(nn.Module):
@@ -72,20 +72,20 @@ class LanguageModel(nn.Module):
         if self.head.projection is not None:
             nn.init.orthogonal_(self.head.projection.weight)
 
-    def initial_state(self, streams: int) -> State:
+    def initial_state(self, streams: int) -> ModelState:
         """Zeros for so many streams."""
         weight = self.embedding.weight
         zeros = [weight.new_zeros(streams, size) for size in self.config.hidden_sizes]
         return [(zero, zero) for zero in zeros]
 
-    def forward(self, tokens: Tensor, state: State) -> Outputs:
+    def forward(self, tokens: Tensor, state: ModelState) -> Outputs:
         """Reads a window of tokens (T, B) from a state on; masks of dropout are drawn for it."""
         rates = self.config
         words = self.embedding(tokens)
         words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, self.training)
         inputs = self._drop(words, rates.input_dropout)
         outputs: list[Tensor] = []
-        after: State = []
+        after: ModelState = []
         lower: list[Tensor] = []  # what each layer reads, the highest first
         keep = self._kept(tokens)
         for layer, before in zip(self.layers, state, strict=True):
@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
         return () if dropped is None and keep is None else (dropped, keep)
 
 
-def replaced(state: State, rows: slice, new: State) -> State:
+def replaced(state: ModelState, rows: slice, new: ModelState) -> ModelState:
     """A copy of a state whose ``rows``, streams, are those of another."""
 
     def patched(old: Tensor, part: Tensor) -> Tensor:
@@ -134,12 +134,12 @@ def replaced(state: State, rows: slice, new: State) -> State:
     return [(patched(h, n), patched(c, m)) for (h, c), (n, m) in zip(state, new, strict=True)]
 
 
-def detached(state: State) -> State:
+def detached(state: ModelState) -> ModelState:
     """The state as a fact: no gradient goes back through it."""
     return [(h.detach(), c.detach()) for h, c in state]
 
 
-def state_tensors(state: State) -> dict[str, Tensor]:
+def state_tensors(state: ModelState) -> dict[str, Tensor]:
     """The state by name, as checkpoints keep it."""
     named: dict[str, Tensor] = {}
     for layer, (h, c) in enumerate(state):
@@ -147,7 +147,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     return named
 
 
-def state_from(tensors: dict[str, Tensor], device: torch.device) -> State:
+def state_from(tensors: dict[str, Tensor], device: torch.device) -> ModelState:
     """What :func:`state_tensors` took apart."""
     layers = range(len(tensors) // 2)
     return [(tensors[f"h{layer}"].to(device), tensors[f"c{layer}"].to(device)) for layer in layers]

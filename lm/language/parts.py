@@ -19,7 +19,7 @@ _ROWS = 1000  # of a dataset
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line of text or, where the text is bytes, what one block has of it."""
 
     number: int
@@ -37,7 +37,7 @@ class Part(Protocol):
     @property
     def size(self) -> int: ...
 
-    def lines(self, log: InputLog) -> Iterator[Line]: ...
+    def lines(self, log: InputLog) -> Iterator[TextLine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class FilePart:
     def size(self) -> int:
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.start
 
-    def lines(self, log: InputLog) -> Iterator[Line]:
+    def lines(self, log: InputLog) -> Iterator[TextLine]:
         """The lines in order; DataError, or an entry of the log, for bad ones. Bytes are never bad."""
         with open_regular(self.path) as stream:
             stream.seek(self.start)
@@ -73,18 +73,18 @@ class FilePart:
             for number, text in read_lines(stream, self.name, log, first=self.first, last=self.last):
                 if self.style == "spelled":
                     text = text.replace(" ", "").replace("_", " ")
-                yield Line(number, text, len(text) + 1, True)
+                yield TextLine(number, text, len(text) + 1, True)
 
 
-def _stretches(stream: BinaryIO, size: int, number: int) -> Iterator[Line]:
+def _stretches(stream: BinaryIO, size: int, number: int) -> Iterator[TextLine]:
     while size > 0 and (block := stream.read(min(_BLOCK, size))):
         size -= len(block)
         *whole, rest = block.split(b"\n")
         for line in whole:
-            yield Line(number, line.decode("utf-8", "surrogateescape"), len(line) + 1, True)
+            yield TextLine(number, line.decode("utf-8", "surrogateescape"), len(line) + 1, True)
             number += 1
         if rest:
-            yield Line(number, rest.decode("utf-8", "surrogateescape"), len(rest), False)
+            yield TextLine(number, rest.decode("utf-8", "surrogateescape"), len(rest), False)
 
 
 def whole_file(path: Path, style: Style) -> FilePart:
@@ -149,7 +149,7 @@ class RowsPart:
     def size(self) -> int:
         return 100 * (self.stop - self.start)  # a guess: the rows would have to be read to know
 
-    def lines(self, log: InputLog) -> Iterator[Line]:
+    def lines(self, log: InputLog) -> Iterator[TextLine]:
         """The lines in order; DataError, or an entry of the log, where the text of a row is no string."""
         for start in range(self.start, self.stop, _ROWS):
             rows = self.dataset[start : min(start + _ROWS, self.stop)][self.column]
@@ -158,7 +158,7 @@ class RowsPart:
                     log.bad(self.name, number, f"the {visible(self.column)} is no string", "mend the row")
                     continue
                 for line in text.removesuffix("\n").split("\n"):
-                    yield Line(number, line, len(line) + 1, True)
+                    yield TextLine(number, line, len(line) + 1, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +175,10 @@ class CopiesPart:
     def size(self) -> int:
         return self.count * (2 * self.length + 1) * len(f"{self.symbols} ")
 
-    def lines(self, log: InputLog) -> Iterator[Line]:
+    def lines(self, log: InputLog) -> Iterator[TextLine]:
         """The same lines at every reading; nothing is ever bad."""
         random = np.random.default_rng(self.seed)
         for number in range(1, self.count + 1):
             words = [str(token) for token in random.integers(self.symbols, size=self.length).tolist()]
             text = f"{' '.join(words)} | {' '.join(reversed(words))}"
-            yield Line(number, text, len(text) + 1, True)
+            yield TextLine(number, text, len(text) + 1, True)

@@ -32,7 +32,7 @@ from lm.text.lines import InputLog
 
 Floats = NDArray[np.float64]
 
-LINES = 4096  # tokens of successive lines that are scored together
+TOKENS_TOGETHER = 4096  # tokens of successive lines that are scored together
 
 
 def no_advance(tokens: int) -> None:
@@ -84,7 +84,7 @@ def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) ->
     eos = torch.tensor([vocabulary.eos], device=trained.device)
     reader = Reader(trained.model, eos)
     last = 0
-    for lines in _groups(trained, path, 1 if independent else LINES):
+    for lines in _groups(trained, path, 1 if independent else TOKENS_TOGETHER):
         if independent and lines[0][0] != last:
             reader = Reader(trained.model, eos)
         last = lines[-1][0]

@@ -14,12 +14,12 @@ from lm.disk.storage import JSON, read_json, write_json
 from lm.errors import ConfigError, DivergenceError, StorageError, require
 from lm.language.adaptation import (
     ADAPT_LENGTH,
+    DYNAMIC_SETTINGS,
     GRID_DECAY,
     GRID_LR,
     RANGES,
-    SETTINGS,
     STREAMS,
-    Setting,
+    DynamicSetting,
     Statistics,
     dynamic_nll,
 )
@@ -29,10 +29,12 @@ from lm.runs.evaluations import Result
 from lm.steps import OnProgress, Steps
 
 NUMBERS = ("lr", "decay", "eps")
-Rows = Sequence[Mapping[str, Any]]  # of each setting lr, decay, eps; nll and perplexity, None if it diverged
+SettingRows = Sequence[
+    Mapping[str, Any]
+]  # of each setting lr, decay, eps; nll and perplexity, None if it diverged
 
 
-class Search(Protocol):
+class SettingSearch(Protocol):
     """Which settings are tried."""
 
     option: ClassVar[str]  # of the command line
@@ -44,11 +46,11 @@ class Search(Protocol):
         """How many settings."""
         ...
 
-    def label(self, base: Setting) -> str:
+    def label(self, base: DynamicSetting) -> str:
         """What its result is kept under."""
         ...
 
-    def propose(self, base: Setting, rows: Rows) -> Setting:
+    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
         """The one after those of ``rows``; ``base`` is not in original scaling."""
         ...
 
@@ -65,12 +67,12 @@ class Grid:
     def count(self) -> int:
         return len(GRID_LR) * len(GRID_DECAY)
 
-    def label(self, base: Setting) -> str:
-        usual = SETTINGS["default"]
+    def label(self, base: DynamicSetting) -> str:
+        usual = DYNAMIC_SETTINGS["default"]
         same = (base.eps, base.scaling) == (usual.eps, usual.scaling)
         return "-".join(["grid", *([] if same else [f"eps-{base.eps:g}"]), *unusual(base)])
 
-    def propose(self, base: Setting, rows: Rows) -> Setting:
+    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
         factor = base.window / ADAPT_LENGTH
         lr, decay = divmod(len(rows), len(GRID_DECAY))
         return replace(base, lr=GRID_LR[lr] * factor, decay=GRID_DECAY[decay] * factor)
@@ -95,12 +97,12 @@ class Draws:
     def count(self) -> int:
         return self.trials
 
-    def label(self, base: Setting) -> str:
+    def label(self, base: DynamicSetting) -> str:
         if base.scaling == "original":  # of numbers that are all chosen here
             base = replace(base, scaling="normalised")
         return "-".join([f"trials-{self.trials}", *unusual(base)])
 
-    def propose(self, base: Setting, rows: Rows) -> Setting:
+    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
         from optuna.distributions import FloatDistribution
         from optuna.trial import TrialState, create_trial
 
@@ -123,7 +125,7 @@ class Draws:
         return replace(base, **next_draw(str(len(rows)), trials, ranges).params)
 
 
-def require_free(search: Search, changed: Collection[str]) -> None:
+def require_free(search: SettingSearch, changed: Collection[str]) -> None:
     """ConfigError where a search would override numbers that were asked for one by one."""
     if overridden := [name for name in search.chooses if name in changed]:
         names = " ".join(f"--{name}" for name in overridden)
@@ -134,15 +136,15 @@ def require_free(search: Search, changed: Collection[str]) -> None:
 
 
 def choose(
-    search: Search,
-    base: Setting,
+    search: SettingSearch,
+    base: DynamicSetting,
     trained: TrainedLm,
     statistics: Statistics,
     valid: Text,
     folder: Path,
     of: Mapping[str, JSON],
     progress: OnProgress,
-) -> tuple[Setting, list[Result]]:
+) -> tuple[DynamicSetting, list[Result]]:
     """The best setting on ``valid``, and the results of all; one that diverges has none.
 
     They are kept in ``folder``, with what the statistics are ``of``. DivergenceError if all diverge.
@@ -185,7 +187,7 @@ def _finished(path: Path, key: Result) -> list[Result]:
     return []
 
 
-def unusual(setting: Setting) -> list[str]:
+def unusual(setting: DynamicSetting) -> list[str]:
     """What is unusual of a setting besides its numbers, for a label."""
     window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
     streams = [] if setting.streams == STREAMS else [f"streams-{setting.streams}"]

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from lm.config.named_data import SPLITS
 from lm.errors import DataError, require, visible
 from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
 from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
-SPLITS = ("train", "valid", "test")
 COPIES = "reverse-copy"  # the source that is made up
 
 _SPLIT_NAMES = {

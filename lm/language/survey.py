@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError
-from lm.language.parts import Line, Part
+from lm.language.parts import Part, TextLine
 from lm.text.lines import InputLog
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
@@ -22,7 +22,7 @@ class TokenLine(NamedTuple):
     """A line, split; ``place`` is its FILE:LINE."""
 
     place: str
-    line: Line
+    line: TextLine
     tokens: list[str]
 
 

@@ -11,7 +11,7 @@ from lm.engine.update import StepLoss
 from lm.errors import DataError
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpus import TokenSplit
-from lm.language.model import LanguageModel, State, detached, replaced, state_from, state_tensors
+from lm.language.model import LanguageModel, ModelState, detached, replaced, state_from, state_tensors
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.parallel.shards import slice_of
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
@@ -87,7 +87,7 @@ class LmTask:
         rows = slice_of(batch.tokens.shape[1], index, count)
         return batch.part(rows) if rows.stop > rows.start else None
 
-    def _forgetful(self, state: State) -> State:
+    def _forgetful(self, state: ModelState) -> ModelState:
         """The state, zero for the share ``window.state_reset`` of the streams."""
         rate = self.config.window.state_reset
         if not rate:

@@ -83,7 +83,7 @@ class Alone:
 ALONE = Alone()
 
 
-class Processes:
+class ProcessGroup:
     """The group of ``torch.distributed``; gloo on the CPU, NCCL on GPUs.
 
     Every method raises WorkerError, naming the rank, where another process is lost or silent.
@@ -238,12 +238,12 @@ def _again(told: Mapping[str, str], printed: bool) -> HighrankError:
 
 
 @contextmanager
-def joined(minutes: float) -> "Iterator[Group]":
+def process_group(minutes: float) -> "Iterator[Group]":
     """The group that torchrun has started this process in; alone where it has not."""
     if int(os.environ.get(WORLD, "1")) == 1:
         yield ALONE
         return
-    group = Processes(minutes)
+    group = ProcessGroup(minutes)
     yield group
     group.close()
 

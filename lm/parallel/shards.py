@@ -5,7 +5,7 @@ shards follows one balanced binary tree, so that equal shards give equal bits fo
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from lm.errors import ConfigError
@@ -70,8 +70,3 @@ def plan(processes: int, shards: int) -> list[tuple[int, Node]]:
     """Every (process, node) whose sum the processes exchange, in the order of processes and shards."""
     parts = (shards_of(rank, processes, shards) for rank in range(processes))
     return [(rank, node) for rank, part in enumerate(parts) for node in nodes_within(part, (0, shards))]
-
-
-def joined(parts: Iterable[Iterable[T]]) -> list[T]:
-    """Results of contiguous slices, in the order of the whole."""
-    return [item for part in parts for item in part]

@@ -29,7 +29,7 @@ from lm.disk.storage import (
     write_atomic,
 )
 from lm.errors import ConfigError, StorageError, visible
-from lm.runs.commit import FOLDER, MANIFEST, Commit, write_commit
+from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, write_commit
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class CheckpointStore:
         with storage_errors(self.folder):
             names = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
         for name in names:
-            match = FOLDER.fullmatch(name)
+            match = STEP_FOLDER.fullmatch(name)
             if name.endswith(".tmp") or (match and match[2] and os.path.lexists(self._path(int(match[1])))):
                 remove_tree(self.folder / name)
             elif match and match[2]:
@@ -316,7 +316,7 @@ class CheckpointStore:
             names = sorted(os.listdir(self.folder)) if os.path.lexists(self.folder) else []
         found: dict[int, Path] = {}
         for name in names:  # sorted: a folder comes before its .old one, which only counts in its absence
-            if match := FOLDER.fullmatch(name):
+            if match := STEP_FOLDER.fullmatch(name):
                 found.setdefault(int(match[1]), self.folder / name)
         return sorted(found.items(), reverse=True)
 

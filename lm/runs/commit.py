@@ -32,14 +32,14 @@ from lm.errors import StorageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+COMMIT_FORMAT = 1
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", ".safetensors"
-FOLDER = re.compile(r"step-(\d{8,15})(\.old)?", re.ASCII)
+STEP_FOLDER = re.compile(r"step-(\d{8,15})(\.old)?", re.ASCII)
 _GROUP = r"[a-z][a-z0-9_]{0,40}"
 _JSON_LIMIT = 64 << 20  # bytes of a manifest or state that are still believable
 _HEADER_LIMIT = 16 << 20  # bytes of a safetensors header; a tensor takes about 100
 
-FileName = Annotated[str, StringConstraints(pattern=rf"^({_GROUP}\.safetensors|state\.json)$")]
+CommitFile = Annotated[str, StringConstraints(pattern=rf"^({_GROUP}\.safetensors|state\.json)$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -57,7 +57,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     format: Literal[1]
     step: int = Field(ge=0)
-    files: dict[FileName, FileRecord]
+    files: dict[CommitFile, FileRecord]
     facts: dict[str, Any]
     sha256: Sha256
 
@@ -85,7 +85,7 @@ class Commit:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise StorageError(f"{path}: not a folder, so no checkpoint")
         manifest = _read_manifest(path / MANIFEST)
-        match = FOLDER.fullmatch(path.name)
+        match = STEP_FOLDER.fullmatch(path.name)
         if match is None or int(match[1]) != manifest.step:
             raise StorageError(f"{path}: holds step {manifest.step}; the folder was renamed")
         if STATE not in manifest.files:
@@ -145,7 +145,7 @@ def write_commit(
         write_new(folder / name, data)
         hashes[name] = hashlib.sha256(data).hexdigest()
         files[name] = {"size": len(data), "sha256": hashes[name]}
-    body: dict[str, JSON] = {"format": FORMAT, "step": step, "files": files, "facts": facts}
+    body: dict[str, JSON] = {"format": COMMIT_FORMAT, "step": step, "files": files, "facts": facts}
     write_new(folder / MANIFEST, canonical_json(sealed(body)))
     return _state_sha256(step, hashes)
 
@@ -168,9 +168,9 @@ def _read_manifest(path: Path) -> Manifest:
     data = read_file(path, limit=_JSON_LIMIT, follow=False)
     value = parse_json(data, path)
     number = value.get("format") if isinstance(value, dict) else None
-    if type(number) is int and number > FORMAT:
+    if type(number) is int and number > COMMIT_FORMAT:
         raise StorageError(
-            f"{path}: format {number}, and this version reads up to {FORMAT}; upgrade highrank"
+            f"{path}: format {number}, and this version reads up to {COMMIT_FORMAT}; upgrade highrank"
         )
     try:
         manifest = Manifest.model_validate(value)

@@ -27,8 +27,8 @@ from lm.runs.checkpoint import CheckpointStore
 Result = dict[str, Any]
 T = TypeVar("T")
 
-FORMAT = 1
-FOLDER = "evaluation"
+EVALUATION_FORMAT = 1
+EVALUATIONS = "evaluation"
 _ROOM = 1 << 20  # bytes that a result may need on the disk
 
 
@@ -87,7 +87,7 @@ class Evaluation:
         return Subject.read(self.result)
 
 
-def plain(text: str) -> str:
+def slug(text: str) -> str:
     """A text as a part of a file name."""
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
@@ -108,7 +108,7 @@ def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
 def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
     """As :func:`loaded`, for ``result["weights"]``; StorageError where :func:`keep` could not write later."""
     trained, weights = loaded(run, checkpoint, load)
-    folder = run / FOLDER
+    folder = run / EVALUATIONS
     require_space(run, _ROOM)
     require_writable((folder if folder.is_dir() else run) / "evaluation.json")
     return trained, weights
@@ -120,13 +120,13 @@ def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
     The evaluation of the same name is replaced if it is of the same data; beside one of other data the new
     one gets six digits of the data's hash. StorageError where it cannot be written.
     """
-    folder = run / FOLDER
+    folder = run / EVALUATIONS
     make_folder(folder)
     remove_leftovers(folder)
     if _data_of(folder / f"{name}.json") not in (None, result["data"]["sha256"]):
         name = f"{name}.{result['data']['sha256'][:6]}"
     result["name"] = name
-    record: Result = {"format": FORMAT, "result": result, "contexts": contexts}
+    record: Result = {"format": EVALUATION_FORMAT, "result": result, "contexts": contexts}
     write_atomic(folder / f"{name}.json", canonical_json(sealed(record)) + b"\n")
 
 
@@ -144,7 +144,7 @@ def load_evaluation(
         DataError: the run has no such evaluation, or other weights since.
         StorageError: it is damaged.
     """
-    path = run / FOLDER / f"{name}.json"
+    path = run / EVALUATIONS / f"{name}.json"
     known = evaluation_names(run)
     again = f"run `{program} evaluate` again"
     if name not in known:
@@ -153,7 +153,7 @@ def load_evaluation(
             f"{run}: has no evaluation {name} (it has: {others}); run `{program} evaluate` on it first"
         )
     record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    if not isinstance(record, dict) or record.get("format") != EVALUATION_FORMAT:
         raise StorageError(f"{path}: not an evaluation of ours; {again}")
     if damaged(record):
         raise StorageError(f"{path}: edited or damaged; {again}")
@@ -193,7 +193,7 @@ def damaged(record: Mapping[str, Any]) -> bool:
 
 def damaged_records(run: Path) -> Iterator[str]:
     """One line for each evaluation of a run that is not what was written."""
-    for path in sorted((run / FOLDER).glob("*.json")):
+    for path in sorted((run / EVALUATIONS).glob("*.json")):
         try:
             record = read_json(path)
         except StorageError as error:
@@ -207,7 +207,7 @@ def evaluation_names(run: Path) -> list[str]:
     """What the evaluations of a run are called; StorageError where there is no run."""
     if not run.is_dir():
         raise StorageError(f"{run}: no such run; check the path")
-    return sorted(path.name.removesuffix(".json") for path in (run / FOLDER).glob("*.json"))
+    return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 
 
 def common_name(runs: Sequence[Path], program: str, options: str) -> str:

@@ -29,8 +29,8 @@ from lm.text.vocabulary import RESTORE, Codec
 
 CHECKPOINTS, CONFIG, DATA, LOG = "checkpoints", "config.json", "data.json", "metrics.jsonl"
 CODEC_HASH = "codec_sha256"
-FileName = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model"]
-FILES: tuple[FileName, ...] = get_args(FileName)
+RunFile = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model"]
+FILES: tuple[RunFile, ...] = get_args(RunFile)
 CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
 _MEND = "restore it, or run the same training again, which mends it"
 OWN = "the run"  # where a value is from whose own place is lost
@@ -55,7 +55,7 @@ class Record(BaseModel):
     """What a commit recorded of its run."""
 
     model_config = ConfigDict(frozen=True, strict=True)
-    files: dict[FileName, Sha256]
+    files: dict[RunFile, Sha256]
     config: dict[str, Any]
     free: list[str]
     log: FileRecord

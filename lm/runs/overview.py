@@ -19,7 +19,7 @@ from lm.runs.commit import Commit, require_sizes
 from lm.runs.inputs import CHECKPOINTS, CONFIG, LOG
 from lm.runs.run import LOCK
 
-Point = tuple[int, float]  # an update and the perplexity of its validation
+CurvePoint = tuple[int, float]  # an update and the perplexity of its validation
 _WIDTH, _HEIGHT = 60, 8
 _LOG_LIMIT = 256 << 20  # bytes of metrics.jsonl that are still believable
 
@@ -67,7 +67,7 @@ def run_row(run: Path) -> dict[str, Any]:
     return row | {"changed": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")}
 
 
-def validations(run: Path) -> list[Point]:
+def validations(run: Path) -> list[CurvePoint]:
     """Update and perplexity of every finite validation in the log of a run; [] without a log."""
     path = run / LOG
     if not path.is_file():
@@ -83,7 +83,7 @@ def validations(run: Path) -> list[Point]:
     return sorted(found.items())
 
 
-def curve_lines(points: list[Point], *, unicode: bool) -> list[str]:
+def curve_lines(points: list[CurvePoint], *, unicode: bool) -> list[str]:
     """Validation perplexity against updates as text, on a logarithmic axis; [] of fewer than two points."""
     if len(points) < 2:
         return []

@@ -112,10 +112,10 @@ class BottleneckOptions:
         if not any(mixes(kind) for kind in self.heads):
             return ()
         size, budget = self.sweep_size, self.budget(self.sweep_size)
-        least = {number: Point("mos", number, size, 1) for number in self.component_sweep}
+        least = {number: SweepPoint("mos", number, size, 1) for number in self.component_sweep}
         return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
 
-    def steps_of(self, point: "Point") -> int:
+    def steps_of(self, point: "SweepPoint") -> int:
         """Number of updates of a model."""
         if not mixes(point.kind) or len(self.steps) == 1:
             return max(self.steps)
@@ -123,7 +123,7 @@ class BottleneckOptions:
 
     def budget(self, size: int) -> int:
         """Number of parameters of every model at E = ``size``."""
-        largest = Point("mos", max(self.components), size, self.hidden_size)
+        largest = SweepPoint("mos", max(self.components), size, self.hidden_size)
         return largest.parameters(self.contexts, self.vocab)
 
     def language(self, seed: int) -> Language:
@@ -132,7 +132,7 @@ class BottleneckOptions:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """Settings of one model, without those of language and training."""
 
     kind: str
@@ -189,28 +189,30 @@ def mixes(kind: str) -> bool:
 def possible(kind: str, components: int) -> bool:
     """True if a kind of head allows the number of components."""
     try:
-        return bool(Point(kind, components, 1, 1).config)
+        return bool(SweepPoint(kind, components, 1, 1).config)
     except ValidationError:
         return False
 
 
-def points(options: BottleneckOptions, size: int, components: Sequence[int]) -> Iterator[tuple[str, Point]]:
+def points(
+    options: BottleneckOptions, size: int, components: Sequence[int]
+) -> Iterator[tuple[str, SweepPoint]]:
     """Yield (name of the row, model) at E = ``size``, all with the same number of parameters."""
     contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
     for kind in options.heads:
         for number in filter(partial(possible, kind), components) if mixes(kind) else (1,):
             nearest = min(
-                (Point(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
+                (SweepPoint(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
                 key=lambda point: abs(point.parameters(contexts, vocab) - budget),
             )
             for scale in options.context_scale if mixes(kind) else (1.0,):
                 yield kind, replace(nearest, context_scale=scale)
     if "softmax" in options.heads:
         wide = (budget - vocab) // (contexts + vocab)
-        yield WIDE, Point("softmax", 1, wide, wide)
+        yield WIDE, SweepPoint("softmax", 1, wide, wide)
 
 
-def models(options: BottleneckOptions) -> list[tuple[int, str, Point]]:
+def models(options: BottleneckOptions) -> list[tuple[int, str, SweepPoint]]:
     """List (E, name of the row, model) of both sweeps without repetitions."""
     cells = [(size, options.components) for size in options.embedding_sizes]
     if options.swept_components:
@@ -258,7 +260,7 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
     return result
 
 
-def train_point(language: Language, point: Point, steps: int, lr: float) -> dict[str, Any]:
+def train_point(language: Language, point: SweepPoint, steps: int, lr: float) -> dict[str, Any]:
     """Train one model on the true distributions by full-batch Adam with a cosine schedule, and measure it.
 
     Returns:

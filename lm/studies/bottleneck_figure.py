@@ -23,8 +23,8 @@ _AXES = _TITLES | {"rank": "rank of the log-probability matrix"}
 _GUIDE: dict[str, Any] = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1}
 _NOTE: dict[str, Any] = {"fontsize": 9, "color": "#444444"}
 
-Rows = list[Mapping[str, Any]]  # of one model, one per seed
-_Line = tuple[str, Mapping[int, Rows], dict[str, Any]]  # head, rows by place on the x axis, style
+PointRows = list[Mapping[str, Any]]  # of one model, one per seed
+_Line = tuple[str, Mapping[int, PointRows], dict[str, Any]]  # head, rows by place on the x axis, style
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Name:
         return parts if self.components is None else f"{parts} K = {self.components}"
 
 
-def series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
+def series(result: Mapping[str, Any]) -> dict[Name, dict[int, PointRows]]:
     """Rows of the sweep of E, by name and E."""
     settings = result["settings"]
-    found: dict[Name, dict[int, Rows]] = {}
+    found: dict[Name, dict[int, PointRows]] = {}
     for row in result["rows"]:
         if row["size"] in settings["embedding_sizes"] and _swept(row, settings["components"]):
             name = Name(row["head"], row["context_scale"], row["components"])
@@ -54,10 +54,10 @@ def series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
     return found
 
 
-def component_series(result: Mapping[str, Any]) -> dict[Name, dict[int, Rows]]:
+def component_series(result: Mapping[str, Any]) -> dict[Name, dict[int, PointRows]]:
     """Rows of the sweep of K, by name and K. A head without components has the same rows at every K."""
     swept = result["swept_components"]
-    found: dict[Name, dict[int, Rows]] = {}
+    found: dict[Name, dict[int, PointRows]] = {}
     for row in result["rows"]:
         if row["size"] == result["settings"]["sweep_size"] and _swept(row, swept):
             for components in [row["components"]] if mixes(row["kind"]) else swept:
@@ -105,7 +105,7 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
 
 
 def _tables(
-    key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, Rows]], where: str
+    key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, PointRows]], where: str
 ) -> Iterator[Table]:
     """Yield a table of KL and one of rank, with a row per value, or none without columns."""
     for measure, title in _TITLES.items() if columns else ():
@@ -117,12 +117,12 @@ def _tables(
         yield Table(title + where, rows)
 
 
-def _mean(rows: Rows, measure: str) -> float | int:
+def _mean(rows: PointRows, measure: str) -> float | int:
     mean = math.fsum(row[measure] for row in rows) / len(rows)
     return mean if measure == "kl" else round(mean)
 
 
-def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
+def draw_bottleneck(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw a result of :func:`lm.studies.bottleneck.bottleneck` as PNG or SVG, by the suffix of each path.
 
     Points are means over the seeds, and bars their range. The thin dotted line is the wide softmax, drawn at
@@ -207,7 +207,7 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
         axes.grid(alpha=0.25)
 
 
-def _draw_line(axes: "Axes", by_place: Mapping[int, Rows], measure: str, style: dict[str, Any]) -> None:
+def _draw_line(axes: "Axes", by_place: Mapping[int, PointRows], measure: str, style: dict[str, Any]) -> None:
     """Draw the mean over the seeds at every E or K, and their range."""
     places = sorted(by_place)
     values = [[row[measure] for row in by_place[place]] for place in places]

@@ -56,7 +56,7 @@ def bottleneck(
     """
     from lm.studies.bottleneck import BottleneckOptions
     from lm.studies.bottleneck import bottleneck as sweep
-    from lm.studies.bottleneck_figure import bottleneck_tables, draw
+    from lm.studies.bottleneck_figure import bottleneck_tables, draw_bottleneck
 
     options = BottleneckOptions(
         contexts=contexts,
@@ -78,7 +78,7 @@ def bottleneck(
     with counting("training") as progress:
         result = sweep(options, out, progress)
     figures = [out / "bottleneck.png", out / "bottleneck.svg"]
-    draw(result, figures)
+    draw_bottleneck(result, figures)
     write_result(json_file, result)
     show(*bottleneck_tables(result), f"drawn in {figures[0]} and {figures[1]}")
 
@@ -117,7 +117,7 @@ def reverse_copy(
     """
     from lm.studies.copying import CopyOptions, copying
     from lm.studies.copying_data import read_corpora
-    from lm.studies.copying_figure import copying_tables, draw
+    from lm.studies.copying_figure import copying_tables, draw_copying
 
     if data and (lengths is not None or vocab is not None):
         raise ConfigError("--data fixes lengths and symbols; omit --lengths and --vocab")
@@ -134,7 +134,7 @@ def reverse_copy(
     with counting("training") as progress:
         result = copying(options, out, progress, corpora)
     figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]
-    draw(result, figures)
+    draw_copying(result, figures)
     write_result(json_file, result)
     show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
 

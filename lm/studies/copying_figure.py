@@ -34,7 +34,7 @@ def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
     return tables
 
 
-def draw(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
+def draw_copying(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw cross-entropy against length, with a line per cell, as PNG or SVG by the suffix of each path.
 
     Points are means over the seeds, and bars their range. The same result gives the same bytes.

@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal
 from lm.errors import ConfigError, DataError, visible
 
 OnBadLine = Literal["error", "skip"]
-Line = tuple[int, str]  # number from 1, text without the line end
+NumberedLine = tuple[int, str]  # number from 1, text without the line end
 
 MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
 _EXCERPT = 80
@@ -63,7 +63,7 @@ class InputLog:
 
 def read_lines(
     stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
-) -> Iterator[Line]:
+) -> Iterator[NumberedLine]:
     """Read the lines of a UTF-8 text, split only at ``\\n``.
 
     U+2028, U+0085, form feeds and lone CRs stay inside a line. A byte-order mark and the CR of a CRLF are

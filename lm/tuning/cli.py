@@ -19,7 +19,7 @@ from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
     from lm.engine.events import Reporter
-    from lm.tuning.search import Plan, Train
+    from lm.tuning.search import SearchPlan, Train
 
 _WORKERS = 4  # maximum per processor
 TEXT = (
@@ -79,9 +79,9 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
                 raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_optuna()
-            from lm.tuning.search import Plan
+            from lm.tuning.search import SearchPlan
 
-            plan = Plan(config, base, parameters, sampler, seed, prune)
+            plan = SearchPlan(config, base, parameters, sampler, seed, prune)
             _search(folder, plan, train, trials, workers, minutes)
         require_optuna()
         _show(folder, picture, json_file)
@@ -94,7 +94,7 @@ def require_optuna(who: str = "tune") -> None:
 
 
 def _search(
-    folder: Path, plan: "Plan[C]", train: "Train[C]", trials: int, workers: int, minutes: float
+    folder: Path, plan: "SearchPlan[C]", train: "Train[C]", trials: int, workers: int, minutes: float
 ) -> None:
     from lm.engine.progress import PlainReporter, make_reporter
     from lm.tuning.search import Search
@@ -119,7 +119,7 @@ def _search(
 
 
 def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
-    from lm.tuning.report import draw, search_tables
+    from lm.tuning.report import draw_trials, search_tables
     from lm.tuning.search import BEST, SEARCH, best_of, read_search
     from lm.tuning.trials import Trials
 
@@ -130,7 +130,7 @@ def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
     result: Mapping[str, Any] = saved | {"trials": rows, "best": best and best["trial"]}
     write_result(json_file, result)
     if picture:
-        draw(picture, f"{saved['family']} {saved['source']}", saved["space"], rows)
+        draw_trials(picture, f"{saved['family']} {saved['source']}", saved["space"], rows)
     show(*search_tables(str(folder), rows, best))
     if best:
         show(f"the best values are in {folder / BEST}")

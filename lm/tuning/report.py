@@ -11,17 +11,17 @@ from lm.console.pictures import save_figure
 from lm.console.tables import Table
 from lm.errors import DataError
 from lm.measures import perplexity
-from lm.tuning.search import Row, best_of, value_text
+from lm.tuning.search import TrialRow, best_of, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NEAR = 0.15  # share of a parameter's range that counts as near the best (Melis et al. 2020, App. B)
+NEAR_BEST = 0.15  # share of a parameter's range that counts as near the best (Melis et al. 2020, App. B)
 NEAR_COLOR, FAR_COLOR = "#D55E00", "#0072B2"  # from the colour-blind safe palette of Okabe and Ito
 
 
-def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list[Table | str]:
+def search_tables(title: str, rows: Sequence[TrialRow], best: TrialRow | None) -> list[Table | str]:
     """Table of the trials, and a line about the best."""
     shown = [
         {
@@ -40,7 +40,9 @@ def search_tables(title: str, rows: Sequence[Row], best: Row | None) -> list[Tab
     return [Table(title, shown), f"best: trial {best['trial']}, {best['nll']:.4f} nats a token"]
 
 
-def draw(path: Path, title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
+def draw_trials(
+    path: Path, title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[TrialRow]
+) -> None:
     """Draw every finished trial as a line through its values to its validation loss, PNG or SVG.
 
     Trials near the best, within 15 % of the axis in every parameter, are red. The best is thick. ``space``
@@ -59,7 +61,9 @@ def draw(path: Path, title: str, space: Mapping[str, Mapping[str, Any]], rows: S
     save_figure([path], partial(_draw, title, space, finished), size=(width, 4.0), style=style)
 
 
-def _draw(title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], figure: "Figure") -> None:
+def _draw(
+    title: str, space: Mapping[str, Mapping[str, Any]], rows: Sequence[TrialRow], figure: "Figure"
+) -> None:
     axes: Axes = figure.subplots()
     best = best_of(rows)
     places = {row["trial"]: [place(space[key], row["values"][key]) for key in space] for row in rows}
@@ -101,7 +105,7 @@ def place(entry: Mapping[str, Any], value: Any) -> float:
 
 def is_near(places: Sequence[float], best: Sequence[float]) -> bool:
     """True if a trial is near the best in every parameter."""
-    return all(abs(one - other) <= NEAR for one, other in zip(places, best, strict=True))
+    return all(abs(one - other) <= NEAR_BEST for one, other in zip(places, best, strict=True))
 
 
 def _steps(choices: Sequence[object]) -> dict[str, float]:

@@ -28,17 +28,17 @@ from lm.engine.events import Note, Reporter
 from lm.engine.loop import FitResult, Verdict, require_end
 from lm.errors import ConfigError, DivergenceError, StorageError
 from lm.tuning.space import Space
-from lm.tuning.trials import LOCK, Outcome, Sampler, State, Trial, Trials
+from lm.tuning.trials import LOCK, Outcome, Sampler, Status, Trial, Trials
 
 SEARCH, BEST, RUNS = "search.json", "best.toml", "trials"
 FREE = ("source", "config.about", "config.extends")  # may differ between the commands of one search
 
 Train = Callable[[Resolved[C], Path, Reporter, Verdict | None], FitResult]
-Row = Mapping[str, Any]
+TrialRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan(Generic[C]):
+class SearchPlan(Generic[C]):
     """Space, base config and options of a search, all fixed once the search has begun."""
 
     source: str  # base config, as named by the user
@@ -68,7 +68,7 @@ class Search(Generic[C]):
     StorageError if the folder is not that of a search.
     """
 
-    def __init__(self, folder: Path, plan: Plan[C]) -> None:
+    def __init__(self, folder: Path, plan: SearchPlan[C]) -> None:
         self.folder, self.plan = folder, plan
         config: Any = plan.base.config  # of either family: both have the section train
         require_end(config.train)  # otherwise every trial would fail
@@ -123,11 +123,11 @@ class Search(Generic[C]):
         notes(Note(f"trial {trial.number} {outcome.state}{nll}: {outcome.reason}"))
         return outcome
 
-    def _write_best(self, rows: Sequence[Row]) -> None:
+    def _write_best(self, rows: Sequence[TrialRow]) -> None:
         if best := best_of(rows):
             write_atomic(self.folder / BEST, self._best_config(best, len(rows)).encode())
 
-    def _best_config(self, best: Row, count: int) -> str:
+    def _best_config(self, best: TrialRow, count: int) -> str:
         """TOML that extends the base config by the values of ``--set`` and the best values."""
         base = self.plan.base
         folder = self.folder.resolve()
@@ -145,11 +145,11 @@ class Search(Generic[C]):
 def _outcome(result: FitResult, *, pruned: bool) -> Outcome:
     if result.best_step < 0:
         return Outcome("failed", "all validations were non-finite", updates=result.step)
-    state: State = "pruned" if pruned else "finished"
+    state: Status = "pruned" if pruned else "finished"
     return Outcome(state, result.reason, result.best_nll, result.best_step, result.step)
 
 
-def settle(folder: Path, plan: Plan[C]) -> None:
+def settle(folder: Path, plan: SearchPlan[C]) -> None:
     """Write ``search.json`` the first time, and compare the plan with it later.
 
     Raises ConfigError with the differences if the plan is another.
@@ -183,7 +183,7 @@ def read_search(folder: Path) -> dict[str, Any]:
     return saved
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
+def best_of(rows: Sequence[TrialRow]) -> TrialRow | None:
     """Finished trial with the lowest validation loss, the first of equals, or None."""
     finished = [row for row in rows if row["state"] == "finished"]
     return min(finished, key=lambda row: float(row["nll"]), default=None)

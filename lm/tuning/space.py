@@ -33,10 +33,10 @@ from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError
 
 TABLE = "space"
-NAMES = ("low", "high", "log", "floor", "choices", "also")
+ENTRY_KEYS = ("low", "high", "log", "floor", "choices", "also")
 EXAMPLE = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
 
-Drawn = float | int | str  # a value in the journal: a number, or one of ``Parameter.choices``
+SearchValue = float | int | str  # a value in the journal: a number, or one of ``Parameter.choices``
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Parameter:
     choices: tuple[str, ...] = ()  # as JSON
     also: tuple[str, ...] = ()  # keys that get the same value
 
-    def settings(self, drawn: Drawn) -> Settings:
+    def settings(self, drawn: SearchValue) -> Settings:
         """Config values by key, for a drawn value."""
         value = json.loads(drawn) if isinstance(drawn, str) else drawn
         if self.floor is not None:
@@ -72,7 +72,7 @@ class Parameter:
 Space = tuple[Parameter, ...]
 
 
-def settings_of(space: Space, drawn: Mapping[str, Drawn]) -> Settings:
+def settings_of(space: Space, drawn: Mapping[str, SearchValue]) -> Settings:
     """Config values of all keys, for the drawn value of each parameter."""
     return {
         key: setting
@@ -153,8 +153,8 @@ def _parameter(key: str, entry: object, where: str, field: FieldInfo) -> Paramet
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: {key} needs a range or choices, as in {EXAMPLE}")
     for name in entry:
-        if name not in NAMES:
-            hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
+        if name not in ENTRY_KEYS:
+            hint = did_you_mean(name, ENTRY_KEYS) or f"; choose from {', '.join(ENTRY_KEYS)}"
             raise ConfigError(f"{where}: {key} has an unknown {name}{hint}")
     if "choices" in entry:
         return _choice(key, entry, where)

@@ -23,14 +23,14 @@ from lm.disk.storage import make_folder, storage_errors
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
 from lm.stop import deferred_signals
-from lm.tuning.space import Drawn, Parameter, Space, settings_of
+from lm.tuning.space import Parameter, SearchValue, Space, settings_of
 
 JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
 STUDY = "tune"
 
 Sampler = Literal["tpe", "random"]
-State = Literal["running", "finished", "pruned", "failed"]
-_STATES: dict[TrialState, State] = {
+Status = Literal["running", "finished", "pruned", "failed"]
+_STATES: dict[TrialState, Status] = {
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
@@ -42,7 +42,7 @@ _STATES: dict[TrialState, State] = {
 class Outcome:
     """End of a trial. ``nll`` is that of its best validation in nats per token, at update ``step``."""
 
-    state: State
+    state: Status
     reason: str
     nll: float = math.nan
     step: int = -1
@@ -54,7 +54,7 @@ class Trial:
 
     def __init__(self, study: optuna.Study, frozen: FrozenTrial, claim: FileLock, *, prune: bool) -> None:
         self.number = frozen.number
-        self.drawn: dict[str, Drawn] = dict(frozen.params)
+        self.drawn: dict[str, SearchValue] = dict(frozen.params)
         self.entry = optuna.trial.Trial(study, frozen._trial_id)
         self.pruned = False
         self._told = set(frozen.intermediate_values)

@@ -23,7 +23,7 @@ from lm.engine.events import Reporter, no_report
 from lm.engine.progress import PlainReporter
 from lm.errors import HighrankError, Interrupted
 from lm.stop import RESUME, StopFlag
-from lm.tuning.search import Plan, Search, Train
+from lm.tuning.search import Search, SearchPlan, Train
 
 POLL_SECONDS = 0.2
 
@@ -33,7 +33,7 @@ class Job:
     """Arguments of a worker."""
 
     folder: Path
-    plan: Plan[Any]
+    plan: SearchPlan[Any]
     train: Train[Any]  # a top-level function, which the worker can import
     trials: int
     minutes: float

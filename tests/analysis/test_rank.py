@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import Plan, log_prob_rank, rank_of_run, rank_report, rank_tables
+from lm.analysis.rank import FactorPlan, log_prob_rank, rank_of_run, rank_report, rank_tables
 from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.analysis.spectrum_figure import curve, draw_spectra
@@ -43,8 +43,8 @@ def matrix_of(kind: str, tokens: int, vocab: int) -> np.ndarray:
     return (left * values) @ right.T
 
 
-def plan_of(matrix: np.ndarray, memory: int, dense: int = 0) -> Plan:
-    return Plan(max(matrix.shape), min(matrix.shape), memory, dense)
+def plan_of(matrix: np.ndarray, memory: int, dense: int = 0) -> FactorPlan:
+    return FactorPlan(max(matrix.shape), min(matrix.shape), memory, dense)
 
 
 SHAPES = [(90, 40), (40, 90), (64, 64), (37, 36), (200, 7), (5, 120), (1, 9), (9, 1), (2, 2), (3, 3)]
@@ -92,7 +92,7 @@ def test_memory_stays_within_a_quarter_of_the_matrix(tokens: int, vocab: int, tm
     quarter = tokens * vocab * 8 // 4
     random = np.random.default_rng(1)
     blocks = (random.standard_normal((2, vocab)) for _ in range(tokens // 2))
-    plan = Plan.of(tokens, vocab, memory=quarter)
+    plan = FactorPlan.of(tokens, vocab, memory=quarter)
     log_prob_rank(in_blocks(np.ones((4, 3))), 4, 3)  # imports and caches are no part of the bound
     tracemalloc.start()
     try:
@@ -105,12 +105,12 @@ def test_memory_stays_within_a_quarter_of_the_matrix(tokens: int, vocab: int, tm
 
 
 def test_by_default_the_memory_is_a_quarter_of_the_matrix() -> None:
-    assert Plan.of(82_430, 10_000).memory == 82_430 * 10_000 * 2
-    assert Plan.of(10, 10).memory == 32 << 20
-    assert not Plan.of(82_430, 10_000).is_dense
-    assert Plan.of(82_430, 500).is_dense
+    assert FactorPlan.of(82_430, 10_000).memory == 82_430 * 10_000 * 2
+    assert FactorPlan.of(10, 10).memory == 32 << 20
+    assert not FactorPlan.of(82_430, 10_000).is_dense
+    assert FactorPlan.of(82_430, 500).is_dense
     for tokens, vocab in ((10_000, 10_000), (20_000, 10_000), (3_000, 33_278), (245_570, 33_278)):
-        plan = Plan.of(tokens, vocab)
+        plan = FactorPlan.of(tokens, vocab)
         size = min(tokens, vocab)
         assert plan.width >= 32
         assert 13 * plan.width * size * 8 <= plan.memory, "the band reduction"

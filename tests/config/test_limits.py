@@ -15,7 +15,7 @@ from dialog.metrics.references import read_references
 from lm.cli import main as lm
 from lm.config.load import known_keys, load_config, read_config
 from lm.config.suggest import did_you_mean
-from lm.config.tomlfile import MAX_SIZE, key_lines, read_toml
+from lm.config.tomlfile import MAX_TOML, key_lines, read_toml
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.config import LmConfig
 from lm.language.describe import describe as describe_lm
@@ -140,7 +140,7 @@ def test_huge_numbers_are_usage_errors(ending: Callable[..., Any], text: str) ->
         (f"[model]\nhidden_sizes = {[1] * 2000}", "x.toml:2: unknown key model.hidden_sizes"),
         (b"\xff" * 1000, "x.toml:1: not UTF-8"),
         (b"\0" * 1000, "x.toml:1: not valid TOML"),
-        ("#" * MAX_SIZE + "#", "x.toml: longer than 1,048,576 bytes"),
+        ("#" * MAX_TOML + "#", "x.toml: longer than 1,048,576 bytes"),
     ],
 )  # fmt: skip
 def test_files_that_are_made_to_hurt(tmp_path: Path, text: str | bytes, message: str) -> None:

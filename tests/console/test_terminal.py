@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lm.console.terminal import plain, sanitize
+from lm.console.terminal import sanitize, unmarked
 
 DANGEROUS = [
     "\x1b", "\x9b", "\x9d", "\x90", "\x9c", "\x07", "\x18", "\r", "\b", "\x00", "\x7f", "\x85",
@@ -86,7 +86,7 @@ def test_a_megabyte_takes_no_time(piece: str) -> None:
 @given(mixtures | st.sampled_from(["[bold]x[/bold]", "[/foo]", "[link=http://x]y[/link]", ":smile:"]))
 def test_rich_reads_no_markup_and_shows_no_control(text: str) -> None:
     output = io.StringIO()
-    Console(file=output, force_terminal=True, width=10_000, highlight=False).print(plain(text), end="")
+    Console(file=output, force_terminal=True, width=10_000, highlight=False).print(unmarked(text), end="")
     shown = output.getvalue()
     assert not FORBIDDEN.search(shown)
     assert shown.split() == sanitize(text).split()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dialog.demo import HEADS, RESULTS
+from dialog.demo import DEMO_HEADS, RESULTS
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_the_demo_leaves_a_run_and_results_for_every_head(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "dialog", "demo", "--out", str(tmp_path / "demo")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     results = json.loads((tmp_path / "demo" / RESULTS).read_text())
-    assert tuple(results) == HEADS == ("softmax", "mos")
+    assert tuple(results) == DEMO_HEADS == ("softmax", "mos")
     floor = results["softmax"]["true_perplexity"]
     assert floor == pytest.approx(8.60, abs=0.01)
     for head, result in results.items():

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from dialog.batches import list_examples
 from dialog.smalltalk import process
-from dialog.smalltalk.grammar import State
+from dialog.smalltalk.grammar import DialogState
 from dialog.smalltalk.process import (
     Process,
     default_process,
-    generate,
+    generate_dialogs,
     log_prob,
     next_token_distribution,
     true_nll,
@@ -107,10 +107,10 @@ def say(*lines: str) -> list[Utterance]:
 
 @cache
 def dialogs() -> list[Dialog]:
-    return generate("test", dialogs=16)
+    return generate_dialogs("test", dialogs=16)
 
 
-def derivations(process: Process, state: State) -> Iterator[tuple[tuple[str, ...], float]]:
+def derivations(process: Process, state: DialogState) -> Iterator[tuple[tuple[str, ...], float]]:
     """Every derivation's tokens and probability, by walking through the choices one after the other."""
     for act, p_act in process.acts(state):
         for template, p_template in process.templates(act, state):
@@ -283,7 +283,7 @@ def test_associations_have_a_high_rank() -> None:
 
 
 def test_what_was_computed_before_changes_nothing() -> None:
-    fresh = Process(process.load_tables())
+    fresh = Process(process.load_word_tables())
     said = dialogs()[3].utterances
     scores = [fresh.log_prob(said[:turn], utterance) for turn, utterance in reversed([*enumerate(said)])]
     assert scores[::-1] == log_prob(dialogs()[3])
@@ -294,14 +294,20 @@ def test_what_was_computed_before_changes_nothing() -> None:
 
 
 def test_corpus_is_the_same_everywhere() -> None:
-    lines = [f"{u.speaker} {u.act} {u.text}" for d in generate("train", dialogs=12) for u in d.utterances]
+    lines = [
+        f"{u.speaker} {u.act} {u.text}" for d in generate_dialogs("train", dialogs=12) for u in d.utterances
+    ]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == "3480192b57b2668c"
 
 
 def test_splits_and_seeds_differ_and_smaller_is_a_prefix() -> None:
-    few = generate("valid", dialogs=4)
-    assert few == generate("valid", dialogs=6)[:4]
-    others = [generate("train", dialogs=4), generate("test", dialogs=4), generate("valid", dialogs=4, seed=1)]
+    few = generate_dialogs("valid", dialogs=4)
+    assert few == generate_dialogs("valid", dialogs=6)[:4]
+    others = [
+        generate_dialogs("train", dialogs=4),
+        generate_dialogs("test", dialogs=4),
+        generate_dialogs("valid", dialogs=4, seed=1),
+    ]
     texts = [[[u.text for u in d.utterances] for d in corpus] for corpus in (few, *others)]
     assert all(a[i] != b[i] for a, b in pairwise(texts) for i in range(4))
     assert len({d.id for corpus in (few, *others) for d in corpus}) == 16
@@ -349,7 +355,7 @@ def test_tables_are_consistent() -> None:
 
 
 def test_size_and_floor() -> None:
-    corpus = generate("train", dialogs=120)
+    corpus = generate_dialogs("train", dialogs=120)
     counts = Counter(token for d in corpus for u in d.utterances for token in [*split(u.text), EOS])
     assert 2000 < len(counts) < 3000
     total = counts.total()
@@ -362,7 +368,7 @@ def test_size_and_floor() -> None:
 
 @pytest.mark.slow
 def test_default_sizes() -> None:
-    sizes = {name: generate(name) for name in ("train", "valid", "test")}
+    sizes = {name: generate_dialogs(name) for name in ("train", "valid", "test")}
     assert {name: len(corpus) for name, corpus in sizes.items()} == {"train": 800, "valid": 100, "test": 100}
     tokens = sum(len(split(u.text)) + 1 for d in sizes["train"] for u in d.utterances)
     assert 150_000 < tokens < 220_000
@@ -372,7 +378,7 @@ def test_default_sizes() -> None:
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(DataError, match=r"smalltalk:tset: no such split"):
-        generate("tset")
+        generate_dialogs("tset")
     with pytest.raises(DataError, match=r"the prefix 'hello quantum' cannot occur here"):
         next_token_distribution([], "A", ["hello", "quantum"])
     strange = Dialog("x\x1b[2J", "", tuple(say("A: the quark decays", "B: uh huh", "A: bye")))

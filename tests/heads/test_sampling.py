@@ -11,7 +11,7 @@ from torch import Tensor
 from dialog.beam import Marks, beam_search
 from dialog.config import DecodeConfig
 from dialog.sampling import sample, uniforms
-from lm.heads.sampling import draw
+from lm.heads.sampling import draw_tokens
 from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
@@ -28,7 +28,7 @@ def grid(count: int) -> Tensor:
 
 
 def shares(log_probs: Tensor, config: DecodeConfig, count: int = 4000) -> Tensor:
-    tokens = draw(log_probs.expand(count, -1), grid(count), config)
+    tokens = draw_tokens(log_probs.expand(count, -1), grid(count), config)
     return torch.bincount(tokens, minlength=len(log_probs)) / count
 
 
@@ -65,7 +65,7 @@ def test_impossible_tokens_are_never_drawn() -> None:
     log_probs = torch.tensor([-math.inf, 0.5, -math.inf, 0.5, -math.inf]).log_softmax(0)
     extremes = torch.tensor([0.0, 0.5 - 1e-16, 0.5, 1 - 2**-53], dtype=torch.float64)
     for config in (decode(), decode(top_k=4), decode(top_p=0.99), decode(temperature=0.01)):
-        assert draw(log_probs.expand(4, -1), extremes, config).tolist() == [1, 1, 3, 3]
+        assert draw_tokens(log_probs.expand(4, -1), extremes, config).tolist() == [1, 1, 3, 3]
 
 
 @settings(max_examples=30, deadline=None)

@@ -15,10 +15,10 @@ from lm.cells.lstm import WeightDropLSTM
 from lm.disk.filelock import FileLock
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
 from lm.language.adaptation import (
+    DYNAMIC_SETTINGS,
     GRID_DECAY,
     GRID_LR,
-    SETTINGS,
-    Setting,
+    DynamicSetting,
     Statistics,
     adaptable,
     dynamic_nll,
@@ -40,7 +40,7 @@ HEADS: list[dict[str, Any]] = [
     {"kind": "mos", "components": 3, "embedding_size": 6},
     {"kind": "moss", "components": 2, "embedding_size": 6, "learn_shift": True, "learn_context_scale": True},
 ]
-ORIGINAL = Setting(0.05, 0.3, 0.02, "original")
+ORIGINAL = DynamicSetting(0.05, 0.3, 0.02, "original")
 
 
 def statistics_of(trained: TrainedLm, tokens: int = 403, streams: int = 8, **options: Any) -> Statistics:
@@ -54,7 +54,7 @@ def weights(trained: TrainedLm) -> list[torch.Tensor]:
 
 
 def as_published(
-    trained: TrainedLm, train: np.ndarray, ids: np.ndarray, setting: Setting, streams: int
+    trained: TrainedLm, train: np.ndarray, ids: np.ndarray, setting: DynamicSetting, streams: int
 ) -> tuple[list[float], list[torch.Tensor], int]:
     """The authors' algorithm, plainly: sums over all windows of training, then windows of 5, one stream.
 
@@ -108,9 +108,9 @@ def as_published(
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(
-    "setting", [ORIGINAL, Setting(3e-3, 0.1, 1e-3), Setting(3e-3, 0.4, 1e-3, "elements")]
+    "setting", [ORIGINAL, DynamicSetting(3e-3, 0.1, 1e-3), DynamicSetting(3e-3, 0.4, 1e-3, "elements")]
 )
-def test_the_trajectory_is_the_published_one(head: dict[str, Any], setting: Setting) -> None:
+def test_the_trajectory_is_the_published_one(head: dict[str, Any], setting: DynamicSetting) -> None:
     """In the scaling that a setting is for, and after conversion, to the last digits of float64."""
     trained = tiny_lm(**head)
     train, ids = ids_of(trained, 403, seed=9), ids_of(trained, 63)
@@ -132,10 +132,12 @@ def test_the_papers_settings_convert_to_the_published_numbers() -> None:
         ("paper-awd", 1859, 14, (4.64e-5, 2.32e-5, 1.43e-3)),
         ("paper-awd", 4177, 14, (3.09e-5, 1.55e-5, 1.43e-3)),
     ]:
-        setting = SETTINGS[name].normalised(windows, tensors)
+        setting = DYNAMIC_SETTINGS[name].normalised(windows, tensors)
         assert (setting.lr, setting.eps, setting.decay) == pytest.approx(expected, rel=3e-3)
         assert setting.normalised(7, 3) is setting
-    assert len(set(SETTINGS.values())) == len(SETTINGS), "a result is kept under the name of one setting"
+    assert len(set(DYNAMIC_SETTINGS.values())) == len(DYNAMIC_SETTINGS), (
+        "a result is kept under the name of one setting"
+    )
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -144,27 +146,27 @@ def test_learning_nothing_is_static_evaluation(cell: dict[str, Any], paper: bool
     trained = tiny_lm(cell=cell, **HEADS[1])
     ids = ids_of(trained, 58)
     statistics = statistics_of(trained, paper=paper)
-    nll = dynamic_nll(trained, ids, statistics, Setting(0, 0), paper=paper)
+    nll = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0), paper=paper)
     np.testing.assert_allclose(nll, token_nll(trained, ids, paper=paper), atol=1e-12)
-    pulled = dynamic_nll(trained, ids, statistics, Setting(0, 0.5), paper=paper)
+    pulled = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0.5), paper=paper)
     assert pulled.tolist() == nll.tolist(), "weights that never moved have nowhere to go back to"
 
 
 def test_a_window_is_scored_before_it_is_learnt_from() -> None:
     trained = tiny_lm()
     ids = ids_of(trained, 40)
-    nll = dynamic_nll(trained, ids, statistics_of(trained), Setting(1e-2, 1e-3))
+    nll = dynamic_nll(trained, ids, statistics_of(trained), DynamicSetting(1e-2, 1e-3))
     static = token_nll(trained, ids)
     np.testing.assert_allclose(nll[:5], static[:5], atol=1e-12)
     assert np.abs(nll[5:10] - static[5:10]).max() > 1e-4
-    again = dynamic_nll(trained, ids[:23], statistics_of(trained), Setting(1e-2, 1e-3))
+    again = dynamic_nll(trained, ids[:23], statistics_of(trained), DynamicSetting(1e-2, 1e-3))
     np.testing.assert_allclose(again, nll[:23], atol=1e-12, err_msg="the future is not seen")
 
 
 def test_learning_from_a_text_that_repeats_itself_helps() -> None:
     trained = tiny_lm(**HEADS[1])
     ids = np.tile(ids_of(trained, 20), 20)
-    nll = dynamic_nll(trained, ids, statistics_of(trained), Setting(5e-3, 1e-3, 1e-3))
+    nll = dynamic_nll(trained, ids, statistics_of(trained), DynamicSetting(5e-3, 1e-3, 1e-3))
     assert nll[-20:].mean() < nll[:20].mean() - 0.3
 
 
@@ -179,10 +181,10 @@ def test_weights_and_modes_are_restored_also_when_interrupted() -> None:
         raise Interrupted("stop")
 
     with pytest.raises(Interrupted):
-        dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3), advance=interrupt)
+        dynamic_nll(trained, ids, statistics, DynamicSetting(1e-2, 1e-3), advance=interrupt)
     with pytest.raises(DivergenceError, match="--lr"):
-        dynamic_nll(trained, ids, statistics, Setting(1e308, 0))
-    dynamic_nll(trained, ids, statistics, Setting(1e-2, 1e-3))
+        dynamic_nll(trained, ids, statistics, DynamicSetting(1e308, 0))
+    dynamic_nll(trained, ids, statistics, DynamicSetting(1e-2, 1e-3))
     assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
     assert not any(module.training for module in trained.model.modules())
     layers = [layer for layer in trained.model.layers if isinstance(layer, WeightDropLSTM)]
@@ -202,10 +204,10 @@ def test_no_dropout_is_on_but_recurrent_layers_are_in_training_mode() -> None:
 def test_the_way_back_never_overshoots_and_settings_share_nothing() -> None:
     trained = tiny_lm()
     statistics = statistics_of(trained)
-    _, tight = factors(statistics, Setting(1e-3, 50.0))
+    _, tight = factors(statistics, DynamicSetting(1e-3, 50.0))
     assert max(float(p.max()) for p in tight) == 1.0
-    _, loose = factors(statistics, Setting(1e-3, 1e-4))
-    _, fresh = factors(statistics_of(trained), Setting(1e-3, 1e-4))
+    _, loose = factors(statistics, DynamicSetting(1e-3, 1e-4))
+    _, fresh = factors(statistics_of(trained), DynamicSetting(1e-3, 1e-4))
     assert all(torch.equal(p, q) for p, q in zip(loose, fresh, strict=True)), "the cap is not cumulative"
 
 
@@ -255,23 +257,23 @@ def test_a_last_window_of_one_token_counts_unless_as_the_papers(
 def test_impossible_settings_are_refused() -> None:
     for values in ({"lr": -1.0}, {"decay": math.nan}, {"eps": 0.0}, {"window": 0}, {"scaling": "x"}):
         with pytest.raises(ConfigError, match="--"):
-            Setting(**({"lr": 1e-3, "decay": 1e-3} | values))
+            DynamicSetting(**({"lr": 1e-3, "decay": 1e-3} | values))
 
 
 def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
     assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
-    grid, base = Grid(), Setting(1, 1, 7e-5, "normalised", 10)
+    grid, base = Grid(), DynamicSetting(1, 1, 7e-5, "normalised", 10)
     settings = [grid.propose(base, [{}] * place) for place in range(grid.count)]
     assert len({(s.lr, s.decay) for s in settings}) == 24 == grid.count
-    assert settings[0] == Setting(6e-5, 2e-3, 7e-5, "normalised", 10)
+    assert settings[0] == DynamicSetting(6e-5, 2e-3, 7e-5, "normalised", 10)
     squares = Statistics.empty(tiny_lm().model, 1).squares
-    setting = SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
+    setting = DYNAMIC_SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
     assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
 
 
 def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    strong = Setting(1e-3, 1e-3, 1e-3)
+    strong = DynamicSetting(1e-3, 1e-3, 1e-3)
     result = dynamic(run, setting=strong)
     assert result["static"]["nll"] == pytest.approx(evaluate(run)["nll"], abs=1e-6)
     assert result["nll"] != result["static"]["nll"]
@@ -295,7 +297,7 @@ def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch
     monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     valid = str(tmp_path / "valid.txt")
-    result = dynamic(run, data=valid, setting=Setting(1e-3, 1e-3), compat="paper", search=Grid())
+    result = dynamic(run, data=valid, setting=DynamicSetting(1e-3, 1e-3), compat="paper", search=Grid())
     kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
     scored = len(load_split(valid, TrainedLm.load(run).codec)) - 1
     assert result["tokens"] == result["scored"] == scored == sum(kept["contexts"]["tokens"])
@@ -365,7 +367,7 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     best = min((row for row in result["searched"] if row["nll"]), key=lambda row: row["nll"])
     assert (result["setting"]["lr"], result["setting"]["decay"]) == (best["lr"], best["decay"])
     assert result["data"]["name"] == "test"
-    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=Setting(best["lr"], best["decay"]))
+    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=DynamicSetting(best["lr"], best["decay"]))
     assert alone["nll"] == pytest.approx(best["nll"], abs=1e-9)
     rows = cells(dynamic_tables(result)[0])
     assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
@@ -379,10 +381,10 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
     monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     for setting, label in [
-        (SETTINGS["default"], "grid"),
-        (replace(SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
-        (SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
-        (replace(SETTINGS["default"], window=10), "grid-window-10"),
+        (DYNAMIC_SETTINGS["default"], "grid"),
+        (replace(DYNAMIC_SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
+        (DYNAMIC_SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
+        (replace(DYNAMIC_SETTINGS["default"], window=10), "grid-window-10"),
     ]:
         result = dynamic(run, setting=setting, search=Grid())
         assert result["name"] == f"test.dynamic.{label}"
@@ -398,5 +400,5 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
         assert "\n" not in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
     require_free(Grid(), ["eps", "scaling", "window"])
-    named = dynamic(run, setting=SETTINGS["paper-awd"])
+    named = dynamic(run, setting=DYNAMIC_SETTINGS["paper-awd"])
     assert named["name"] == "test.dynamic.paper-awd"

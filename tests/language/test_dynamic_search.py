@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, DivergenceError
-from lm.language.adaptation import RANGES, SETTINGS, Setting, Statistics, dynamic_nll, gather
+from lm.language.adaptation import DYNAMIC_SETTINGS, RANGES, DynamicSetting, Statistics, dynamic_nll, gather
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
@@ -21,7 +21,7 @@ from lm.language.trained import TrainedLm
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
 
-MILD = Setting(1e-2, 1e-3, 1e-3)
+MILD = DynamicSetting(1e-2, 1e-3, 1e-3)
 
 
 def statistics_of(trained: TrainedLm) -> Statistics:
@@ -34,7 +34,7 @@ def statistics_of(trained: TrainedLm) -> Statistics:
 def test_a_temperature_is_in_the_loss_that_is_learnt_from(head: dict[str, object]) -> None:
     trained = tiny_lm(**head)
     statistics, ids, temperature = statistics_of(trained), ids_of(trained, 23), 1.25
-    plain = dynamic_nll(trained, ids, statistics, Setting(0, 0), temperature=temperature)
+    plain = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0), temperature=temperature)
     np.testing.assert_allclose(plain, token_nll(trained, ids, temperature=temperature), atol=1e-9)
     nll = dynamic_nll(trained, ids, statistics, MILD, temperature=temperature)
     np.testing.assert_allclose(nll[:5], plain[:5], atol=1e-9)
@@ -90,7 +90,7 @@ def test_a_run_is_evaluated_with_temperature_and_dropout(tmp_path: Path) -> None
 
 def test_settings_are_drawn_from_the_published_ranges() -> None:
     assert RANGES == {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}
-    base = Setting(1, 1, 1, "elements", 20)
+    base = DynamicSetting(1, 1, 1, "elements", 20)
     rows: list[dict[str, float | None]] = []
     for place in range(12):
         setting = Draws(12).propose(base, rows)
@@ -109,7 +109,7 @@ def test_settings_are_drawn_from_the_published_ranges() -> None:
 def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     path = run / "dynamic" / "trials.json"
-    base = replace(SETTINGS["default"], scaling="elements")
+    base = replace(DYNAMIC_SETTINGS["default"], scaling="elements")
 
     dynamic(write_run(tmp_path / "other", lines=(120, 10, 10)), setting=base, search=Draws(1))
     with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
@@ -129,8 +129,12 @@ def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
 
 
 def test_what_a_search_chooses_is_not_in_its_name() -> None:
-    assert Draws(3).label(Setting(1, 1, 1, "original")) == Draws(3).label(SETTINGS["default"]) == "trials-3"
-    assert Draws(3).label(Setting(1, 1, 1, "elements")) == "trials-3-elements"
+    assert (
+        Draws(3).label(DynamicSetting(1, 1, 1, "original"))
+        == Draws(3).label(DYNAMIC_SETTINGS["default"])
+        == "trials-3"
+    )
+    assert Draws(3).label(DynamicSetting(1, 1, 1, "elements")) == "trials-3-elements"
 
 
 def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> None:
@@ -158,8 +162,8 @@ def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     with pytest.raises(ConfigError, match=r"--streams 100000000: .*train.txt has .* tokens, .* or fewer"):
-        dynamic(run, setting=replace(SETTINGS["default"], streams=100_000_000))
+        dynamic(run, setting=replace(DYNAMIC_SETTINGS["default"], streams=100_000_000))
     with pytest.raises(DivergenceError, match=r"diverges; lower --lr"):
-        dynamic(run, setting=Setting(1e30, 0))
+        dynamic(run, setting=DynamicSetting(1e30, 0))
     with pytest.raises(ConfigError, match=r"--mc-rate 0\.5: does nothing without --mc-samples"):
         dynamic(run, wanted=Refinements(mc_rate=0.5))

@@ -358,7 +358,7 @@ def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     run = write_run(tmp_path / "run")
     trained = TrainedLm.load(run)
     whole = [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")]
-    monkeypatch.setattr("lm.language.scoring.LINES", 3)
+    monkeypatch.setattr("lm.language.scoring.TOKENS_TOGETHER", 3)
     assert [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")] == pytest.approx(
         whole, abs=1e-5
     )

@@ -21,7 +21,7 @@ from dialog.chat.repl import COMMANDS, Repl
 from dialog.chat.terminal import converse_on_terminal
 from lm.console.app import show
 from lm.console.tables import Table
-from lm.console.terminal import plain, sanitize
+from lm.console.terminal import sanitize, unmarked
 from lm.errors import visible
 from tests.console.test_terminal import DANGEROUS, FORBIDDEN
 from tests.matrix.row import Case
@@ -99,7 +99,7 @@ def shown(folder: Path) -> Iterator[Case]:
         assert sanitize(clean) == clean
         clean.encode()
         output = io.StringIO()
-        Console(file=output, force_terminal=True, width=10_000, highlight=False).print(plain(text), end="")
+        Console(file=output, force_terminal=True, width=10_000, highlight=False).print(unmarked(text), end="")
         assert not FORBIDDEN.search(output.getvalue())
         assert output.getvalue().split() == clean.split()
         piped = io.StringIO()

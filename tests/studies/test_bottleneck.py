@@ -16,14 +16,14 @@ from lm.studies.bottleneck import (
     RESULT,
     WIDE,
     BottleneckOptions,
-    Point,
+    SweepPoint,
     bottleneck,
     models,
     points,
     possible,
     train_point,
 )
-from lm.studies.bottleneck_figure import Name, bottleneck_tables, component_series, draw, series
+from lm.studies.bottleneck_figure import Name, bottleneck_tables, component_series, draw_bottleneck, series
 from lm.studies.known_language import Language, measured_rank
 from tests.support.signals import signal_at
 
@@ -59,7 +59,7 @@ def test_a_language_is_what_its_seed_says_and_leaves_the_global_generator_alone(
     first, again, other = (Language(seed, 8, 9, 3).log_probs for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    train_point(Language(1, 8, 9, 3), Point("softmax", 1, 2, 3), 2, 0.05)
+    train_point(Language(1, 8, 9, 3), SweepPoint("softmax", 1, 2, 3), 2, 0.05)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -82,7 +82,7 @@ def test_divergence_and_entropy_are_expectations_over_contexts() -> None:
 def test_parameters_are_counted_to_the_unit(kind: str, components: int, size: int, hidden: int) -> None:
     if not possible(kind, components):
         components += 1
-    point = Point(kind, components if HEADS[kind].mixes != "nothing" else 1, size, hidden)
+    point = SweepPoint(kind, components if HEADS[kind].mixes != "nothing" else 1, size, hidden)
     count = sum(parameter.numel() for parameter in point.head(vocab=11).parameters()) + 5 * point.width
     assert point.parameters(contexts=5, vocab=11) == count
 
@@ -125,22 +125,22 @@ def test_the_two_sweeps_share_the_models_that_they_have_in_common() -> None:
 @pytest.mark.parametrize(("kind", "components"), [("softmax", 1), ("moc", 3), ("mos", 1)])
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_the_rank_of_softmax_moc_and_one_component_is_the_wall(kind: str, components: int, size: int) -> None:
-    point = Point(kind, components, size, hidden_size=20)
+    point = SweepPoint(kind, components, size, hidden_size=20)
     assert train_point(LANGUAGE, point, steps=30, lr=0.05)["rank"] == size + 2
 
 
 def test_softmax_learns_a_language_that_fits_it() -> None:
     language = Language(2, 12, 20, rank=5)
-    fits, wall = (train_point(language, Point("softmax", 1, size, 8), 300, 0.05) for size in (4, 2))
+    fits, wall = (train_point(language, SweepPoint("softmax", 1, size, 8), 300, 0.05) for size in (4, 2))
     assert fits["kl"] < 2e-3
     assert wall["kl"] > 0.1
     assert wall["late_gain"] < 1e-3  # so it is the wall, and not too short a training
 
 
 def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
-    softmax = train_point(LANGUAGE, Point("softmax", 1, 3, 24), 200, 0.05)
-    moc = train_point(LANGUAGE, Point("moc", 4, 3, 16, context_scale=10.0), 200, 0.05)
-    mos = train_point(LANGUAGE, Point("mos", 4, 3, 16, context_scale=10.0), 200, 0.05)
+    softmax = train_point(LANGUAGE, SweepPoint("softmax", 1, 3, 24), 200, 0.05)
+    moc = train_point(LANGUAGE, SweepPoint("moc", 4, 3, 16, context_scale=10.0), 200, 0.05)
+    mos = train_point(LANGUAGE, SweepPoint("mos", 4, 3, 16, context_scale=10.0), 200, 0.05)
     assert mos["kl"] < 0.75 * min(softmax["kl"], moc["kl"])
     assert moc["kl"] == pytest.approx(softmax["kl"], rel=0.15)
     assert mos["rank"] > LANGUAGE.rank > softmax["rank"]
@@ -235,7 +235,7 @@ def test_bad_options_are_refused_in_one_line(change: dict[str, Any], message: st
 
 def test_a_training_that_diverges_says_so() -> None:
     with pytest.raises(DivergenceError, match="lower --lr"):
-        train_point(LANGUAGE, Point("softmax", 1, 2, 4), 20, lr=1e30)
+        train_point(LANGUAGE, SweepPoint("softmax", 1, 2, 4), 20, lr=1e30)
 
 
 def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
@@ -256,18 +256,18 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
     assert str(updates) == "contexts of mixtures are multiplied by a factor (papers: 1); updates: 8 at ×10"
     assert str(wide).startswith(WIDE)
     pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
-    draw(result, pictures)
+    draw_bottleneck(result, pictures)
     before = [path.read_bytes() for path in pictures]
     assert before[0].startswith(b"\x89PNG")
     assert b"<svg" in before[1]
-    draw(result, pictures)
+    draw_bottleneck(result, pictures)
     assert [path.read_bytes() for path in pictures] == before
     with pytest.raises(ConfigError, match="pictures end in"):
-        draw(result, [tmp_path / "b.pdf"])
+        draw_bottleneck(result, [tmp_path / "b.pdf"])
 
 
 def test_a_number_of_components_that_the_parameters_do_not_pay_is_left_out(tmp_path: Path) -> None:
-    fits = max(k for k in range(1, 40) if Point("mos", k, 2, 1).parameters(12, 20) <= TINY.budget(2))
+    fits = max(k for k in range(1, 40) if SweepPoint("mos", k, 2, 1).parameters(12, 20) <= TINY.budget(2))
     options = replace(TINY, component_sweep=(1, fits, fits + 1))
     assert options.swept_components == (1, fits)
     result = bottleneck(options, tmp_path)
@@ -296,7 +296,7 @@ def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> Non
     ):  # nothing to sweep K of
         assert component_series(result) == {}
         assert len(bottleneck_tables(result)) == 5 + ("mos" in result["settings"]["heads"])
-    draw(result, [tmp_path / "b.svg"])
+    draw_bottleneck(result, [tmp_path / "b.svg"])
 
 
 def test_each_factor_on_the_contexts_is_trained_and_shown(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_each_factor_on_the_contexts_is_trained_and_shown(tmp_path: Path) -> Non
         if row["head"] == "mos":  # the factor changes the training, and the parameters do not know of it
             same = {name: row[name] for name in ("kind", "components", "embedding_size", "hidden_size")}
             alone = train_point(
-                TINY.language(1), Point(**same, context_scale=row["context_scale"]), row["steps"], 0.05
+                TINY.language(1), SweepPoint(**same, context_scale=row["context_scale"]), row["steps"], 0.05
             )
             assert alone["kl"] == row["kl"]
     kl = {row["context_scale"]: row["kl"] for row in result["rows"] if row["head"] == "mos"}
@@ -317,12 +317,12 @@ def test_each_factor_on_the_contexts_is_trained_and_shown(tmp_path: Path) -> Non
     shown: Any = bottleneck_tables(result)[0]
     columns = list(shown.cells()[0])
     assert columns == ["E", "parameters", "softmax", "MoS ×10 K = 2", "MoS ×1 K = 2", WIDE]
-    draw(result, [tmp_path / "b.svg"])
+    draw_bottleneck(result, [tmp_path / "b.svg"])
 
 
 @pytest.mark.parametrize(("kind", "components"), [("mixtape", 2), ("plif", 1), ("doc", 2)])
 def test_later_heads_are_trained_and_pass_the_rank_of_a_softmax(kind: str, components: int) -> None:
-    point = Point(kind, components, 2, 8)
+    point = SweepPoint(kind, components, 2, 8)
     outcome = train_point(Language(1, 24, 32, 12), point, 40, 0.05)
     assert outcome["parameters"] == point.parameters(24, 32)
     assert outcome["rank"] > 2 + 2

@@ -22,7 +22,7 @@ from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions, locate
 from lm.studies.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.studies.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
-from lm.studies.copying_figure import copying_tables, draw
+from lm.studies.copying_figure import copying_tables, draw_copying
 from lm.studies.points import Points
 from lm.text.lines import InputLog
 from tests.support.signals import signal_at
@@ -129,8 +129,8 @@ def test_tables_and_picture(tmp_path: Path) -> None:
     assert "Copied without error" in str(exact.title)  # type: ignore[union-attr]
     assert "6 updates at each of 2 rates" in str(models)
     assert f"{math.log(4):.3f} nats" in str(ignorance)
-    draw(result, [tmp_path / "a.svg"])
-    draw(result, [tmp_path / "b.svg"])
+    draw_copying(result, [tmp_path / "a.svg"])
+    draw_copying(result, [tmp_path / "b.svg"])
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 

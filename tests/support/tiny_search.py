@@ -12,7 +12,7 @@ from lm.config.load import Resolved, load_config
 from lm.engine.events import Event, Note, Reporter, no_report
 from lm.engine.loop import FitResult, Verdict, fit
 from lm.runs.run import Run
-from lm.tuning.search import Plan, Search
+from lm.tuning.search import Search, SearchPlan
 from lm.tuning.space import load_space
 from tests.support.tiny_task import TinyTask
 
@@ -28,7 +28,7 @@ CONFIG = "[train]\nmax_steps = 4\nvalidate_every = 2\ncheckpoint_every = 1\nbatc
 LOSSES = 0  # calls of the loss in this process
 
 
-def plan(folder: Path, **changes: Any) -> Plan[DialogConfig]:
+def plan(folder: Path, **changes: Any) -> SearchPlan[DialogConfig]:
     """The plan of files that it writes into a folder."""
     config, space = folder / "tiny.toml", folder / "space.toml"
     config.write_text(CONFIG)
@@ -36,7 +36,7 @@ def plan(folder: Path, **changes: Any) -> Plan[DialogConfig]:
     base = load_config(str(config), DialogConfig, family="dialog", overrides=changes.pop("overrides", ()))
     parameters = load_space(str(space), base, DialogConfig, family="dialog")
     settings: dict[str, Any] = {"sampler": "tpe", "seed": 1, "prune": True} | changes
-    return Plan(str(config), base, parameters, **settings)
+    return SearchPlan(str(config), base, parameters, **settings)
 
 
 def train(
@@ -62,7 +62,10 @@ def _count(call: int) -> None:
 
 
 def search(
-    folder: Path, planned: Plan[DialogConfig], trials: int, note: Callable[[str], None] = lambda line: None
+    folder: Path,
+    planned: SearchPlan[DialogConfig],
+    trials: int,
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Runs a search in this process; returns its trials."""
 
@@ -76,7 +79,7 @@ def search(
 
 
 def forked(
-    folder: Path, planned: Plan[DialogConfig], trials: int, *, strike: tuple[int, int] | None = None
+    folder: Path, planned: SearchPlan[DialogConfig], trials: int, *, strike: tuple[int, int] | None = None
 ) -> Callable[[], int]:
     """Runs a search in a forked process; the result waits for its end: its exit code or −signal."""
     if pid := os.fork():

@@ -273,3 +273,32 @@ def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:
     )
     assert "Usage" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "LOADED [] 0"
+
+
+# Names of counterparts: the same thing for each family, a command and its function, a type variable.
+COUNTERPARTS = {
+    "Compat", "Config", "DataConfig", "FAMILY", "Floats", "Ints", "LOCK", "LOWEST", "Located", "MANIFEST",
+    "MEASURES", "ModelConfig", "PARTS", "POINTS", "PrepareOptions", "RESULT", "ReadOptions", "Result", "app",
+    "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
+    "evaluation_tables", "generate", "locate", "main", "prepare", "prepared_tables", "read_split", "recovery",
+    "score", "train", "train_point", "write_split",
+}  # fmt: skip
+
+
+def test_a_public_name_has_one_meaning() -> None:
+    homes: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            names = [node.name] if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else []
+            if isinstance(node, ast.AnnAssign):
+                names = [dotted(node.target)]
+            elif (
+                isinstance(node, ast.Assign) and dotted(getattr(node.value, "func", node.value)) != "TypeVar"
+            ):
+                inner = (part for target in node.targets for part in ast.walk(target))
+                names = [part.id for part in inner if isinstance(part, ast.Name)]
+            for name in names:
+                if not name.startswith("_"):
+                    homes.setdefault(name, set()).add(module)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert set(twice) == COUNTERPARTS, {name: twice.get(name) for name in set(twice) ^ COUNTERPARTS}

@@ -20,7 +20,7 @@ from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.runs.checkpoint import CheckpointStore
-from lm.tuning.report import draw, is_near, place
+from lm.tuning.report import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Trials
 from lm.tuning.workers import Job, _failure, work_together
@@ -313,7 +313,7 @@ def test_where_values_stand_on_their_axes() -> None:
 def test_a_picture_of_the_search(folder: Path, undisturbed: Any) -> None:
     entries = {parameter.key: parameter.entry() for parameter in plan(folder).space}
     for name in ("one.svg", "two.svg", "one.png"):
-        draw(folder / name, "tiny", entries, undisturbed[0])
+        draw_trials(folder / name, "tiny", entries, undisturbed[0])
     assert (folder / "one.svg").read_bytes() == (folder / "two.svg").read_bytes()
     with pytest.raises(DataError, match="no finished trial"):
-        draw(folder / "none.svg", "tiny", entries, [])
+        draw_trials(folder / "none.svg", "tiny", entries, [])
