@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,14 +26,14 @@ from lm.console.options import (
     Checkpoint,
     JsonFile,
     NewRun,
+    OnBadLine,
     Overrides,
     Processes,
     RunFolder,
     config_argument,
-    filename,
-    named,
     nonempty,
-    writable,
+    output_file,
+    output_folder,
 )
 from lm.console.tables import Table
 from lm.runs.outputs import require_apart
@@ -62,9 +63,7 @@ DecodeOverrides = Annotated[
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", parser=named, help="Where the runs and results.json go.")
-    ] = Path("runs/demo"),
+    out: Annotated[Path, output_folder("Where the runs and results.json go.")] = Path("runs/demo"),
 ) -> None:
     """Train, evaluate and compare a softmax and a MoS model on the built-in corpus, in about a minute.
 
@@ -112,11 +111,9 @@ def prepare(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or hf:NAME for a data set of the hub.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=named, help="Folder to write.")],
+    out: Annotated[Path, output_folder("Folder to write.")],
     format: Annotated[str, typer.Option(help="Format of the source, if its content does not tell.")] = "auto",
-    on_bad_line: Annotated[
-        Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
-    ] = "error",
+    on_bad_line: OnBadLine = "error",
     tokenizer: Annotated[
         TokenizerKind,
         typer.Option(
@@ -208,9 +205,8 @@ def train(
 
     Example: dialog train own_small --data chat.txt
     """
-    first = load_config(
-        config, DialogConfig, family="dialog", overrides=overrides or ()
-    )  # refused before data
+    # refused before data
+    first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
     in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
     from dialog.corpora.own_data import in_run, own_data
@@ -223,22 +219,18 @@ def train(
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(in_run(folder, resolved.config.data), "dialog prepare", f"dialog train {config} --data FILE")
-    from dialog.train import train as train_model
-    from lm.engine.progress import make_reporter
-
-    result = train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
-    show_training(folder, result)
+    show_training(folder, partial(_train, resolved, folder))
 
 
-def _trial(
-    resolved: Resolved[DialogConfig], folder: Path, report: "Reporter", verdict: "Verdict | None"
+def _train(
+    resolved: Resolved[DialogConfig], folder: Path, report: "Reporter", verdict: "Verdict | None" = None
 ) -> "FitResult":
     from dialog.train import train as train_model
 
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "dialog", DialogConfig, _trial, "smalltalk_mos --space smalltalk --trials 20 --workers 2")
+add_tune(app, "dialog", DialogConfig, _train, "smalltalk_mos --space smalltalk --trials 20 --workers 2")
 
 
 @app.command()
@@ -252,12 +244,7 @@ def evaluate(
         Path | None,
         typer.Option(metavar="F", help="Several references a context; the true response if left out."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="HYPS.jsonl", help="Write the responses there.", parser=filename, callback=writable
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_file("Write the responses there.", metavar="HYPS.jsonl")] = None,
     json_file: JsonFile = None,
     checkpoint: Checkpoint = "best",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
@@ -317,9 +304,7 @@ def score(
 def references(
     train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
     test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
-    out: Annotated[
-        Path, typer.Option(metavar="F", help="File to write.", parser=filename, callback=writable)
-    ],
+    out: Annotated[Path, output_file("File to write.", metavar="F")],
     neighbours: Annotated[
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,

@@ -1,8 +1,8 @@
 """The ``lm`` command line: every command imports what it needs, calls it, and shows the result."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,13 +26,13 @@ from lm.console.options import (
     Checkpoint,
     JsonFile,
     NewRun,
+    OnBadLine,
     Overrides,
     Processes,
     RunFolder,
     config_argument,
-    filename,
-    named,
-    writable,
+    output_file,
+    output_folder,
 )
 from lm.console.tables import Table
 from lm.errors import ConfigError
@@ -86,7 +86,7 @@ def prepare(
             metavar="SOURCE", help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=named, help="Folder to write.")],
+    out: Annotated[Path, output_folder("Folder to write.")],
     format: Annotated[
         str, typer.Option(help="Format of the source; auto looks at names and content.")
     ] = "auto",
@@ -114,9 +114,7 @@ def prepare(
     length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: tokens of a sequence.")] = 50,
     vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: different tokens.")] = 1000,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a stored piece.")] = 10_000_000,
-    on_bad_line: Annotated[
-        Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
-    ] = "error",
+    on_bad_line: OnBadLine = "error",
     seed: Annotated[
         int, typer.Option(min=0, help="Seeds sequences, and the sample that sentencepiece learns from.")
     ] = 1,
@@ -141,12 +139,7 @@ def prepare(
 
 
 @app.command()
-def train(
-    config: Config,
-    overrides: Overrides = None,
-    run: NewRun = None,
-    processes: Processes = 1,
-) -> None:
+def train(config: Config, overrides: Overrides = None, run: NewRun = None, processes: Processes = 1) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
     Example: lm train ptb_mos --set head.components=10 --run runs/mos10
@@ -155,40 +148,30 @@ def train(
     in_processes(processes, resolved.config.train.shards)
     check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem
-    from lm.engine.progress import make_reporter
-    from lm.language.train import train as train_model
-
-    show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
+    show_training(folder, partial(_train, resolved, folder))
 
 
-def _trial(
-    resolved: "Resolved[LmConfig]", folder: Path, report: "Reporter", verdict: "Verdict | None"
+def _train(
+    resolved: "Resolved[LmConfig]", folder: Path, report: "Reporter", verdict: "Verdict | None" = None
 ) -> "FitResult":
     from lm.language.train import train as train_model
 
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "lm", LmConfig, _trial, "ptb_small_mos --space ptb_small --trials 20 --workers 2")
+add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 20 --workers 2")
 
 
 @app.command()
-def finetune(
-    source: RunFolder,
-    overrides: Overrides = None,
-    run: NewRun = None,
-) -> None:
+def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
     """Go on from the best weights of a run with averaged SGD until validation stalls, into a new run.
 
     Example: lm finetune runs/ptb_mos --set optim.lr=25
     """
-    from lm.engine.progress import make_reporter
     from lm.language.train import finetuned
-    from lm.language.train import train as train_model
 
     folder = run or source.with_name(f"{source.name}-finetuned")
-    resolved = finetuned(source, overrides or [])
-    show_training(folder, train_model(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard")))
+    show_training(folder, partial(_train, finetuned(source, overrides or []), folder))
 
 
 @app.command()
@@ -284,10 +267,8 @@ def dynamic(
     search = Grid() if grid else Draws(trials) if trials else None
     if search:
         require_free(search, changed)
-    chosen, wanted = (
-        replace(DYNAMIC_SETTINGS[setting], **changed),
-        Refinements(temperature_search, mc_samples, mc_rate),
-    )
+    chosen = replace(DYNAMIC_SETTINGS[setting], **changed)
+    wanted = Refinements(temperature_search, mc_samples, mc_rate)
     with counting("adapting") as progress:
         result = evaluate_dynamically(run, data, checkpoint, chosen, search, wanted, limit, compat, progress)
     write_result(json_file, result, config=config)
@@ -339,9 +320,7 @@ def generate(
 def score(
     run: RunFolder,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, a line a time.")],
-    output: Annotated[
-        Path, typer.Option(metavar="F", help="Where the lines go.", parser=filename, callback=writable)
-    ] = Path("scores.jsonl"),
+    output: Annotated[Path, output_file("Where the lines go.", metavar="F")] = Path("scores.jsonl"),
     independent: Annotated[
         bool, typer.Option("--independent", help="Forget every line before the next.")
     ] = False,

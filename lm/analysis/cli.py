@@ -84,10 +84,10 @@ def divergence(
     spare_texts(json_file, runs, data)
     from lm.analysis.divergence import divergence_tables, expected_divergence
 
-    results: dict[str, dict[str, Any]] = {}
-    for run, trained, text in _opened(runs, data, limit, checkpoint):
-        measured = expected_divergence(trained.log_probs(text.ids))
-        results[str(run)] = _facts(trained, text, checkpoint) | measured
+    results = {
+        str(run): _facts(trained, text, checkpoint) | expected_divergence(trained.log_probs(text.ids))
+        for run, trained, text in _opened(runs, data, limit, checkpoint)
+    }
     write_result(json_file, _of_runs(results))
     show(*divergence_tables(results))
 
@@ -107,8 +107,7 @@ def components(
     spare_texts(json_file, [run], data)
     from lm.analysis.components import component_tables, components_of_run
 
-    trained = _load(run, checkpoint)
-    text = _text(trained, data, limit)
+    [(_, trained, text)] = _opened([run], data, limit, checkpoint)
     result = _facts(trained, text, checkpoint) | components_of_run(trained, text.ids)
     write_result(json_file, result, config=trained.config)
     show(*component_tables(str(run), result))
@@ -228,10 +227,8 @@ def recovery(
     losses, facts = {}, {}
     first = _load(runs[0], checkpoint)
     ids = _text(first, data, limit).ids
-    for run in runs:
-        trained = _load(run, checkpoint)
+    for run, trained, text in _opened(runs, data, limit, checkpoint):
         require_same_words(first, trained)
-        text = _text(trained, data, limit)
         if not np.array_equal(text.ids, ids):
             raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
         losses[str(run)] = token_nll(trained, ids)
@@ -258,9 +255,10 @@ def gates(
     spare_texts(json_file, runs, data)
     from lm.analysis.gates import gate_statistics, gate_tables
 
-    results: dict[str, dict[str, Any]] = {}
-    for run, trained, text in _opened(runs, data, limit, checkpoint):
-        results[str(run)] = _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids)
+    results = {
+        str(run): _facts(trained, text, checkpoint) | gate_statistics(trained, text.ids)
+        for run, trained, text in _opened(runs, data, limit, checkpoint)
+    }
     write_result(json_file, _of_runs(results))
     show(*gate_tables(results))
 

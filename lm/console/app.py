@@ -30,6 +30,7 @@ from lm.stop import deferred_signals
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lm.engine.events import Reporter
     from lm.engine.loop import FitResult
 
 _command = ContextVar("command", default="")
@@ -58,10 +59,12 @@ def in_processes(count: int, shards: int) -> None:
         raise typer.Exit(launched(package, without_option(arguments, "--processes"), count))
 
 
-def show_training(folder: Path, result: "FitResult") -> None:
-    """How a training ended, in one line, and its learning curve."""
+def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> None:
+    """Train a run with progress on stderr, and show how the training ended and its learning curve."""
+    from lm.engine.progress import make_reporter
     from lm.runs.overview import curve_lines, validations
 
+    result = train(make_reporter(sys.stderr, folder / "tensorboard"))
     nll, minutes = (numbers.number(*told) for told in (("nll", result.best_nll), ("minutes", result.minutes)))
     best = f"best validation {nll} nats a token, at update {result.best_step:,}"
     show(

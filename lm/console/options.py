@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
 from lm.disk.storage import require_writable
 from lm.runs.outputs import require_foreign
-
-if TYPE_CHECKING:
-    from typer.models import ArgumentInfo
 
 RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
 Overrides = Annotated[
@@ -42,15 +40,15 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def output_file(text: str, *names: str, metavar: str = "FILE") -> OptionInfo:
+    """The option that names a file to write, with ``text`` as help."""
+    info: OptionInfo = typer.Option(*names, metavar=metavar, help=text, parser=filename, callback=writable)
+    return info
+
+
 JsonFile = Annotated[
     Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Also write the result to FILE as one JSON object, in place of what is there.",
-        parser=filename,
-        callback=writable,
-    ),
+    output_file("Also write the result to FILE as one JSON object, in place of what is there.", "--json"),
 ]
 
 
@@ -61,24 +59,23 @@ def named(text: str) -> Path:
     return Path(text)
 
 
+def output_folder(text: str, *names: str) -> OptionInfo:
+    """The option that names a folder to write, with ``text`` as help."""
+    info: OptionInfo = typer.Option(*names, metavar="DIR", parser=named, help=text)
+    return info
+
+
 Processes = Annotated[
     int,
     typer.Option(
-        "--processes",
-        min=1,
-        max=1024,
-        metavar="N",
-        help="Number of processes on this machine that share the work.",
+        min=1, max=1024, metavar="N", help="Number of processes on this machine that share the work."
     ),
 ]
 NewRun = Annotated[
-    Path | None,
-    typer.Option(
-        "--run",
-        metavar="DIR",
-        parser=named,
-        help="Run folder; default: runs/<config name>, or RUN-finetuned.",
-    ),
+    Path | None, output_folder("Run folder; default: runs/<config name>, or RUN-finetuned.", "--run")
+]
+OnBadLine = Annotated[
+    Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
 
@@ -88,7 +85,7 @@ Checkpoint = Annotated[
 ]
 
 
-def config_argument(family: str) -> "ArgumentInfo":
+def config_argument(family: str) -> ArgumentInfo:
     """The argument that names a config: a preset of the family or a file, completed by the shell."""
     info: ArgumentInfo = typer.Argument(
         metavar="CONFIG",

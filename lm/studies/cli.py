@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 import typer
 
 from lm.console.app import counting, show, write_result
-from lm.console.options import JsonFile, named
+from lm.console.options import JsonFile, output_folder
 from lm.errors import ConfigError
+
+Out = Annotated[Path, output_folder("Folder of points, result and figures.")]
 
 
 def bottleneck(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", parser=named, help="Folder of points, result and figures.")
-    ] = Path("runs/bottleneck"),
+    out: Out = Path("runs/bottleneck"),
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
     vocab: Annotated[int, typer.Option(help="Number of words of the language.")] = 768,
     rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
@@ -84,9 +84,7 @@ def bottleneck(
 
 
 def reverse_copy(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", parser=named, help="Folder of points, result and figures.")
-    ] = Path("runs/reverse-copy"),
+    out: Out = Path("runs/reverse-copy"),
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="Folder of `lm prepare reverse-copy`; repeat for more lengths."),

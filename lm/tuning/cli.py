@@ -11,7 +11,7 @@ import typer
 
 from lm.config.load import C, load_config
 from lm.console.app import show, write_result
-from lm.console.options import JsonFile, Overrides, config_argument, filename, named, writable
+from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
 from lm.runs.outputs import require_apart
@@ -40,10 +40,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
             str | None, typer.Option(metavar="FILE", help="Searched keys and their ranges (TOML).")
         ] = None,
         overrides: Overrides = None,
-        out: Annotated[
-            Path | None,
-            typer.Option(metavar="DIR", parser=named, help="Folder; default runs/tune/<config name>."),
-        ] = None,
+        out: Annotated[Path | None, output_folder("Folder; default runs/tune/<config name>.")] = None,
         trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials in total.")] = 20,
         workers: Annotated[
             int,
@@ -61,12 +58,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
             float, typer.Option(min=0, help="Minutes after which no trial begins; 0 = no limit.")
         ] = 0.0,
         only_show: Annotated[bool, typer.Option("--show", help="Only show the trials.")] = False,
-        picture: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE", help="Parallel coordinates, PNG or SVG.", parser=filename, callback=writable
-            ),
-        ] = None,
+        picture: Annotated[Path | None, output_file("Parallel coordinates, PNG or SVG.")] = None,
         json_file: JsonFile = None,
     ) -> None:
         require_apart([picture, json_file], [config, space])

@@ -97,7 +97,7 @@ def test_a_finished_training_shows_its_curve_again(
     run = tmp_path / "run"
     shown = []
     for _ in range(2):
-        show_training(run, train(run, LIMITS))
+        show_training(run, lambda _: train(run, LIMITS))
         shown.append(capfd.readouterr().out.splitlines()[1:])
     assert shown[0][0].startswith("validation perplexity, best")
     assert shown[0] == shown[1]
