@@ -23,10 +23,10 @@ from lm.console.app import (
 )
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
 from lm.console.options import (
+    BadLineOption,
     Checkpoint,
     JsonFile,
     NewRun,
-    OnBadLine,
     Overrides,
     Processes,
     RunFolder,
@@ -113,7 +113,7 @@ def prepare(
     ],
     out: Annotated[Path, output_folder("Folder to write.")],
     format: Annotated[str, typer.Option(help="Format of the source, if its content does not tell.")] = "auto",
-    on_bad_line: OnBadLine = "error",
+    on_bad_line: BadLineOption = "error",
     tokenizer: Annotated[
         TokenizerKind,
         typer.Option(

@@ -23,10 +23,10 @@ from lm.console.app import (
 )
 from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
 from lm.console.options import (
+    BadLineOption,
     Checkpoint,
     JsonFile,
     NewRun,
-    OnBadLine,
     Overrides,
     Processes,
     RunFolder,
@@ -114,7 +114,7 @@ def prepare(
     length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: tokens of a sequence.")] = 50,
     vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: different tokens.")] = 1000,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a stored piece.")] = 10_000_000,
-    on_bad_line: OnBadLine = "error",
+    on_bad_line: BadLineOption = "error",
     seed: Annotated[
         int, typer.Option(min=0, help="Seeds sequences, and the sample that sentencepiece learns from.")
     ] = 1,

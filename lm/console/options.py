@@ -74,7 +74,7 @@ Processes = Annotated[
 NewRun = Annotated[
     Path | None, output_folder("Run folder; default: runs/<config name>, or RUN-finetuned.", "--run")
 ]
-OnBadLine = Annotated[
+BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]

@@ -9,11 +9,11 @@ from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, output_folder
 from lm.errors import ConfigError
 
-Out = Annotated[Path, output_folder("Folder of points, result and figures.")]
+StudyFolder = Annotated[Path, output_folder("Folder of points, result and figures.")]
 
 
 def bottleneck(
-    out: Out = Path("runs/bottleneck"),
+    out: StudyFolder = Path("runs/bottleneck"),
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
     vocab: Annotated[int, typer.Option(help="Number of words of the language.")] = 768,
     rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
@@ -84,7 +84,7 @@ def bottleneck(
 
 
 def reverse_copy(
-    out: Out = Path("runs/reverse-copy"),
+    out: StudyFolder = Path("runs/reverse-copy"),
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="Folder of `lm prepare reverse-copy`; repeat for more lengths."),
