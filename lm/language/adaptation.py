@@ -1,13 +1,14 @@
-"""Dynamic evaluation: the model goes on learning from the text that it is evaluated on (Krause et al. 2018).
+"""Dynamic evaluation: the model is trained on the text that it is evaluated on (Krause et al. 2018).
 
-Windows of a few tokens are predicted with the weights as they are, and only then learnt from:
+Each window of a few tokens is first scored with the current weights. Then one update adapts the weights to
+it:
 
     θ ← θ − η · g / (RMS + ε) + λ · R ⊙ (θ₀ − θ),    R = RMS / mean RMS, at most 1 / λ,
 
-with g the gradient of a window's mean loss, and RMS, of every weight, the root mean square of g over the
-training data. The mean of RMS is over parameter tensors of the mean of each, or, as in Melis et al. (2020),
-over all weights. R is capped for each setting anew; in the authors' grid search the tightest cap of all
-settings before stays.
+with g the gradient of a window's mean loss. RMS of a weight is the root mean square of its g over the
+training data. The mean of RMS is either the mean over parameter tensors of the mean of each, or the mean over
+all weights (Melis et al. 2020). R is capped for each setting separately. In the authors' grid search the
+tightest cap so far persists.
 """
 
 import math
@@ -32,20 +33,20 @@ from lm.steps import OnProgress, no_progress
 
 Scaling = Literal["normalised", "original", "elements"]
 
-ADAPT_LENGTH = 5  # tokens that are predicted, then learnt from
-STREAMS = 100  # into which the training data are laid for statistics
-_CHECKED = 200  # windows between looks at whether the loss is still a number
-_HOPELESS = 700.0  # nats a token, whose exponential is about the largest number
+ADAPT_LENGTH = 5  # tokens of a window
+STREAMS = 100  # batch size for statistics of the training data
+_CHECKED = 200  # windows between checks for a diverged loss
+_HOPELESS = 700.0  # nats a token; exp(700) is close to the largest float64
 
 
 @dataclass(frozen=True)
 class DynamicSetting:
-    """η, λ and ε.
+    """Hyper-parameters of dynamic evaluation: η, λ, ε and their scaling.
 
-    ``original`` numbers, those of the MoS paper, are for RMS = √Σg², which grows with the number of windows
-    of training data, and for R that is divided by a sum over tensors in place of a mean. ``elements`` is
-    ``normalised`` but for the mean, which is over all weights (Melis et al. 2020); their gradients are of
-    losses summed over a window, so that their ε is ours times its length.
+    ``normalised`` follows the formula of this module. ``original`` is the scaling of the MoS paper. Its RMS
+    is √Σg², which grows with the number of windows of training data, and its R divides by a sum over tensors
+    instead of a mean. ``elements`` is ``normalised`` with the mean over all weights (Melis et al. 2020).
+    Melis et al. sum the loss over a window, so their ε is ours times the window's length.
     """
 
     lr: float
@@ -53,7 +54,7 @@ class DynamicSetting:
     eps: float = 2e-5
     scaling: Scaling = "normalised"
     window: int = ADAPT_LENGTH
-    streams: int = STREAMS  # into which the training data are laid for RMS
+    streams: int = STREAMS  # batch size for RMS
 
     def __post_init__(self) -> None:
         require(
@@ -69,7 +70,7 @@ class DynamicSetting:
         )
 
     def normalised(self, windows: int, tensors: int) -> "DynamicSetting":
-        """The setting that does the same without ``original``: λ / tensors, η / √windows, ε / √windows."""
+        """The ``normalised`` equivalent of ``original``: λ / tensors, η / √windows, ε / √windows."""
         if self.scaling != "original":
             return self
         root = math.sqrt(windows)
@@ -89,15 +90,15 @@ RANGES = {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}  # Mel
 
 @dataclass
 class Statistics:
-    """What the gradients over the first so many windows of the training data are like."""
+    """Sums of squared gradients over the first ``windows`` windows of the training data."""
 
     squares: dict[str, Tensor]  # Σ g² of every parameter
-    state: ModelState  # of the streams after those windows
+    state: ModelState  # recurrent state of the streams after these windows
     windows: int = 0
 
     @classmethod
     def empty(cls, model: LanguageModel, streams: int) -> "Statistics":
-        """Those of no window yet."""
+        """Statistics of zero windows."""
         squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
         return cls(squares, model.initial_state(streams))
 
@@ -112,12 +113,12 @@ def gather(
     progress: OnProgress = no_progress,
     commit: Callable[[], None] | None = None,
 ) -> None:
-    """Goes on with the statistics to the end of the training data, laid out as streams.
+    """Continue the statistics to the end of the training data, laid out as streams.
 
-    Dropout is off, and g is the gradient of the mean loss over the tokens of a window in all streams: not
-    clipped, without penalties or weight decay. ``paper`` leaves out what :class:`Streams` leaves out for it
-    in training. ``progress``, in windows, and ``commit`` are called after every window, with the statistics
-    up to date. ``commit`` may raise. DataError where there is no window.
+    Dropout is off. g is the gradient of the mean loss over the tokens of a window in all streams, not
+    clipped, without penalties or weight decay. ``paper`` omits the tokens that :class:`Streams` omits in
+    training. ``progress``, in windows, and ``commit`` are called after every window, with the statistics up
+    to date. ``commit`` may raise. DataError if there is no window.
     """
     model, streams = trained.model, statistics.state[0][0].shape[0]
     laid_out = Streams(shards, streams, trained.codec.vocabulary.eos, paper=paper)
@@ -153,13 +154,14 @@ def dynamic_nll(
     sampler: LanguageModel | None = None,
     advance: Callable[[int], None] = no_advance,
 ) -> Floats:
-    """−log P of every token in nats, each predicted before its window is learnt from: (N,), or (N − 1,).
+    """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
 
-    The model is as before when this ends, however it ends. DivergenceError where a loss is not finite.
+    The model's weights and mode are restored at the end, also after an error. DivergenceError if a loss is
+    not finite.
 
     Args:
-        temperature: divides the logits of every component, in what is learnt from too.
-        sampler: reads and learns in place of the trained model, and drops units while it does.
+        temperature: divides the logits of every component, also in the loss that is learnt from.
+        sampler: a model with active dropout that is adapted instead of the trained model.
     """
     model = sampler or trained.model
     parameters: list[Tensor] = list(model.parameters())
@@ -188,7 +190,7 @@ def dynamic_nll(
 
 
 def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tensor], list[Tensor]]:
-    """η / (RMS + ε) and min(λ R, 1) of every parameter: factors on a gradient and on the way back."""
+    """Factors η / (RMS + ε) of the gradient and min(λ R, 1) of the pull towards θ₀, for every parameter."""
     squares = list(statistics.squares.values())
     setting = setting.normalised(statistics.windows, len(squares))
     rms = [(square / statistics.windows).sqrt() for square in squares]
@@ -197,7 +199,10 @@ def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tenso
     else:
         mean = torch.stack([tensor.mean() for tensor in rms]).mean()
     if not (bool(torch.isfinite(mean)) and float(mean) > 0):
-        raise DivergenceError("the gradients over the training data are not finite, or all 0")
+        raise DivergenceError(
+            f"the gradients over the training data have the mean RMS {float(mean):g}, which must be finite"
+            " and above 0; choose another checkpoint"
+        )
     step = [setting.lr / (tensor + setting.eps) for tensor in rms]
     pull = [(tensor * (setting.decay / mean)).clamp_(max=1) for tensor in rms]
     return step, pull
@@ -205,11 +210,11 @@ def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tenso
 
 @contextmanager
 def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[Tensor]]:
-    """Within, gradients can be had with all dropout off; afterwards weights and modes are as they were.
+    """Enable gradients with all dropout off. Restore weights and modes at the end.
 
-    A model that is ``dropping``, in training mode, goes on with that. cuDNN refuses to go back through
-    recurrent layers in evaluation mode, so those alone are in training mode, without weight dropout. Yields
-    copies of the parameters.
+    A model that is ``dropping``, in training mode, keeps its dropout. cuDNN refuses backpropagation through
+    recurrent layers in evaluation mode. So only these layers are in training mode, without weight dropout.
+    Yields copies of the parameters.
     """
     parameters, training = list(model.parameters()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
@@ -232,7 +237,7 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
 
 
 def _require_finite(losses: Sequence[Tensor], setting: DynamicSetting) -> None:
-    """DivergenceError where a loss is no number, or all together are none that a perplexity could be of."""
+    """Raise DivergenceError if a loss is NaN, or if the mean loss is too large for a perplexity."""
     if not float(torch.cat(list(losses)).double().mean()) < _HOPELESS:
         raise DivergenceError(
             f"dynamic evaluation with lr {setting.lr:g}, decay {setting.decay:g} and eps {setting.eps:g}"

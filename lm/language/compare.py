@@ -1,7 +1,7 @@
-"""Language models side by side on the same text, with paired bootstrap p-values against the first.
+"""Comparison of language models on the same text, with paired bootstrap p-values against the first.
 
-What is resampled are contiguous blocks of :data:`lm.language.evaluate.BLOCK` tokens, not tokens: within a
-block they share topic and words.
+The bootstrap resamples contiguous blocks of :data:`lm.language.evaluate.BLOCK` tokens instead of tokens,
+because tokens within a block share topic and words.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ REFINED = (
     "temperature_search",
     "mc_dropout",
     "mc_temperature",
-)  # results that an evaluation may have beside its own
+)  # optional results of an evaluation
 _KEPT = (
     *("head", "components", "parameters", "checkpoint", "seed", "method", "compat"),
     *("tokens", "nll", "perplexity"),
@@ -40,21 +40,21 @@ def compare(
     """Compare evaluations of the same text.
 
     Args:
-        runs: run folders; the first is what the others are compared with.
-        name: which of their evaluations (the file name in ``RUN/evaluation``); the only one that all have,
-            if left out.
-        resamples: bootstrap resamples, at least 1,000.
-        seed: seeds them.
+        runs: run folders. The first is the baseline of the others.
+        name: file name of the evaluations in ``RUN/evaluation``. By default the only one that all runs have.
+        resamples: number of bootstrap resamples, at least 1,000.
+        seed: seed of the resamples.
 
     Returns:
         ``{"name", "data", "bootstrap", "scores", "runs": [{"run", "head", "parameters", scores …, "p"}]}``.
-        ``p`` is two-sided, by score (``perplexity``, and ``temperature_search`` or ``mc_dropout`` where all
-        have it), None below 5 blocks or where both are ``near_guessing``, and empty for the first run.
+        ``p`` has a two-sided p-value by score, and is empty for the first run. Scores are ``perplexity``, and
+        ``temperature_search`` or ``mc_dropout`` if all runs have them. A p-value is None below 5 blocks, or
+        if both runs are ``near_guessing``.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
         DataError: a run without the evaluation, or runs evaluated on different tokens.
-        StorageError: an evaluation that is damaged.
+        StorageError: a damaged evaluation.
     """
     name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
@@ -84,7 +84,7 @@ def compare(
 
 
 def _has(evaluation: Evaluation, score: str) -> bool:
-    """Whether an evaluation has a refined result, and its sums."""
+    """True if an evaluation has a refined result and its sums."""
     column, result = evaluation.contexts.get(score), evaluation.result.get(score)
     whole = isinstance(column, list) and len(column) == len(evaluation.contexts["tokens"])
     return whole and isinstance(result, dict) and "perplexity" in result

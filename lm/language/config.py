@@ -1,4 +1,4 @@
-"""The typed configuration of a language-model run; free of torch."""
+"""Schema of a language-model run's config, free of torch."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -14,49 +14,57 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataConfig(Section):
-    """Where text comes from and how it becomes tokens and streams."""
+    """Sources of the text, and its conversion to tokens and streams."""
 
     train: str = Field(
-        "data/ptb/train", description="split of a folder that `lm prepare` wrote, or a text file"
+        "data/ptb/train",
+        description="training text: a split of a folder that `lm prepare` wrote, or a text file",
     )
-    valid: str = Field("data/ptb/valid", description="the split that decides early stopping")
-    test: str = Field("data/ptb/test", description="the split that evaluate uses without --data")
+    valid: str = Field("data/ptb/valid", description="validation text, used for early stopping")
+    test: str = Field("data/ptb/test", description="test text, used by evaluate without --data")
     tokenizer: TokenizerKind = Field(
-        "whitespace", description="of text files; a prepared corpus brings its own"
+        "whitespace", description="tokenizer of text files; a prepared corpus has its own"
     )
-    lowercase: bool = Field(False, description="lower-case text files first")
+    lowercase: bool = Field(False, description="convert text files to lower case before tokenization")
     vocab_size: int = Field(
-        0, ge=0, le=1_000_000_000, description="most frequent training tokens kept of a text file; 0 is all"
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="number of most frequent training tokens in the vocabulary of a text file; 0 = all",
     )
     valid_streams: int = Field(
-        10, ge=1, le=MAX_SIZE, description="streams that validation reads side by side"
+        10, ge=1, le=MAX_SIZE, description="number of parallel streams in validation: its batch size"
     )
 
 
 class WindowConfig(Section):
-    """How streams are cut into windows for truncated backpropagation (Merity et al. 2018, §5)."""
+    """Windows of truncated backpropagation through time (Merity et al. 2018, §5)."""
 
-    length: int = Field(70, ge=1, le=MAX_SIZE, description="tokens of a stream in a window")
+    length: int = Field(70, ge=1, le=MAX_SIZE, description="number of tokens of each stream in a window")
     random: bool = Field(True, description="vary the length: mostly near length, sometimes near half of it")
     half_share: float = Field(0.05, ge=0, le=1, description="share of the windows near half the length")
     spread: float = Field(5.0, ge=0, le=MAX_SIZE, description="standard deviation of the length")
-    shortest: int = Field(5, ge=1, le=MAX_SIZE, description="no window is drawn shorter")
+    shortest: int = Field(5, ge=1, le=MAX_SIZE, description="minimum number of tokens of a drawn length")
     max_delta: int = Field(
-        0, ge=0, le=MAX_SIZE, description="no window is longer than length by more; 0 is no limit"
+        0, ge=0, le=MAX_SIZE, description="maximum number of tokens above length; 0 = no limit"
     )
-    rescale_lr: bool = Field(True, description="the learning rate of an update is times its length / length")
+    rescale_lr: bool = Field(
+        True, description="multiply the learning rate of an update by the window's own length / length"
+    )
     order: Literal["streams", "read_heads"] = Field(
         "streams",
-        description="streams: contiguous pieces of the text; read_heads: every stream reads all of it, from a"
-        " sentence that is drawn anew each time (lamb)",
+        description="order of the text. streams: each stream reads a contiguous piece. read_heads: each"
+        " stream reads the whole text, from a sentence that is drawn again for each pass (lamb)",
     )
     jitter: int = Field(
         100,
         ge=0,
         le=MAX_SIZE,
-        description="read_heads: sentences by which a beginning is moved at most, either way",
+        description="read_heads: maximum number of sentences by which a beginning is moved, either way",
     )
-    state_reset: Rate = Field(0.0, description="share of the streams that start a window from a zero state")
+    state_reset: Rate = Field(
+        0.0, description="probability that a stream starts a window from a zero state; 0 = off"
+    )
 
 
 class ModelConfig(Section):
@@ -67,52 +75,56 @@ class ModelConfig(Section):
         (1150, 1150, 400),
         min_length=1,
         max_length=MAX_LAYERS,
-        description="hidden size of every recurrent layer, the first one first",
+        description="hidden sizes of the recurrent layers, from first to last",
     )
     budget: int = Field(
         0,
         ge=0,
-        description="most parameters: layers are as large as it allows, hidden_sizes being their proportions,"
-        " as in [1, 1]; 0: hidden_sizes are the sizes",
+        description="maximum number of parameters. Layers become as large as it allows, with hidden_sizes as"
+        " proportions, as in [1, 1]. 0 = hidden_sizes are the sizes",
     )
     input_embedding_ratio: float | None = Field(
         None,
         gt=0,
-        description="size of the word embedding, and of the head's contexts, as a share of the last layer's,"
-        " at most 1; none: embedding_size and head.embedding_size",
+        description="size of word embedding and head contexts as a share of the last layer's size, at most 1;"
+        " none = embedding_size and head.embedding_size",
     )
-    layer_sum: bool = Field(False, description="the network's output is the sum of the outputs of all layers")
+    layer_sum: bool = Field(False, description="use the sum of the outputs of all layers as hidden state")
     embedding_init: Literal["uniform", "scaled"] = Field(
         "uniform",
-        description="uniform: the embedding in ± init_range; scaled: embedding and output matrix normal with"
-        " variance 1 / their width, the head's projection orthogonal (lamb)",
+        description="initialisation. uniform: the embedding in ± init_range. scaled: embedding and output"
+        " matrix normal with variance 1 / width, and the head's projection orthogonal (lamb)",
     )
-    init_range: float = Field(0.1, gt=0, description="the embedding starts uniform in ± this")
-    embedding_dropout: Rate = Field(0.1, description="share of the words that a window does without")
-    input_dropout: Rate = Field(0.4, description="locked dropout of the embedded words")
-    hidden_dropout: Rate = Field(0.25, description="locked dropout between layers")
-    output_dropout: Rate = Field(0.4, description="locked dropout of the last layer")
+    init_range: float = Field(0.1, gt=0, description="bound of the uniform initialisation of the embedding")
+    embedding_dropout: Rate = Field(0.1, description="dropout rate of words: whole rows of the embedding")
+    input_dropout: Rate = Field(0.4, description="rate of locked dropout of the embedded words")
+    hidden_dropout: Rate = Field(0.25, description="rate of locked dropout between layers")
+    output_dropout: Rate = Field(0.4, description="rate of locked dropout of the last layer's output")
     episodic: bool = Field(
-        False, description="whether every sentence is read from a zero state: it is forgotten at each <eos>"
+        False, description="reset the recurrent state at each <eos>, so that sentences are independent"
     )
     state_dropout: Rate = Field(
         0.0,
-        description="dropout of the state that a step reads, one mask for all steps of a layer; an LSTM has"
-        " one bias vector then",
+        description="dropout rate of the recurrent state, with one mask for all steps of a layer. An LSTM"
+        " then has one bias vector",
     )
     dropout_masks: Literal["shared", "per_step"] = Field(
         "shared",
         description="masks of input, hidden, output and latent dropout: one for all steps of a window, or one"
-        " for each",
+        " for each step",
     )
-    weight_dropout: Rate = Field(0.5, description="dropout of the recurrent weights")
-    activation_penalty: float = Field(2.0, ge=0, description="AR: weight of the mean square of the outputs")
-    slowness_penalty: float = Field(1.0, ge=0, description="TAR: weight of the mean square of their changes")
+    weight_dropout: Rate = Field(0.5, description="dropout rate of the recurrent weights")
+    activation_penalty: float = Field(
+        2.0, ge=0, description="AR: weight of the mean square of the last layer's outputs"
+    )
+    slowness_penalty: float = Field(
+        1.0, ge=0, description="TAR: weight of the mean square of the outputs' changes from step to step"
+    )
     weight_penalty: float = Field(
         0.0,
         ge=0,
-        description="L2: weight of half the square norm of all parameters; a part of the gradient that is"
-        " clipped, which optim.weight_decay is not",
+        description="L2: weight of half the squared norm of all parameters. Its gradient is clipped, unlike"
+        " that of optim.weight_decay",
     )
 
     @model_validator(mode="after")
@@ -129,8 +141,8 @@ class LmConfig(Section):
     """A whole language-model run, as ``lm train`` reads it."""
 
     family: ClassVar[str] = "lm"
-    extends: str = Field("", description="config that this one starts from, relative to its file")
-    about: str = Field("", description="one line for `lm presets`")
+    extends: str = Field("", description="parent config, relative to this file")
+    about: str = Field("", description="description in one line, shown by `lm presets`")
     data: DataConfig = DataConfig()
     window: WindowConfig = WindowConfig()
     model: ModelConfig = ModelConfig()

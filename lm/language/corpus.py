@@ -1,4 +1,4 @@
-"""The text of a language-model run: from the names in its config to a codec and token ids."""
+"""Loading of a language-model run's text: from the names in its config to a codec and token ids."""
 
 import hashlib
 import os
@@ -19,14 +19,15 @@ from lm.text.vocabulary import Codec
 
 __all__ = ["TokenSplit", "load_codec", "load_split", "text_part"]
 
-_SEED = 1  # of the sample that sentencepiece learns from
+_SEED = 1  # of the text sample for sentencepiece
 
 
 def load_split(source: str, codec: Codec) -> TokenSplit:
-    """The tokens that ``data.train``, ``data.valid``, ``data.test`` or ``--data`` name.
+    """The tokens of ``data.train``, ``data.valid``, ``data.test`` or ``--data``.
 
-    ``source`` is a split of a folder that ``lm prepare`` wrote, as ``data/ptb/test``, or a text file, which
-    the codec encodes. DataError, naming file, line and remedy, where it is missing, bad, or of another codec.
+    ``source`` is a split of a folder that ``lm prepare`` wrote, such as ``data/ptb/test``, or a text file,
+    which the codec encodes. DataError, with file, line and remedy, if it is missing, bad, or of another
+    codec.
     """
     path = _existing(source)
     if path.is_dir():
@@ -40,10 +41,10 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
 
 
 def load_codec(data: DataConfig) -> Codec:
-    """The codec of ``data.train``: the prepared folder's or, of a text file, learned from it.
+    """The codec of ``data.train``: that of the prepared folder, or one learned from the text file.
 
-    It has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train lacks. DataError
-    as :func:`load_split`; ConfigError for a vocabulary size that cannot be.
+    A learned codec has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train
+    lacks. DataError as in :func:`load_split`. ConfigError for an impossible vocabulary size.
     """
     train = _existing(data.train)
     if train.is_dir():
@@ -70,7 +71,7 @@ def load_codec(data: DataConfig) -> Codec:
 
 
 def text_part(path: Path, kind: StoredKind) -> FilePart:
-    """A text file as it is read for a tokenizer; DataError where it cannot be."""
+    """A text file as a part in the tokenizer's style. DataError if it is unreadable."""
     if kind == "byte":
         return whole_file(path, "bytes")
     part = whole_file(path, "lines")
@@ -78,14 +79,14 @@ def text_part(path: Path, kind: StoredKind) -> FilePart:
 
 
 def _existing(source: str) -> Path:
-    """The path of a source; DataError that tells how to make it where it is not there."""
+    """The path of a source. DataError with a remedy if it is missing."""
     if not os.path.lexists(source):
         raise missing(source, "lm prepare")
     return Path(source)
 
 
 def _require_split(path: Path) -> Path:
-    """The folder itself, if it is a prepared split; DataError that tells what to name instead."""
+    """The folder itself if it is a prepared split, else DataError with the names to use instead."""
     name = visible(path)
     if (path / SPLIT).is_file():
         return path
@@ -94,5 +95,5 @@ def _require_split(path: Path) -> Path:
         named = " or ".join(f"{name}/{split}" for split in splits)
         raise DataError(f"{name}: holds the splits {', '.join(splits)}; name one of them: {named}")
     raise DataError(
-        f"{name}: not a split that `lm prepare` wrote; run it on this folder, or name a text file"
+        f"{name}: not a split that `lm prepare` wrote; run `lm prepare` on this folder, or name a text file"
     )

@@ -1,4 +1,4 @@
-"""What a config of a language model amounts to before training: parameters by part, and memory."""
+"""Parameter counts by part and estimated memory of a language model's config."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ from lm.language.sizes import sized
 from lm.language.windows import longest
 
 PARTS = ("embedding", "layers", "head")
-_TORCH_LSTM = 16  # numbers a unit and step that the workspace of torch's own layer has, on CPUs
+_TORCH_LSTM = 16  # numbers a unit and step in the workspace of torch's own layer, on CPUs
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     """Sizes, parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
 
-    Without ``vocab_size`` the vocabulary is ``data.vocab_size``. A tied output matrix counts as embedding.
-    ConfigError where neither is known, or for sizes that do not fit each other.
+    ``vocab_size`` defaults to ``data.vocab_size``. A tied output matrix counts as embedding. ConfigError if
+    neither size is known, or if sizes do not fit each other.
     """
     vocabulary = vocab_size or config.data.vocab_size
     if not vocabulary:
-        raise ConfigError("data.vocab_size = 0: the vocabulary is as large as the text's; set it to describe")
+        raise ConfigError("data.vocab_size = 0: describe does not read the text; set data.vocab_size")
     config = sized(config, vocabulary)
     with shapes_only():
         model = LanguageModel(config, vocabulary)
@@ -45,7 +45,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
 
 
 def _activations(config: LmConfig, head: Head) -> int:
-    """Numbers that backpropagation through a long window keeps, and the head's scratch."""
+    """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
     tokens = longest(config.window) * config.train.batch_size
     sizes = (config.model.embedding_size, *config.model.hidden_sizes)
     by_torch = config.cell.is_plain and config.cell.kind == "lstm"

@@ -1,8 +1,8 @@
-"""Dynamic evaluation of a run: statistics that are kept and resumed, a search, and the result.
+"""Dynamic evaluation of a run: resumable statistics, an optional search, and the result.
 
-``RUN/dynamic`` holds the statistics of the training data, committed as checkpoints are, and the results of
-searches (:mod:`lm.language.setting_search`). All belong to weights and texts that they name by hash, and are
-made anew for others.
+``RUN/dynamic`` holds the statistics of the training data, committed like checkpoints, and the results of
+searches (:mod:`lm.language.setting_search`). Each file names its weights and texts by hash, and is rebuilt
+for other weights or texts.
 """
 
 import time
@@ -54,17 +54,18 @@ def dynamic(
 
     Args:
         run, data, checkpoint, limit, compat: as for :func:`lm.language.evaluate.evaluate`.
-        setting: η, λ and ε; :data:`lm.language.adaptation.DYNAMIC_SETTINGS` has those of the papers.
-        search: choose a setting on the run's validation split first, and evaluate that on ``data``, once.
-        wanted: what else to report; as in Melis et al. (2020), with the temperature of static evaluation, and
-            with passes that each adapt on their own and drop units while they do.
-        progress: told how much of each part is done: of the statistics, of every text.
+        setting: η, λ and ε. :data:`lm.language.adaptation.DYNAMIC_SETTINGS` has those of the papers.
+        search: choose a setting on the run's validation split first. ``data`` is evaluated once, with the
+            best.
+        wanted: refinements to report, as in Melis et al. (2020). The temperature is that of static
+            evaluation. Each pass with dropout adapts a model of its own.
+        progress: called with the progress of each part: of the statistics and of every text.
 
     Raises:
-        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`; StorageError also
-            where another process gathers statistics or searches in the same run.
-        DivergenceError: a loss is not finite, or all of the search's are.
-        Interrupted: by a signal while statistics are gathered, which are kept, as far as they are.
+        ConfigError, DataError, StorageError: as for :func:`lm.language.evaluate.evaluate`. StorageError also
+            if another process gathers statistics or searches in the same run.
+        DivergenceError: a loss is not finite, or every setting of the search diverges.
+        Interrupted: a signal while statistics are gathered. Partial statistics are kept.
     """
     trained, weights = opened(run, checkpoint, TrainedLm.load)
     config = trained.config
@@ -118,7 +119,7 @@ def dynamic(
 
 
 def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str) -> Result:
-    """The setting in both scalings, and what the statistics are of."""
+    """The setting in both scalings, and the source of the statistics."""
     windows, tensors = statistics.windows, len(statistics.squares)
     return {
         "setting": asdict(setting),
@@ -134,7 +135,7 @@ def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str)
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Within, no other process is so in the folder, which is made; StorageError where one is."""
+    """Create a folder and lock it against other processes. StorageError if another process holds the lock."""
     make_folder(folder)
     refusal = f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
     with alone(folder / "lock", refusal):
@@ -151,16 +152,16 @@ def run_statistics(
     progress: OnProgress = no_progress,
     streams: int = STREAMS,
 ) -> tuple[Statistics, dict[str, JSON]]:
-    """The statistics over the run's training data, and what they are of; kept in the run, and gone on with.
+    """Statistics over the run's training data and their key. Stored in the run, and resumed if incomplete.
 
-    StorageError where those that are kept are all damaged, or cannot be written.
+    StorageError if all stored statistics are damaged, or if they cannot be written.
     """
     split = load_split(trained.config.data.train, trained.codec)
     tokens = sum(len(shard) for shard in split.shards)
     require(
         2 * streams <= tokens,
-        f"--streams {streams}: {trained.config.data.train} has {tokens:,} tokens, which do not fill so many;"
-        f" give {max(1, tokens // 2):,} or fewer",
+        f"--streams {streams}: {trained.config.data.train} has too few tokens ({tokens:,});"
+        f" give {max(1, tokens // 2):,} or fewer streams",
     )
     key: dict[str, JSON] = {
         "weights_sha256": weights_sha256(trained.model),
@@ -198,7 +199,7 @@ def run_statistics(
 
 
 def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, streams: int) -> Statistics:
-    """The statistics that a run keeps, or empty ones where it has none or those of something else."""
+    """The stored statistics of a run with this key, else empty ones."""
     commit = store.latest()
     if commit is not None and commit.state.get("of") == key:
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
@@ -213,7 +214,7 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
 
 
 def _label(setting: DynamicSetting) -> str:
-    """The name of a setting, or its numbers where it has none."""
+    """The name of a setting, or its numbers if it has none."""
     named = [name for name, known in DYNAMIC_SETTINGS.items() if known == setting]
     numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
     return named[0] if named else "-".join([*numbers, *unusual(setting)])

@@ -1,8 +1,8 @@
-"""What a language model is worth on a text: perplexity, losses by word frequency, and refinements.
+"""Evaluation of a language model on a text: perplexity, losses by word frequency, and refinements.
 
-Every token is scored once, in one stream, so that the result depends on no window and no batch. Every
-evaluation is kept in the run (:mod:`lm.runs.evaluations`), with sums over blocks of text, which
-:mod:`lm.language.compare` resamples.
+Every token is scored once, in one stream, so the result depends on no window and no batch. Every evaluation
+is stored in the run (:mod:`lm.runs.evaluations`), with sums over blocks of text. :mod:`lm.language.compare`
+resamples these blocks.
 """
 
 import math
@@ -27,20 +27,20 @@ from lm.text.vocabulary import require_known
 Compat = Literal["none", "paper"]
 
 NONE = Refinements()
-BLOCK = 1000  # tokens of a unit that comparisons resample
-BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words but the last
+BLOCK = 1000  # tokens of a resampling unit of comparisons
+BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words except the last
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
 
 
 @dataclass(frozen=True)
 class Text:
-    """The tokens that are evaluated."""
+    """A text to evaluate, as tokens."""
 
     name: str
     source: str
     ids: Ids
     sha256: str  # of the whole split
-    characters: int | None  # of the text; None where only a part of it is read
+    characters: int | None  # of the text; None if only a part of it is read
 
 
 def evaluate(
@@ -56,16 +56,18 @@ def evaluate(
 
     Args:
         run: the folder that training wrote.
-        data: a prepared split or a text file; the run's own test split if left out.
+        data: a prepared split or a text file; by default the run's own test split.
         checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
-        wanted: what else to report.
-        limit: take the first so many tokens only.
-        compat: ``paper`` scores as the authors' code does, see :mod:`lm.language.scoring`, and divides by N
-            all the same; the run's own ``train.compat`` if left out.
-        progress: told how many tokens of how many have been scored.
+        wanted: refinements to report.
+        limit: score only the first ``limit`` tokens.
+        compat: ``paper`` scores like the authors' code (see :mod:`lm.language.scoring`), and also divides by
+            N. Default: the run's own ``train.compat``.
+        progress: called with the number of scored tokens and their total.
 
     Raises:
-        ConfigError, DataError, StorageError: bad options; bad data; a bad run, a full disk.
+        ConfigError: bad options.
+        DataError: bad data.
+        StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
     trained, weights = opened(run, checkpoint, TrainedLm.load)
@@ -105,7 +107,7 @@ def evaluate(
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:
     """Read a text in the tokens of a run.
 
-    ConfigError for a bad limit, DataError where the text cannot be read or most of it is unknown.
+    ConfigError for a bad limit. DataError if the text is unreadable or most of it is unknown.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
@@ -141,10 +143,10 @@ def facts(
 
 
 def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None = None) -> Result:
-    """Mean nats, perplexity, and bits per character where the characters are known.
+    """Mean nats, perplexity, and bits per character if the characters are known.
 
-    ``tokens`` is what the sum is divided by, those of the text where no ``divisor`` is given; ``scored`` how
-    many are in it, one less than the text's for ``paper``. DivergenceError where a number is not finite.
+    ``tokens`` is the divisor of the sum, by default the tokens of the text. ``scored`` is the number of
+    terms, one less than the tokens of the text for ``paper``. DivergenceError if a number is not finite.
     """
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
@@ -161,7 +163,7 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
 
 
 def frequency_buckets(nll: Floats, trained: TrainedLm, text: Text) -> list[Result]:
-    """Losses by how often training has the word: never, 1 to 10 times, … more than 10,000 times."""
+    """Losses by the frequency of the word in training: never, 1 to 10 times, … more than 10,000 times."""
     counts = np.asarray(trained.codec.vocabulary.counts)[text.ids[len(text.ids) - len(nll) :]]
     place = np.searchsorted(BUCKETS, counts)
     rows = []

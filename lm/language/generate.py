@@ -1,4 +1,4 @@
-"""Text from a language model, token by token as it is drawn."""
+"""Text generation with a language model, token by token."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from lm.heads.sampling import INFINITY, draw_tokens
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.text.vocabulary import Codec
 
-_INCOMPLETE = "\ufffd"  # what stands for the bytes of a character that lacks some
+_INCOMPLETE = "\ufffd"  # placeholder for the bytes of an incomplete character
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How text is drawn; ``top_k = 1`` takes the most probable token. ConfigError for impossible values."""
+    """Sampling options; ``top_k = 1`` is greedy decoding. ConfigError for impossible values."""
 
     max_tokens: int = 200
     temperature: float = 1.0
     temperature_on: Literal["mixture", "components"] = "mixture"
-    top_k: int = 0  # 0 is all
+    top_k: int = 0  # 0 = all
     top_p: float = 1.0
     seed: int = 1
     count: int = 1
-    unknown: bool = True  # whether <unk> may be drawn
+    unknown: bool = True  # allow <unk>
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, f"--max-tokens {self.max_tokens}: must be at least 1")
         require(
             0 < self.temperature < INFINITY,
-            f"--temperature {self.temperature}: must be above 0; --top-k 1 is the coldest",
+            f"--temperature {self.temperature}: must be above 0; use --top-k 1 for greedy decoding",
         )
         require(
             self.temperature_on in ("mixture", "components"),
@@ -48,9 +48,9 @@ class GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A token of a text: ``text`` is what it adds, ``log_prob`` (nats) is under the model's distribution.
+    """A generated token, the ``text`` that it appends, and its ``log_prob`` (nats) under the model.
 
-    That is before mixture temperature, top-k, top-p and what is forbidden.
+    ``log_prob`` is taken before mixture temperature, top-k, top-p and forbidden tokens apply.
     """
 
     sample: int
@@ -60,11 +60,11 @@ class Generated:
 
 
 def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Iterator[Generated]:
-    """Continue a prompt, ``options.count`` times, one text after the other.
+    """Continue a prompt ``options.count`` times, one text after the other.
 
-    The prompt follows ``<eos>``, and each of its line ends is one; what is yielded goes on where
-    :func:`as_read` ends. A text depends on the seed and its number
-    alone, and a longer one begins as a shorter one.
+    The prompt follows ``<eos>``, and each of its line ends becomes ``<eos>``. The yielded text continues
+    :func:`as_read` of the prompt. A text depends only on the seed and its own number, and a longer text
+    starts with the shorter one.
 
     Raises:
         DataError: a word of the prompt that a vocabulary without ``<unk>`` lacks.
@@ -75,7 +75,7 @@ def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Itera
     said = [vocabulary.eos]
     for line in prompt.split("\n"):
         said += codec.encode(line, "--prompt")
-    said.pop()  # the last line goes on
+    said.pop()  # the last line continues
     unknown = [] if options.unknown or vocabulary.unk is None else [vocabulary.unk]
     forbidden = torch.tensor(unknown, dtype=torch.long, device=trained.device)
     temperature = options.temperature if options.temperature_on == "components" else 1.0
@@ -99,21 +99,21 @@ def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Itera
 
 
 def as_read(codec: Codec, prompt: str) -> str:
-    """A prompt as its tokens spell it: blanks and capitals as the model has them."""
+    """A prompt after encoding and decoding, with the blanks and capitals of the model's tokens."""
     tokenizer = codec.tokenizer
     return "\n".join(tokenizer.join(tokenizer.split(line)) for line in prompt.split("\n"))
 
 
 def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: GenerateOptions) -> Tensor:
     if not bool(torch.isfinite(log_probs.max())):
-        raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
+        raise DivergenceError("the model's probabilities are NaN; choose another checkpoint")
     allowed = log_probs.index_fill(1, forbidden, -INFINITY)
     at = torch.tensor([uniform], dtype=torch.float64, device=log_probs.device)
     return draw_tokens(allowed, at, options)
 
 
 class _Writer:
-    """Turns tokens into text as they come, after the first tokens of a line; ``<eos>`` ends a line."""
+    """Incremental decoder of tokens to text, after the first tokens of a line; ``<eos>`` ends a line."""
 
     def __init__(self, codec: Codec, begun: list[str]) -> None:
         self._codec = codec
@@ -121,7 +121,7 @@ class _Writer:
         self._shown = codec.tokenizer.join(begun)
 
     def add(self, index: int) -> str:
-        """What a token adds to the text."""
+        """The text that a token appends."""
         vocabulary = self._codec.vocabulary
         if index == vocabulary.eos:
             self._line, self._shown = [], ""

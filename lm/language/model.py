@@ -17,13 +17,13 @@ from lm.regularize import dropout, dropout_mask, locked_dropout, word_dropout
 
 ModelState = list[tuple[Tensor, Tensor]]  # (h, c) of each layer, each (B, its hidden size)
 
-_TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal that is cut off at ± 2
+_TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal truncated at ± 2
 
 
 class Outputs(NamedTuple):
-    """What a window gives."""
+    """Outputs of the recurrent layers for a window."""
 
-    hidden: Layers  # (T, B, H) of the last layer, or of their sum, dropped, and those below that a head reads
+    hidden: Layers  # (T, B, H) of the last layer or of the sum, after dropout, and lower layers for the head
     raw: Tensor  # (T, B, H) before dropout
     state: ModelState  # after the window
 
@@ -31,27 +31,27 @@ class Outputs(NamedTuple):
 class LanguageModel(nn.Module):
     """AWD-LSTM (Merity et al. 2018) with a replaceable head, as in Yang et al. (2018), and replaceable cells.
 
-    With other settings it is the model of Melis et al. (2020): see docs/reproduction.md.
+    With other settings it is the model of Melis et al. (2020), see docs/reproduction.md.
 
     Args:
-        config: sizes, all of them found (:func:`lm.language.sizes.sized`), and regularisation; the published
-            places of dropout are the only ones.
+        config: sizes, resolved by :func:`lm.language.sizes.sized`, and regularisation. Dropout applies only
+            in the published places.
         vocab_size: V.
-        eos: the number of ``<eos>``, at which an episodic model forgets; only needed to read.
+        eos: id of ``<eos>``, at which an episodic model resets its state. Only reading needs it.
 
     Raises:
         ConfigError: a tied head whose context size is not the embedding size.
-        ValueError: a budget or a ratio that leaves sizes to be found.
+        ValueError: sizes that a budget or a ratio leaves unresolved.
     """
 
     def __init__(self, config: LmConfig, vocab_size: int, eos: int | None = None) -> None:
         super().__init__()
         if config.model.budget or config.model.input_embedding_ratio is not None:
-            raise ValueError("the config leaves sizes to be found; call sized() first")
+            raise ValueError("the config has unresolved sizes; call sized() first")
         self.config, self.eos = config.model, eos
         cell, sizes = config.cell, (config.model.embedding_size, *config.model.hidden_sizes)
         masked = config.model.state_dropout or config.model.episodic
-        build = gated_layer if masked else recurrent_layer  # torch's own layer has no place for a mask
+        build = gated_layer if masked else recurrent_layer  # torch's own layer takes no mask
         self.embedding = nn.Embedding(vocab_size, sizes[0])
         self.layers = nn.ModuleList(
             build(cell, inputs, outputs, config.model.weight_dropout) for inputs, outputs in pairwise(sizes)
@@ -73,13 +73,13 @@ class LanguageModel(nn.Module):
             nn.init.orthogonal_(self.head.projection.weight)
 
     def initial_state(self, streams: int) -> ModelState:
-        """Zeros for so many streams."""
+        """A zero state for a number of streams."""
         weight = self.embedding.weight
         zeros = [weight.new_zeros(streams, size) for size in self.config.hidden_sizes]
         return [(zero, zero) for zero in zeros]
 
     def forward(self, tokens: Tensor, state: ModelState) -> Outputs:
-        """Reads a window of tokens (T, B) from a state on; masks of dropout are drawn for it."""
+        """Read a window of tokens (T, B) from a state, with new dropout masks."""
         rates = self.config
         words = self.embedding(tokens)
         words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, self.training)
@@ -100,7 +100,7 @@ class LanguageModel(nn.Module):
         return Outputs(Layers(last, tuple(lower[: len(self.head.lower_sizes)])), raw, after)
 
     def for_head(self, hidden: Layers) -> Layers:
-        """Hidden states (T, B, H) as the head's own dropout takes them: (T · B, H) for a mask each step."""
+        """Hidden states (T, B, H) in the shape for the head's own dropout: (T · B, H) for per-step masks."""
         per_step = self.config.dropout_masks == "per_step"
         return hidden.map(lambda states: states.flatten(0, 1)) if per_step else hidden
 
@@ -109,22 +109,22 @@ class LanguageModel(nn.Module):
         return drop(states, rate, self.training)
 
     def _kept(self, tokens: Tensor) -> Tensor | None:
-        """Where an episodic model keeps its state, (T, B): not where it reads ``<eos>``."""
+        """Mask (T, B) of the steps at which an episodic model keeps its state: all except at ``<eos>``."""
         if not self.config.episodic:
             return None
         if self.eos is None:
-            raise ValueError("an episodic model cannot read before it is told the number of <eos>")
+            raise ValueError("an episodic model needs the id of <eos> to read; pass eos")
         return tokens != self.eos
 
     def _masks(self, h: Tensor, keep: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What a layer gets besides input and state: nothing, or a mask (B, H) and where state is kept."""
+        """Further arguments of a layer: none, or a dropout mask (B, H) and the mask of kept states."""
         rate = self.config.state_dropout
         dropped = dropout_mask(h, h.shape, rate) if self.training and rate else None
         return () if dropped is None and keep is None else (dropped, keep)
 
 
 def replaced(state: ModelState, rows: slice, new: ModelState) -> ModelState:
-    """A copy of a state whose ``rows``, streams, are those of another."""
+    """A copy of a state whose ``rows`` (streams) come from ``new``."""
 
     def patched(old: Tensor, part: Tensor) -> Tensor:
         old = old.clone()
@@ -135,12 +135,12 @@ def replaced(state: ModelState, rows: slice, new: ModelState) -> ModelState:
 
 
 def detached(state: ModelState) -> ModelState:
-    """The state as a fact: no gradient goes back through it."""
+    """The state, detached."""
     return [(h.detach(), c.detach()) for h, c in state]
 
 
 def state_tensors(state: ModelState) -> dict[str, Tensor]:
-    """The state by name, as checkpoints keep it."""
+    """The state as tensors by name, for checkpoints."""
     named: dict[str, Tensor] = {}
     for layer, (h, c) in enumerate(state):
         named |= {f"h{layer}": h, f"c{layer}": c}
@@ -148,6 +148,6 @@ def state_tensors(state: ModelState) -> dict[str, Tensor]:
 
 
 def state_from(tensors: dict[str, Tensor], device: torch.device) -> ModelState:
-    """What :func:`state_tensors` took apart."""
+    """The state from the tensors of :func:`state_tensors`."""
     layers = range(len(tensors) // 2)
     return [(tensors[f"h{layer}"].to(device), tensors[f"c{layer}"].to(device)) for layer in layers]

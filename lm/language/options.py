@@ -1,4 +1,4 @@
-"""Options that the commands of language models share."""
+"""Shared command-line options of language models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +12,17 @@ from lm.runs.outputs import require_apart
 
 Data = Annotated[
     str | None,
-    typer.Option("--data", metavar="F", parser=nonempty, help="Text; the run's test split if left out."),
+    typer.Option("--data", metavar="F", parser=nonempty, help="Text; default: the run's test split."),
 ]
 
 
 Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N tokens of the text.")
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Score only the first N tokens of the text.")
 ]
 
 
 def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
-    """Raise ConfigError where a result would replace a text: the given one, or a split of one of the runs."""
+    """Raise ConfigError if an output would overwrite a text: the given one, or a split of one of the runs."""
     if output is not None:
         from lm.runs.inputs import config_of
 

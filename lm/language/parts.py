@@ -1,4 +1,4 @@
-"""Stretches of a corpus and how their lines are read: files of text, of spelled words, of bytes, rows."""
+"""Parts of a corpus and their readers: files of text, of spelled words or of bytes, and rows of datasets."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ _COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZh": "bunzip2", b"\xfd7
 
 
 class TextLine(NamedTuple):
-    """A line of text or, where the text is bytes, what one block has of it."""
+    """A line of text or, for bytes, the part of a line in one block."""
 
     number: int
     text: str
-    characters: int  # as the source has it, line end included; bytes where it is read as bytes
+    characters: int  # of the source, line end included; bytes if it is read as bytes
     ends: bool  # the line ends here
 
 
 class Part(Protocol):
-    """A stretch of a source; ``name`` is for messages, ``size`` about how many bytes it has."""
+    """A part of a source; ``name`` is for messages, ``size`` is its approximate number of bytes."""
 
     @property
     def name(self) -> str: ...
@@ -45,7 +45,8 @@ class FilePart:
     """Bytes ``start`` to ``stop`` of a file, which are its lines ``first`` to ``last``; by default all.
 
     The style ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
-    ``_`` for a blank. ``bytes`` is any file; what is no UTF-8 in it reads as ``surrogateescape`` has it.
+    ``_`` for a blank. The style ``bytes`` takes any file. Bytes that are not UTF-8 decode by
+    ``surrogateescape``.
     """
 
     path: Path
@@ -64,7 +65,7 @@ class FilePart:
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.start
 
     def lines(self, log: InputLog) -> Iterator[TextLine]:
-        """The lines in order; DataError, or an entry of the log, for bad ones. Bytes are never bad."""
+        """Yield the lines in order. DataError, or an entry of the log, for bad lines. Bytes are never bad."""
         with open_regular(self.path) as stream:
             stream.seek(self.start)
             if self.style == "bytes":
@@ -88,7 +89,7 @@ def _stretches(stream: BinaryIO, size: int, number: int) -> Iterator[TextLine]:
 
 
 def whole_file(path: Path, style: Style) -> FilePart:
-    """All of a file; DataError where it cannot be read, is empty or, to be read as bytes, is compressed."""
+    """All of a file. DataError if it is unreadable, empty or, for the style ``bytes``, compressed."""
     with open_regular(path) as stream:
         head = stream.read(8)
     for signature, tool in _COMPRESSED.items():
@@ -98,9 +99,9 @@ def whole_file(path: Path, style: Style) -> FilePart:
 
 
 def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart]:
-    """Cut a file into stretches at these shares of its bytes, a text at the next beginning of a line.
+    """Split a file into parts at these shares of its bytes. Text is cut at the next beginning of a line.
 
-    Running text is not shuffled. DataError where a stretch would be empty.
+    Running text is not shuffled. DataError if a part would be empty.
     """
     whole = whole_file(path, style)
     with open_regular(path) as stream:
@@ -125,7 +126,7 @@ def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart
 
 
 def _count_lines(stream: BinaryIO, places: Sequence[int]) -> Iterable[int]:
-    """How many line ends lie between one place and the next."""
+    """Number of line ends between one place and the next."""
     for start, stop in pairwise(places):
         stream.seek(start)
         rest, count = stop - start, 0
@@ -137,7 +138,7 @@ def _count_lines(stream: BinaryIO, places: Sequence[int]) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowsPart:
-    """Rows ``start`` to ``stop`` of a dataset; a row is a line, or the lines that its text has."""
+    """Rows ``start`` to ``stop`` of a dataset. The text of a row is one line or several."""
 
     name: str
     dataset: Any
@@ -147,15 +148,17 @@ class RowsPart:
 
     @property
     def size(self) -> int:
-        return 100 * (self.stop - self.start)  # a guess: the rows would have to be read to know
+        return 100 * (self.stop - self.start)  # an estimate: the exact size needs all rows
 
     def lines(self, log: InputLog) -> Iterator[TextLine]:
-        """The lines in order; DataError, or an entry of the log, where the text of a row is no string."""
+        """Yield the lines in order. DataError, or an entry of the log, if a row's text is not a string."""
         for start in range(self.start, self.stop, _ROWS):
             rows = self.dataset[start : min(start + _ROWS, self.stop)][self.column]
             for number, text in enumerate(rows, start + 1):
                 if not isinstance(text, str):
-                    log.bad(self.name, number, f"the {visible(self.column)} is no string", "mend the row")
+                    log.bad(
+                        self.name, number, f"the {visible(self.column)} is not a string", "correct the row"
+                    )
                     continue
                 for line in text.removesuffix("\n").split("\n"):
                     yield TextLine(number, line, len(line) + 1, True)
@@ -163,7 +166,7 @@ class RowsPart:
 
 @dataclass(frozen=True, slots=True)
 class CopiesPart:
-    """Lines of the reverse copy task (Melis et al. 2020, §4.3): random tokens, ``|``, the same backwards."""
+    """Lines of the reverse copy task (Melis et al. 2020, §4.3): random tokens, ``|``, the same in reverse."""
 
     name: str
     seed: Sequence[int]
@@ -176,7 +179,7 @@ class CopiesPart:
         return self.count * (2 * self.length + 1) * len(f"{self.symbols} ")
 
     def lines(self, log: InputLog) -> Iterator[TextLine]:
-        """The same lines at every reading; nothing is ever bad."""
+        """Yield the same lines at every reading. No line is bad."""
         random = np.random.default_rng(self.seed)
         for number in range(1, self.count + 1):
             words = [str(token) for token in random.integers(self.symbols, size=self.length).tolist()]

@@ -7,8 +7,8 @@
     OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
     OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
-The text is read twice, once to count and once to encode, a line at a time: memory is that of the vocabulary
-and of one shard. The same input and options give the same bytes.
+The text is read twice by line, once to count and once to encode, so memory holds only the vocabulary and one
+shard. The same input and options give the same bytes.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ VocabularyOf = Literal["train", "train+valid+test"]
 BlankLines = Literal["keep", "drop"]
 
 COMMAND = "lm prepare"
-_FORMAT = 1  # of the folder; another number is rebuilt
+_FORMAT = 1  # of the folder; a folder of another format is rebuilt
 _CHARACTERS = ("ptb-char", "mwc")
 _WIKITEXT = (217_646, 245_569)  # valid and test are those of both WikiTexts
 
 
 class Published(NamedTuple):
-    """What is known of a corpus: tokens of train, valid and test, and the size of the vocabulary."""
+    """Published counts of a corpus: tokens of train, valid and test, and the size of the vocabulary."""
 
     name: str
     format: str
@@ -59,11 +59,11 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
-    """How to read, to split into tokens, and to store.
+    """Options of reading, tokenization and storage.
 
-    ``vocab_size`` is the most tokens that the vocabulary has, ``<eos>`` and ``<unk>`` included; 0 is all of
-    ``vocabulary``. Dropped blank lines leave no ``<eos>``. ``seed`` is for the lines of a large text that
-    sentencepiece learns from. ConfigError for values that cannot be.
+    ``vocab_size`` is the maximum number of tokens in the vocabulary, including ``<eos>`` and ``<unk>``; 0 is
+    all of ``vocabulary``. Dropped blank lines leave no ``<eos>``. ``seed`` selects the lines of a large text
+    that sentencepiece learns from. ConfigError for impossible values.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -89,11 +89,15 @@ class PrepareOptions:
 
 
 def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
-    """Read ``source`` and write ``out``, unless it holds the result of just that already.
+    """Read ``source`` and write ``out``, unless ``out`` is up to date.
 
-    A result of this source as it was, or with other options, is replaced. ConfigError for options, DataError
-    for the source, StorageError where ``out`` is something else or of another source, cannot be written, or
-    is being written by another process.
+    A result of an earlier version of this source, or of other options, is replaced.
+
+    Raises:
+        ConfigError: bad options.
+        DataError: a bad source.
+        StorageError: ``out`` is something else or of another source, is not writable, or is being written by
+            another process.
     """
     located = locate(source, options.read)
     kind = _tokenizer_kind(located.format, options)
@@ -125,7 +129,7 @@ def _write(
     with folder.building() as building, storage_errors(folder.path):
         codec.save(building)
         for split, parts in located.splits.items():
-            again = InputLog(options.on_bad_line, COMMAND)  # the first reading kept its log
+            again = InputLog(options.on_bad_line, COMMAND)  # log of the second reading, discarded
             keep = options.blank_lines == "keep"
             lines = read_tokens(parts, codec.tokenizer, again, blank_lines=keep)
             write_split(building / split, lines, codec, options.shard_tokens)
@@ -135,7 +139,7 @@ def _write(
 
 
 def _identity(located: Located) -> dict[str, Any]:
-    """Size and SHA-256 of every file, SHA-256 of every split of a dataset, or what makes splits up."""
+    """Size and SHA-256 of every file, SHA-256 of a dataset's splits, or parameters of synthetic splits."""
     if files := located.files:
         return hash_inputs(files)
     if located.source == COPIES:
@@ -153,7 +157,9 @@ def _identity(located: Located) -> dict[str, Any]:
 def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
     if format in BYTES:
         if options.tokenizer not in ("auto", "char") or options.lowercase:
-            raise ConfigError(f"--tokenizer {options.tokenizer}: {format} is read as bytes, as they are")
+            raise ConfigError(
+                f"--tokenizer {options.tokenizer}: {format} is read as raw bytes; leave out --tokenizer"
+            )
         return "byte"
     if options.tokenizer != "auto":
         return options.tokenizer
@@ -163,7 +169,7 @@ def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
 def _survey(
     located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog
 ) -> tuple[Codec, dict[str, SplitCounts]]:
-    """The first reading: the codec, and what every split holds."""
+    """The first reading: the codec, and counts of every split."""
     tokenizer = learn_tokenizer(
         kind,
         located.splits["train"],
@@ -177,7 +183,7 @@ def _survey(
     for split, parts in located.splits.items():
         counts[split] = count_split(read_tokens(parts, tokenizer, log, blank_lines=keep))
         if counts[split].words.keys() <= {EOS_WORD}:
-            raise DataError(f"{located.source}: no token in the {split} split; check its text")
+            raise DataError(f"{located.source}: the {split} split has no token; check its text")
     others = [counts[split] for split in counts if split != "train"]
     of_all = options.vocabulary == "train+valid+test"
     size = options.vocab_size
@@ -192,7 +198,7 @@ def _report(
     format, vocabulary = located.format, codec.vocabulary
     splits = {split: _describe(found, vocabulary) for split, found in counts.items()}
     notes = []
-    if located.cut and format not in BYTES:  # those are one file that everybody cuts alike
+    if located.cut and format not in BYTES:  # files of bytes have a standard cut
         notes.append(
             f"cut from the end of train: {', '.join(located.cut)}; "
             "results compare only with those of the same cut"
@@ -200,8 +206,8 @@ def _report(
     never = sum(splits[split]["oov_tokens"] for split in splits if split != "train")
     if vocabulary.unk is not None and not vocabulary.counts[vocabulary.unk] and never:
         notes.append(
-            f"{never:,} tokens of valid and test are {UNK}, which training never has: no model learns it; "
-            "cut the vocabulary by --vocab-size, or take --vocabulary train+valid+test"
+            f"{never:,} tokens of valid and test are {UNK}, which training never has, so no model learns it; "
+            "limit the vocabulary by --vocab-size, or use --vocabulary train+valid+test"
         )
     return {
         "format": format,
@@ -216,7 +222,7 @@ def _report(
 
 
 def _describe(found: SplitCounts, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Counts of one split; ``oov`` tokens are not in the vocabulary, ``unknown`` ones are ``<unk>``."""
+    """Counts of one split; ``oov`` counts tokens outside the vocabulary, ``unknown`` counts ``<unk>``."""
     tokens = found.words.total()
     oov = sum(count for word, count in found.words.items() if word not in vocabulary)
     return {
@@ -233,7 +239,7 @@ def _describe(found: SplitCounts, vocabulary: Vocabulary) -> dict[str, Any]:
 def _compare(
     format: str, splits: Mapping[str, Any], size: int, codec: Codec, options: PrepareOptions
 ) -> str | None:
-    """Whether the counts of a known corpus are the published ones; None where there are none to compare."""
+    """Result of a comparison with the published counts of a known corpus. None without published counts."""
     usual = (
         codec.tokenizer.kind in ("whitespace", "byte") and not options.lowercase and not options.vocab_size
     )
@@ -250,7 +256,7 @@ def _compare(
 
 
 def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
-    """A row for each split; then the vocabulary, what was left out, and what to beware of."""
+    """A row for each split, the vocabulary, the dropped lines, and warnings."""
     columns = ("tokens", "lines", "characters", "types", "oov_rate")
     words = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"
     lines = preparation_tables(report, columns, words)

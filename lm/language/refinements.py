@@ -1,8 +1,8 @@
 """Refinements of evaluation: softmax temperature, and passes with dropout on.
 
-Both as Melis et al. (2020) make them: the temperature is the best on a part of the validation split, and the
-probabilities of the passes are averaged. Static and dynamic evaluation have them alike; temperatures are
-chosen without adaptation.
+Both follow Melis et al. (2020). The temperature is the best on a part of the validation split. The
+probabilities of the passes are averaged. Static and dynamic evaluation share both. Temperatures are chosen
+without adaptation.
 """
 
 import copy
@@ -23,11 +23,11 @@ from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.runs.evaluations import Result
 
-Scores = Callable[[LanguageModel | None, float], Floats]  # of a sampler, or of the model, and a temperature
+Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
 
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
-SEARCHED = 50_000  # validation tokens that the temperature is chosen on
-FORGIVEN = 2  # multipliers in a row that are no better, after which the search ends
+SEARCHED = 50_000  # validation tokens for the choice of a temperature
+FORGIVEN = 2  # patience of the search: multipliers in a row without improvement
 _RATES = (
     *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
     "weight_dropout",
@@ -35,11 +35,11 @@ _RATES = (
 
 
 class Refinements(NamedTuple):
-    """Which are wanted.
+    """Requested refinements.
 
-    ``temperature_search``: the result at the temperature that is best on validation. ``mc_samples``: that of
-    the mean probabilities of so many passes with dropout on, its rates times ``mc_rate``, and with both once
-    more at the temperature that is best for these on validation.
+    ``temperature_search`` adds the result at the best temperature on validation. ``mc_samples`` adds the
+    result of mean probabilities over this number of passes with dropout, at rates times ``mc_rate``. With
+    both, the passes are also scored at their own best temperature on validation.
     """
 
     temperature_search: bool = False
@@ -48,17 +48,17 @@ class Refinements(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Over the text, the plain one included."""
+        """Number of passes over the text, including the one without dropout."""
         return (1 + self.mc_samples) * (1 + self.temperature_search)
 
     @property
     def name(self) -> str:
-        """What distinguishes a result with them, behind a dot each."""
+        """Suffix of the name of a result with refinements, each after a dot."""
         sampled = f".mc-{self.mc_samples}-rate-{self.mc_rate:g}" if self.mc_samples else ""
         return f"{'.temperature' if self.temperature_search else ''}{sampled}"
 
     def sampler(self, model: LanguageModel) -> LanguageModel | None:
-        """What reads with dropout on, if anything has to; ConfigError where that cannot be."""
+        """A copy of the model with active dropout. None without MC dropout. ConfigError for bad options."""
         if self.mc_samples < 0:
             raise ConfigError(f"--mc-samples {self.mc_samples}: must be at least 0")
         if self.mc_rate != 1 and not self.mc_samples:
@@ -74,7 +74,7 @@ def refined(
     *,
     paper: bool = False,
 ) -> dict[str, tuple[Result, Floats]]:
-    """By refinement what was chosen for it, and −log P of every token, as ``scores`` gives it."""
+    """The parameters of each refinement, and its −log P of every token from ``scores``."""
     found: dict[str, tuple[Result, Floats]] = {}
     if wanted.temperature_search:
         chosen = search_temperature(trained, paper=paper)
@@ -90,9 +90,10 @@ def refined(
 
 
 def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
-    """The factor on the logits that is best on the first tokens of the run's own validation split.
+    """The best factor on the logits on the first tokens of the run's own validation split.
 
-    Factors fall from 1.06 to .80; the search ends after two in a row that are no better (Melis et al. 2020).
+    Factors fall from 1.06 to .80. The search ends after two factors in a row without improvement (Melis et
+    al. 2020).
     """
     source, ids = _searched(trained)
     read = list(trained.readings(ids, paper=paper))
@@ -110,7 +111,7 @@ def search_mc_temperature(
     *,
     paper: bool = False,
 ) -> Result:
-    """The same for the mean of passes with dropout on, which :func:`mc_nll` makes for each factor again."""
+    """The best factor on the logits for :func:`mc_nll`, which runs its passes again for each factor."""
     source, ids = _searched(trained)
 
     def nll_at(multiplier: float) -> Floats:
@@ -120,13 +121,13 @@ def search_mc_temperature(
 
 
 def _searched(trained: TrainedLm) -> tuple[str, Ids]:
-    """The validation split and its tokens that a temperature is chosen on."""
+    """Name of the validation split, and its tokens for the choice of a temperature."""
     source = trained.config.data.valid
     return source, load_split(source, trained.codec).ids()[:SEARCHED]
 
 
 def _search(nll_at: Callable[[float], Floats]) -> Result:
-    """The best factor, and the mean nats of all that were tried; ``nll_at`` gives the nats of every token."""
+    """The best factor, and the mean nats of all tried factors; ``nll_at`` returns nats of every token."""
     searched: list[dict[str, float]] = []
     best, stale, tokens = 0, 0, 0
     for multiplier in MULTIPLIERS:
@@ -186,11 +187,11 @@ def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floa
 
 
 def with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
-    """A copy of the model that drops, at its own rates times a factor; ConfigError where one reaches 1."""
+    """A copy of the model with active dropout, rates times a factor. ConfigError if a rate reaches 1."""
     rates = {name: factor * getattr(model.config, name) for name in _RATES}
     latent = factor * model.head.config.latent_dropout
     if not (factor >= 0 and max(*rates.values(), latent) < 1):
-        raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and leave every dropout below 1")
+        raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and keep every dropout rate below 1")
     sampler = copy.deepcopy(model)
     sampler.config = model.config.model_copy(update=rates)
     sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})

@@ -1,4 +1,4 @@
-"""What the ``lm`` command line shows of evaluations: tables for a terminal."""
+"""Terminal tables of evaluations for the ``lm`` command line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ _REFINED = {
 
 
 def evaluation_tables(result: Result) -> list[Table | str]:
-    """The likelihood of an evaluated run, its refinements, and losses by word frequency."""
+    """Tables of a run's likelihood, its refinements, and losses by word frequency."""
     title = f"{result['run']} on {result['data']['name']}"
     scores = {name: result[name] for name in _MEASURES if name in result} | {
         f"perplexity, {label}": result[key]["perplexity"] for key, label in _REFINED.items() if key in result
@@ -43,13 +43,13 @@ def evaluation_tables(result: Result) -> list[Table | str]:
         )
     if sampled := result.get("mc_dropout"):
         tempered = result.get("mc_temperature")
-        logits = f", logits × {tempered['multiplier']:g} where at their best" if tempered else ""
+        logits = f", logits × {tempered['multiplier']:g} at their best temperature" if tempered else ""
         tables.append(f"MC dropout: {sampled['samples']} passes, rates × {sampled['rate']:g}{logits}")
     return [*tables, f"kept as {result['name']}"]
 
 
 def dynamic_tables(result: Result) -> list[Table | str]:
-    """The search, if there is one, and the likelihood with the chosen setting beside the static one."""
+    """Tables of the search, if any, and of the dynamic and static likelihood."""
     tables: list[Table | str] = []
     if "searched" in result:
         tables.append(Table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
@@ -64,14 +64,14 @@ def dynamic_tables(result: Result) -> list[Table | str]:
 
 
 def scoring_tables(result: Result) -> list[Table | str]:
-    """What a scored file amounts to."""
+    """Tables of the totals of a scored file."""
     scores = {name: result[name] for name in ("lines", "tokens", "nll", "perplexity")}
     title = f"{result['file']} by {result['run']}"
     return [Table(title, [scores], upright=True), f"written to {result['output']}"]
 
 
 def comparison_tables(comparison: Result) -> list[Table | str]:
-    """A row for each run, and one with the p-values of each run but the first."""
+    """A table of runs, and one of p-values with a row for each run except the first."""
     runs = comparison["runs"]
     rows = [
         {

@@ -1,7 +1,7 @@
-"""The log-probability of every token of a text, however long the text is.
+"""Log-probabilities of the tokens of a text of any length.
 
-A text is one stream: each token is predicted from all before it, the first one from ``<eos>``. The authors'
-code (``paper``) predicts nothing from nothing: its stream begins with the first token, which is not scored.
+A text is one stream: each token is predicted from all before it, the first one from ``<eos>``. In the
+authors' code (``paper``) the stream begins with the first token, which is not scored.
 
 N tokens · H hidden size.
 """
@@ -32,11 +32,11 @@ from lm.text.lines import InputLog
 
 Floats = NDArray[np.float64]
 
-TOKENS_TOGETHER = 4096  # tokens of successive lines that are scored together
+TOKENS_TOGETHER = 4096  # tokens of consecutive lines in a batch
 
 
 def no_advance(tokens: int) -> None:
-    """Progress that nobody looks at."""
+    """No-op callback."""
 
 
 def token_nll(
@@ -53,9 +53,9 @@ def token_nll(
 
     Args:
         temperature: divides the logits of every component.
-        model: reads in place of the trained one, in whatever mode it is.
-        window: tokens read at once; for a model that drops units, those that share a mask.
-        advance: called with every window's tokens.
+        model: the model to use instead of the trained one, in its current mode.
+        window: tokens read at once. With active dropout they share a mask.
+        advance: called with the number of tokens of every window.
     """
     model = model or trained.model
     pieces = [np.empty(0)]
@@ -66,19 +66,20 @@ def token_nll(
 
 
 def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperature: float = 1.0) -> Floats:
-    """−log P in nats, (n,), of the targets of one of :meth:`TrainedLm.readings` of the model."""
+    """−log P in nats, (n,), of the targets of one window of :meth:`TrainedLm.readings`."""
     with torch.no_grad():
         nll = model.head.nll(model.for_head(hidden), targets[:, None], component_temperature=temperature)
     return nll[:, 0].double().cpu().numpy()
 
 
 def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) -> Iterator[Result]:
-    """The log-probability of every token of every line of a text file, read as ``data.test`` is.
+    """Log-probabilities of every token of every line of a text file, read like ``data.test``.
 
-    Each line ends in ``<eos>``, which is scored too, and is read after all lines before it, unless they are
-    ``independent``. Where the tokens are bytes, an unfinished last line has no ``<eos>``, and a line of more
-    than a MiB comes in pieces of the same number. A line of the file gives ``{"line", "tokens", "log_probs",
-    "nll", "perplexity"}``: nats, ``nll`` the mean over its tokens. DataError where the file cannot be read.
+    Each line ends in ``<eos>``, which is also scored. Each line is conditioned on all lines before it, unless
+    lines are ``independent``. If tokens are bytes, an unfinished last line has no ``<eos>``. A line of more
+    than a MiB then comes in pieces with the same number. A line yields ``{"line", "tokens", "log_probs",
+    "nll", "perplexity"}`` in nats, where ``nll`` is the mean over its tokens. DataError if the file is
+    unreadable.
     """
     vocabulary = trained.codec.vocabulary
     eos = torch.tensor([vocabulary.eos], device=trained.device)
@@ -110,10 +111,10 @@ def score_file(
     checkpoint: str = "best",
     independent: bool = False,
 ) -> Result:
-    """Write what :func:`score_lines` gives to ``output`` as JSONL; returns the sums.
+    """Write the results of :func:`score_lines` to ``output`` as JSONL. Return the sums.
 
-    Raises DataError, StorageError, DivergenceError, and ConfigError where ``output`` is ``path``. Nothing is
-    written then, nor where a signal comes.
+    Raises DataError, StorageError, DivergenceError, and ConfigError if ``output`` is ``path``. After an error
+    or a signal nothing is written.
     """
     require_apart([output], [path])
     require_writable(output)
@@ -144,7 +145,7 @@ def score_file(
 
 
 def _groups(trained: TrainedLm, path: Path, size: int) -> Iterator[list[tuple[int, list[int]]]]:
-    """Numbers and tokens of successive lines, in groups of at least ``size`` tokens but for the last."""
+    """Numbers and tokens of consecutive lines, in groups of at least ``size`` tokens except for the last."""
     group: list[tuple[int, list[int]]] = []
     held, codec = 0, trained.codec
     log = InputLog(command=None)

@@ -1,7 +1,7 @@
-"""The choice of a setting of dynamic evaluation on the validation split, setting after setting.
+"""Search for a setting of dynamic evaluation on the validation split.
 
-What is finished is kept in a file of the run, and the next setting follows from that alone, so that a search
-that was stopped goes on as if it had not been.
+Finished results are stored in a file of the run. The next setting depends only on them, so that an
+interrupted search continues as if uninterrupted.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,27 +31,27 @@ from lm.steps import OnProgress, Steps
 NUMBERS = ("lr", "decay", "eps")
 SettingRows = Sequence[
     Mapping[str, Any]
-]  # of each setting lr, decay, eps; nll and perplexity, None if it diverged
+]  # by setting: lr, decay, eps; nll and perplexity, None if it diverged
 
 
 class SettingSearch(Protocol):
-    """Which settings are tried."""
+    """A search strategy: the settings to try."""
 
     option: ClassVar[str]  # of the command line
-    chooses: ClassVar[tuple[str, ...]]  # fields of the setting; the others stay
-    file: ClassVar[str]  # where results are kept
+    chooses: ClassVar[tuple[str, ...]]  # fields of the setting that it sets
+    file: ClassVar[str]  # file of the results
 
     @property
     def count(self) -> int:
-        """How many settings."""
+        """Number of settings."""
         ...
 
     def label(self, base: DynamicSetting) -> str:
-        """What its result is kept under."""
+        """Label of the result in evaluations."""
         ...
 
     def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
-        """The one after those of ``rows``; ``base`` is not in original scaling."""
+        """The next setting after those of ``rows``; ``base`` is not in original scaling."""
         ...
 
 
@@ -80,9 +80,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Draws:
-    """So many settings from the ranges of Melis et al. (2020, Table 6), by optuna's TPE sampler.
+    """``trials`` settings from the ranges of Melis et al. (2020, Table 6), by optuna's TPE sampler.
 
-    Their ε is for gradients that are summed over a window, so it is divided by its length here.
+    Melis et al. sum gradients over a window, so their ε is divided by the window's length here.
     """
 
     trials: int
@@ -98,7 +98,7 @@ class Draws:
         return self.trials
 
     def label(self, base: DynamicSetting) -> str:
-        if base.scaling == "original":  # of numbers that are all chosen here
+        if base.scaling == "original":  # the search sets all of its numbers
             base = replace(base, scaling="normalised")
         return "-".join([f"trials-{self.trials}", *unusual(base)])
 
@@ -126,11 +126,11 @@ class Draws:
 
 
 def require_free(search: SettingSearch, changed: Collection[str]) -> None:
-    """ConfigError where a search would override numbers that were asked for one by one."""
+    """Raise ConfigError if a search would override explicit options."""
     if overridden := [name for name in search.chooses if name in changed]:
         names = " ".join(f"--{name}" for name in overridden)
         raise ConfigError(
-            f"{names}: {search.option} chooses {' and '.join(search.chooses)} itself;"
+            f"{names}: {search.option} sets {' and '.join(search.chooses)} itself;"
             f" leave out {names} or {search.option}"
         )
 
@@ -145,9 +145,9 @@ def choose(
     of: Mapping[str, JSON],
     progress: OnProgress,
 ) -> tuple[DynamicSetting, list[Result]]:
-    """The best setting on ``valid``, and the results of all; one that diverges has none.
+    """The best setting on ``valid``, and the results of all settings; a diverged setting has no loss.
 
-    They are kept in ``folder``, with what the statistics are ``of``. DivergenceError if all diverge.
+    Results are stored in ``folder`` with the key ``of`` of the statistics. DivergenceError if all diverge.
     """
     base = base.normalised(statistics.windows, len(statistics.squares))
     fixed = {name: getattr(base, name) for name in (*NUMBERS, "scaling") if name not in search.chooses}
@@ -179,7 +179,7 @@ def choose(
 
 
 def _finished(path: Path, key: Result) -> list[Result]:
-    """The results of an earlier search of the same, as far as it came."""
+    """Results of an earlier, perhaps unfinished, search with the same key."""
     with suppress(StorageError, KeyError, TypeError):
         record: Any = read_json(path)
         if record["of"] == key:
@@ -188,7 +188,7 @@ def _finished(path: Path, key: Result) -> list[Result]:
 
 
 def unusual(setting: DynamicSetting) -> list[str]:
-    """What is unusual of a setting besides its numbers, for a label."""
+    """Parts of a label for the non-default options of a setting, except its numbers."""
     window = [] if setting.window == ADAPT_LENGTH else [f"window-{setting.window}"]
     streams = [] if setting.streams == STREAMS else [f"streams-{setting.streams}"]
     return [*window, *streams, *([] if setting.scaling == "normalised" else [setting.scaling])]

@@ -1,8 +1,8 @@
-"""The stored form of a split: its token ids in files of limited size, which are memory-mapped.
+"""Storage of a split: token ids in memory-mapped files of limited size.
 
 ::
 
-    SPLIT/00000.npy …   ids, uint16 where the vocabulary allows it, else int32
+    SPLIT/00000.npy …   ids, uint16 if the vocabulary allows it, else int32
     SPLIT/split.json    counts, SHA-256 of the ids, tokens of each file, fingerprint of the codec
 
 """
@@ -35,10 +35,10 @@ _AGAIN = "run `lm prepare` again"
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """The tokens of a split, ``<eos>`` included, memory-mapped where they were prepared.
+    """The tokens of a split, including ``<eos>``. Memory-mapped if the split is prepared.
 
-    ``fingerprint`` is the SHA-256 of the ids as little-endian int32, however they are stored. ``characters``
-    are those of the text with its line ends, for bits per character (bytes where the tokens are bytes).
+    ``fingerprint`` is the SHA-256 of the ids as little-endian int32, regardless of their stored type.
+    ``characters`` counts characters of the text with its line ends, or bytes if tokens are bytes.
     """
 
     shards: tuple[NDArray[np.integer], ...]
@@ -49,14 +49,14 @@ class TokenSplit:
         return sum(len(shard) for shard in self.shards)
 
     def ids(self) -> NDArray[np.integer]:
-        """All tokens as one array: for corpora that fit into memory."""
+        """All tokens as one array, for corpora that fit into memory."""
         return self.shards[0] if len(self.shards) == 1 else np.concatenate(self.shards)
 
 
 def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
-    """The ids of a text in pieces of about 65,536; ``seen`` counts its lines and characters.
+    """Yield the ids of a text in pieces of about 65,536; ``seen`` counts its lines and characters.
 
-    DataError for words that the codec cannot write.
+    DataError for words that the codec cannot encode.
     """
     dtype = id_dtype(codec)
     ids: list[int] = []
@@ -72,26 +72,26 @@ def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> It
 
 
 def line_ids(line: TokenLine, codec: Codec) -> list[int]:
-    """The ids of a line, with ``<eos>`` where it ends; DataError for words that the codec cannot write."""
+    """The ids of a line, with ``<eos>`` at its end. DataError for words that the codec cannot encode."""
     ids = codec.line_ids(line.tokens, line.place)
     return ids if line.line.ends else ids[:-1]
 
 
 def id_dtype(codec: Codec) -> type[np.integer]:
-    """The smallest type that holds every id."""
+    """The smallest integer type for every id of a codec."""
     return np.uint16 if len(codec.vocabulary) <= 1 << 16 else np.int32
 
 
 def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
-    """Hash ids in the form that does not depend on how they are stored."""
+    """Hash ids as little-endian int32, regardless of their stored type."""
     for start in range(0, len(ids), _CHUNK):
         digest.update(ids[start : start + _CHUNK].astype("<i4").tobytes())
 
 
 def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_tokens: int) -> dict[str, int]:
-    """Write the tokens of a text into a new folder, one shard in memory at a time; returns its counts.
+    """Write the tokens of a text into a new folder, one shard in memory at a time. Return its counts.
 
-    DataError for words that the codec cannot write, OSError or StorageError where the disk refuses.
+    DataError for words that the codec cannot encode. OSError or StorageError if a write fails.
     """
     folder.mkdir()
     seen = SplitCounts()
@@ -103,7 +103,7 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
         with (folder / f"{len(sizes):05d}.npy").open("xb") as file:
             header = np.lib.format.header_data_from_array_1_0(buffer[:filled])
             np.lib.format.write_array_header_1_0(file, header)
-            file.write(buffer[:filled].data)  # by NumPy, a full disk would have no name
+            file.write(buffer[:filled].data)  # NumPy's errors of a full disk lack the file's name
         sizes.append(filled)
 
     for ids in id_chunks(lines, codec, seen):
@@ -132,7 +132,7 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
 def read_split(folder: Path, codec: Codec) -> TokenSplit:
     """The split of a folder that :func:`write_split` wrote.
 
-    DataError where it is damaged, or was written with another codec.
+    DataError if it is damaged, or was written with another codec.
     """
     name = visible(folder)
     try:
@@ -155,7 +155,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
         for shard in shards:
             add_ids(digest, shard)
         if digest.hexdigest() != about["sha256"]:
-            raise ValueError("other ids than were written")
+            raise ValueError("the ids differ from those that were written")
         return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
@@ -164,9 +164,9 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:
-    """The ids of a shard, memory-mapped; DataError for any file that :func:`write_split` does not write.
+    """The ids of a shard, memory-mapped. DataError for any file that :func:`write_split` does not write.
 
-    NumPy would read the header as Python, before any hash is looked at.
+    NumPy would parse the header as Python before any hash is verified.
     """
     header = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({size},), }}".encode()
     with storage_errors(path), open_file(path) as file:

@@ -1,4 +1,4 @@
-"""Sizes of a language model that follow from a budget of parameters."""
+"""Sizes of a language model from a parameter budget."""
 
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
@@ -7,11 +7,10 @@ from lm.language.model import LanguageModel
 
 
 def sized(config: LmConfig, vocab_size: int) -> LmConfig:
-    """The config with the sizes that follow from ``model.budget`` and ``model.input_embedding_ratio``.
+    """The config with sizes resolved from ``model.budget`` and ``model.input_embedding_ratio``.
 
     Layers get n times their share in ``hidden_sizes`` (Melis et al. 2020). n is the largest number for which
-    all parameters, embedding and head included, are no more than the budget. ConfigError where there is no
-    such n.
+    all parameters, including embedding and head, fit the budget. ConfigError if there is no such n.
     """
     budget, shares = config.model.budget, config.model.hidden_sizes
     if not budget:
@@ -23,7 +22,7 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
     if (least := count_parameters(candidate(1), vocab_size)) > budget:
         raise ConfigError(
             f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {', '.join(map(str, shares))}"
-            f" units have {least:,} parameters already; raise it, or lower model.hidden_sizes"
+            f" units already have {least:,} parameters; raise the budget, or lower model.hidden_sizes"
         )
     fits, exceeds = 1, 2
     while count_parameters(candidate(exceeds), vocab_size) <= budget:
@@ -38,14 +37,14 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
 
 
 def count_parameters(config: LmConfig, vocab_size: int) -> int:
-    """Parameters of the model, tied ones once; takes no memory and no random numbers."""
+    """Number of parameters of the model, tied ones counted once. Allocates nothing and draws nothing."""
     with shapes_only():
         model = LanguageModel(config, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def with_sizes(config: LmConfig, hidden_sizes: tuple[int, ...]) -> LmConfig:
-    """The config with layers of these sizes and the embedding that follows; no size is left to be found."""
+    """The config with layers of these sizes and the embedding size that follows. All sizes are resolved."""
     model, head, ratio = config.model, config.head, config.model.input_embedding_ratio
     sizes: dict[str, object] = {"hidden_sizes": hidden_sizes, "budget": 0, "input_embedding_ratio": None}
     if ratio is not None:

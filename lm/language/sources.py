@@ -1,8 +1,8 @@
-"""Where the text of a corpus lies: known layouts by name and content, and the parts of their splits.
+"""Detection of corpus layouts by name and content, and the parts of their splits.
 
-Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``test.txt`` give the splits of a folder; the two
-folders of the One Billion Word benchmark give theirs; ``enwik8`` and ``text8`` are one file of bytes. Of any
-other file, and of a train split without the others, they are the end: running text is not shuffled.
+Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``test.txt`` identify the splits of a folder. So do
+the two folders of the One Billion Word benchmark. ``enwik8`` and ``text8`` are one file of bytes. Splits that
+are missing are cut from the end of the file or of train, because running text is not shuffled.
 """
 
 import re
@@ -18,7 +18,7 @@ from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
-COPIES = "reverse-copy"  # the source that is made up
+COPIES = "reverse-copy"  # name of the synthetic source
 
 _SPLIT_NAMES = {
     **{name: name for name in SPLITS},
@@ -36,11 +36,11 @@ _BILLION = ("training-monolingual*", "heldout-monolingual*")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a source's names and content do not say.
+    """Options for properties that names and content of a source do not show.
 
-    ``language`` chooses among several corpora in one folder. The fractions are the shares of the text, at its
-    end, for splits that the source lacks; 0 makes no such split. ``text_column`` is of a dataset; ``length``,
-    ``vocab`` and ``seed`` are of made-up sequences.
+    ``language`` chooses among several corpora in one folder. The fractions are shares of the text, at its
+    end, for missing splits; 0 makes no such split. ``text_column`` is for datasets. ``length``, ``vocab`` and
+    ``seed`` are for synthetic sequences.
     """
 
     format: str = "auto"
@@ -67,7 +67,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A source's format and the parts of each split in the order of reading; a dataset has no files."""
+    """The format of a source, and the parts of each split in reading order; a dataset has no files."""
 
     source: str
     format: str
@@ -80,7 +80,7 @@ class Located:
 
     @property
     def cut(self) -> list[str]:
-        """Splits that are a piece of what the corpus has as train."""
+        """Splits that are cut from the corpus's own train split."""
         train, *others = (
             (split, {part.path if isinstance(part, FilePart) else part.name for part in parts})
             for split, parts in self.splits.items()
@@ -89,7 +89,7 @@ class Located:
 
 
 def locate(source: str, options: ReadOptions) -> Located:
-    """Find the splits of a source. DataError, naming path and remedy, where there are none."""
+    """Find the splits of a source. DataError, with path and remedy, if there are none."""
     if options.format == "datasets" or source.startswith(HUB):
         return _locate_dataset(source, options)
     if source == COPIES:
@@ -106,7 +106,7 @@ def locate(source: str, options: ReadOptions) -> Located:
 
 
 def _made_up(options: ReadOptions) -> Located:
-    """The reverse copy task: every split from random numbers of its own."""
+    """The reverse copy task, with independent random numbers for every split."""
     splits = {
         split: (CopiesPart(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.vocab),)
         for index, (split, count) in enumerate(zip(SPLITS, _COPIES, strict=True))
@@ -129,7 +129,7 @@ def _style(format: str) -> Style:
 
 
 def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict[str, tuple[Part, ...]]:
-    """The parts of the files, with those of splits that have none cut from the end of train."""
+    """The parts of the files, with missing splits cut from the end of train."""
     fractions = {"valid": options.valid_fraction, "test": options.test_fraction}
     wanted = [split for split, share in fractions.items() if share and split not in files]
     places = [1 - sum(fractions[split] for split in wanted[index:]) for index in range(len(wanted))]
@@ -140,7 +140,7 @@ def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict
 
 
 def _locate_folder(path: Path, options: ReadOptions) -> Located:
-    """The folder's one group of files named after splits, or the one that the options choose."""
+    """The only group of files named after splits in a folder, or the group that the options choose."""
     shown = visible(path)
     if (path / "manifest.json").exists() or (path / "split.json").exists():
         raise DataError(f"{shown}: is prepared already; name its splits in the config")
@@ -194,7 +194,7 @@ def _groups(path: Path) -> dict[str, dict[str, Path]]:
 
 
 def _choose(shown: str, groups: Mapping[str, object], options: ReadOptions) -> str:
-    """PTB's folder has it in words and in characters; other folders with several corpora need a choice."""
+    """Choose a corpus of a folder: the only one, the one that ``--language`` names, or words for PTB."""
     names = sorted(groups)
     spelled = [name for name in names if name.endswith("char")]
     if options.format == "ptb-char" and len(spelled) == 1:
@@ -212,7 +212,7 @@ def _ambiguous(shown: str, names: Sequence[str], options: ReadOptions) -> DataEr
     found = visible(", ".join(name or "(no name)" for name in names))
     if options.language:
         return DataError(f"{shown}: has no {visible(options.language)}; --language takes one of {found}")
-    return DataError(f"{shown}: holds several corpora; choose one of {found} by --language")
+    return DataError(f"{shown}: holds several corpora; choose one of {found} with --language")
 
 
 def _format_by_name(name: str, train: Path) -> str:
@@ -235,12 +235,12 @@ def _format_by_content(path: Path) -> str:
 
 
 def is_spelled(path: Path) -> bool:
-    """Whether a file has the layout of the character-level Penn Treebank."""
+    """True if a file has the layout of the character-level Penn Treebank."""
     return _format_by_content(path) == "ptb-char"
 
 
 def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
-    """99 of 100 files to train on; of the 50 held out the first is the test set, the second the valid one."""
+    """One Billion Word: 99 files for train; of the 50 held out the first for test, the second for valid."""
     train, rest = (
         sorted(entry for entry in folder.iterdir() if entry.name.startswith("news.en"))
         for folder in (training, heldout)
@@ -256,7 +256,7 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
 
 
 def _locate_dataset(source: str, options: ReadOptions) -> Located:
-    """A stored data set, or one of the hub, see :func:`lm.text.hub.load_tables`."""
+    """A dataset on disk or from the hub, see :func:`lm.text.hub.load_tables`."""
     shown = visible(source)
     tables = {key or "train": table for key, table in load_tables(source).items()}
     found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}
@@ -266,7 +266,7 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
         if options.text_column not in table.column_names:
             columns = visible(", ".join(table.column_names))
             raise DataError(
-                f"{shown}:{split}: no column {options.text_column}; name one of {columns} by --text-column"
+                f"{shown}:{split}: no column {options.text_column}; name one of {columns} with --text-column"
             )
     parts: dict[str, tuple[Part, ...]] = {}
     stop = len(found["train"])

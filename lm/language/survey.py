@@ -1,6 +1,6 @@
-"""The first reading of a corpus: counting its tokens and learning tokenizer and vocabulary from them.
+"""The first reading of a corpus: count its tokens, learn a tokenizer, build a vocabulary.
 
-Memory grows with the number of different tokens, not with the length of the text.
+Memory grows with the number of distinct tokens, not with the length of the text.
 """
 
 import random
@@ -15,11 +15,11 @@ from lm.text.lines import InputLog
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 
-SAMPLE = 16 << 20  # characters of training text, in about so many bytes, that sentencepiece learns from
+SAMPLE = 16 << 20  # characters (about as many bytes) of training text for sentencepiece
 
 
 class TokenLine(NamedTuple):
-    """A line, split; ``place`` is its FILE:LINE."""
+    """A line as tokens; ``place`` is its FILE:LINE."""
 
     place: str
     line: TextLine
@@ -28,7 +28,7 @@ class TokenLine(NamedTuple):
 
 @dataclass(slots=True)
 class SplitCounts:
-    """What one split holds; ``words`` has the line ends as ``<eos>``."""
+    """Counts of one split; ``words`` includes line ends as ``<eos>``."""
 
     words: Counter[str] = field(default_factory=Counter)
     lines: int = 0
@@ -42,7 +42,10 @@ def read_tokens(
     *,
     blank_lines: bool = True,
 ) -> Iterator[TokenLine]:
-    """The lines of a split as tokens, blank ones or not. DataError, or entries of the log, for bad lines."""
+    """Yield the lines of a split as tokens, with or without blank ones.
+
+    DataError, or entries of the log, for bad lines.
+    """
     skip_blank = not blank_lines and tokenizer.kind != "byte"
     for part in parts:
         for line in part.lines(log):
@@ -50,7 +53,7 @@ def read_tokens(
                 continue
             tokens = tokenizer.split(line.text)
             if EOS_WORD in line.text and EOS_WORD in tokens:
-                remedy = f"take the {EOS_WORD} out: every line gets one"
+                remedy = f"remove {EOS_WORD}; every line end becomes one"
                 log.bad(part.name, line.number, f"the text has {EOS_WORD}, the mark of line ends", remedy)
                 continue
             yield TokenLine(f"{part.name}:{line.number}", line, tokens)
@@ -77,7 +80,7 @@ def learn_tokenizer(
     seed: int,
     log: InputLog,
 ) -> Tokenizer:
-    """A tokenizer; sentencepiece is learned, and leaves two of ``vocab_size`` for ``<eos>`` and ``<unk>``."""
+    """A tokenizer. Sentencepiece learns ``vocab_size`` − 2 pieces, besides ``<eos>`` and ``<unk>``."""
     if kind not in ("unigram", "bpe"):
         return PLAIN[kind](lowercase)
     if vocab_size < 3:
@@ -97,16 +100,16 @@ def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog) -> Iterato
             if line.text.strip() and (share >= 1 or rng.random() < share):
                 yield line.text
                 taken += len(line.text)
-                if taken > 2 * SAMPLE:  # a dataset's size is a guess
+                if taken > 2 * SAMPLE:  # a dataset's size is an estimate
                     return
 
 
 def build_vocabulary(
     tokenizer: Tokenizer, train: SplitCounts, others: Sequence[SplitCounts], *, size: int, of_all: bool
 ) -> Vocabulary:
-    """The vocabulary of train or, ``of_all``, of every split: the authors' way.
+    """The vocabulary of train or, with ``of_all``, of every split as in the authors' code.
 
-    DataError where train has no word.
+    DataError if train has no word.
     """
     if train.words.total() == train.words[EOS_WORD]:
         raise DataError("the training text contains no token; check that it is the right file")
@@ -133,7 +136,7 @@ def learn_codec(
     size: int,
     log: InputLog,
 ) -> Codec:
-    """Tokenizer and vocabulary of ``train``; other splits only tell whether an ``<unk>`` is needed."""
+    """Tokenizer and vocabulary of ``train``. Words of other splits only decide if ``<unk>`` is needed."""
     counts = {name: count_split(read_tokens(parts, tokenizer, log)) for name, parts in splits.items()}
     train = counts.pop("train")
     return Codec(tokenizer, build_vocabulary(tokenizer, train, [*counts.values()], size=size, of_all=False))

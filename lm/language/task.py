@@ -1,4 +1,4 @@
-"""Training a language model: the task that the engine of :mod:`lm.engine.loop` runs."""
+"""Training task of a language model for the engine of :mod:`lm.engine.loop`."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -16,11 +16,11 @@ from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.parallel.shards import slice_of
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
 
-SCORED_LENGTH = 70  # tokens of a window where no gradient is wanted; the result does not depend on it
+SCORED_LENGTH = 70  # tokens of a window in validation; the result does not depend on it
 
 
 class LmTask:
-    """Streams of a corpus, the model, and the hidden state that is carried from window to window."""
+    """Streams of a corpus, the model, and the hidden state carried between windows."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class LmTask:
             self._streams = Streams(train.shards, config.train.batch_size, eos, paper=self._paper)
 
     def epoch_length(self) -> int:
-        """Windows in a pass, nearly."""
+        """Approximate number of windows in a pass."""
         return max(1, round(self._length / mean_length(self.config.window)))
 
     def epoch(self, number: int, start: int) -> Iterator[Window]:
-        """The windows of a pass from ``start`` on; their lengths depend on seed and pass alone."""
+        """Yield the windows of a pass from ``start``; their lengths depend only on seed and pass."""
         generator, window = np.random.default_rng((self.config.train.seed, number)), self.config.window
         if isinstance(self._streams, ReadHeads):
             spans = self._streams.spans(number, window, generator)
@@ -64,7 +64,7 @@ class LmTask:
             yield self._streams.window(span).to(self.device)
 
     def loss(self, batch: Window) -> StepLoss:
-        """The summed loss of a window; its last state is carried to the next one."""
+        """The summed loss of a window; its last state is carried to the next window."""
         streams, rows = batch.tokens.shape[1], batch.rows
         carried = self._carried if rows is None else [(h[rows], c[rows]) for h, c in self._carried]
         before = self.model.initial_state(streams) if batch.first else self._forgetful(carried)
@@ -88,7 +88,7 @@ class LmTask:
         return batch.part(rows) if rows.stop > rows.start else None
 
     def _forgetful(self, state: ModelState) -> ModelState:
-        """The state, zero for the share ``window.state_reset`` of the streams."""
+        """The state, with zeros for each stream with probability ``window.state_reset``."""
         rate = self.config.window.state_reset
         if not rate:
             return state
@@ -107,7 +107,7 @@ class LmTask:
         return state_tensors(self._carried)
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Puts back what :meth:`state` gave."""
+        """Restore the tensors of :meth:`state`."""
         self._carried = state_from(tensors, self.device)
 
 
@@ -120,10 +120,10 @@ def score_streams(
     *,
     paper: bool = False,
 ) -> tuple[float, int]:
-    """Σ nll in nats and the number of tokens that it is divided by, over all but a last incomplete row.
+    """Σ nll in nats and its divisor in tokens, over all tokens except a last incomplete row.
 
-    The authors' way (``paper``) scores N − 1 tokens of each stream and divides by N. DataError where the
-    text is shorter than the streams are many.
+    The authors' code (``paper``) scores N − 1 tokens of each stream and divides by N. DataError if the text
+    has fewer tokens than streams.
     """
     device = model.embedding.weight.device
     config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)

@@ -1,4 +1,4 @@
-"""Wiring of a training run of a language model: corpus, model and run folder, handed to the engine."""
+"""Wiring of a language-model training run: corpus, model and run folder for the engine."""
 
 import json
 import os
@@ -26,33 +26,33 @@ FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, u
     "train.max_steps=0", "train.max_minutes=0.0",
 )  # fmt: skip
 _Splits = tuple[TokenSplit, TokenSplit]
-STALLED = 5  # validations, where the run does not say otherwise
-SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # where the run had another optimiser
+STALLED = 5  # patience in validations, unless the run sets another
+SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # for runs with another optimiser
 
 
 def train(
     resolved: Resolved[LmConfig], folder: Path, report: Reporter, verdict: Verdict | None = None
 ) -> FitResult:
-    """Train, or resume, the run of a folder, as :func:`lm.engine.session.train_run` does.
+    """Train or resume the run in a folder, see :func:`lm.engine.session.train_run`.
 
-    ``train.start_from`` names the run whose weights begin it.
+    ``train.start_from`` names the run with the initial weights.
     """
     return train_run(FAMILY, resolved, folder, report, verdict)
 
 
 def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
-    """The config that finetunes a run: its own, with averaged SGD from its best weights on, and overrides.
+    """The config that finetunes a run: its own, with averaged SGD from its best weights, and overrides.
 
-    It ends by the trigger that began the run's own averages (60 for DOC, as in its authors' README), or 5.
-    The limits of the run do not hold, except for ``train.max_epochs``. ConfigError where the run was not
-    trained with SGD and no rate is given: that of another optimiser would be far too low.
+    The patience is the window of the run's own averaging trigger (60 for DOC, as in its authors' README), or
+    5. The limits of the run do not apply, except for ``train.max_epochs``. ConfigError if the run was not
+    trained with SGD and no rate is given, because the rate of another optimiser is far too low.
     """
     resolved = config_of(run, LmConfig)
     given = {text.partition("=")[0].strip() for text in overrides}
     trained_by = resolved.config.optim.name
     if trained_by != "sgd" and "optim.lr" not in given:
         raise ConfigError(
-            f"{run}: trained by {trained_by}, whose rate is not one for SGD;"
+            f"{run}: trained by {trained_by}, whose learning rate is too low for SGD;"
             " give one, as in --set optim.lr=20"
         )
     own = resolved.config.train
@@ -64,7 +64,7 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
 
 
 def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
-    """The codec, the run's own where it has one, and both splits."""
+    """The codec, which is the run's own if it has one, and both splits."""
     begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
     codec = codec_of(folder) if begun else load_codec(config.data)
     train_split = load_split(config.data.train, codec)
@@ -72,7 +72,7 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
 
 
 def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
-    """A new model, with the weights of ``train.start_from`` where the run has none, and its task."""
+    """A new model and its task; its weights are from ``train.start_from`` if the run has none."""
     words = codec.vocabulary
     config = with_sizes(config, tuple(place.described["sizes"]["hidden"]))
     model = LanguageModel(config, len(words), words.eos)
@@ -83,12 +83,12 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
-    """Puts the best weights of another run into the model; returns the hash of that commit's state."""
+    """Load the best weights of another run into the model. Return the hash of that commit's state."""
     require_unchanged(source)
     other = codec_of(source)
     if other.fingerprint != codec.fingerprint:
         raise ConfigError(
-            f"train.start_from = {source}: trained with another vocabulary; use the data of that run"
+            f"train.start_from = {source}: trained with another vocabulary; use that run's data"
         )
     store = CheckpointStore(source / "checkpoints")
     load_model_tensors(model, store.weights("best"))

@@ -1,8 +1,8 @@
-"""A trained language model, opened for use: scoring, analysing, generating.
+"""A trained language model for inference: scoring, analysis, generation.
 
 Text is read as one stream: ``<eos>``, then every token, each predicted from all before it. So each token is
-scored once, the first included, and the results depend neither on how the stream is cut into windows nor on
-any batch (up to the rounding of matrix products).
+scored once, including the first. Results depend neither on windows nor on batches, up to the rounding of
+matrix products.
 """
 
 import copy
@@ -32,23 +32,23 @@ READ_LENGTH = 256  # tokens that the recurrent layers read at once
 
 
 class Reader:
-    """A place in a text: all that came before is the last token and the state of the recurrent layers."""
+    """A position in a text, held as the last token and the state of the recurrent layers."""
 
     def __init__(self, model: LanguageModel, last: Tensor) -> None:
         self._model, self._last = model, last
         self._state = model.initial_state(1)
 
     def read(self, targets: Tensor) -> Layers:
-        """Hidden states (n, 1, H) that the next n tokens, ``targets`` (n,), are predicted from.
+        """Hidden states (n, 1, H) that predict the next n tokens, ``targets`` (n,).
 
-        No gradient goes back to what was read before.
+        The state before is detached, so gradients stay within the n tokens.
         """
         outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
         self._last, self._state = targets[-1:], detached(outputs.state)
         return outputs.hidden
 
     def readings(self, tokens: Tensor, window: int = READ_LENGTH) -> Iterator[tuple[Layers, Tensor]]:
-        """:meth:`read` for the next tokens (N,), window by window, with each window's; without gradients."""
+        """Yield :meth:`read` of each window of the next tokens (N,), and the window; without gradients."""
         for targets in tokens.split(window):
             with torch.no_grad():
                 hidden = self.read(targets)
@@ -71,13 +71,13 @@ class TrainedLm:
         Args:
             run: the folder that ``lm train`` wrote.
             checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
-            device: where to put the model; if left out, what the run's own config says.
+            device: device of the model; default: that of the run's own config.
 
         Raises:
             StorageError: not a language model's run, or its checkpoint is missing, corrupt or foreign.
         """
         config, codec = opened_run(run, LmConfig)
-        exact = {"products": "float32", "skip_below": 0.0}  # what saves time is for training only
+        exact = {"products": "float32", "skip_below": 0.0}  # approximations are for training only
         head = config.head.model_copy(update=exact)
         words, eos = len(codec.vocabulary), codec.vocabulary.eos
         model = LanguageModel(sized(config.model_copy(update={"head": head}), words), words, eos)
@@ -88,10 +88,10 @@ class TrainedLm:
     def begin(
         self, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None
     ) -> tuple[Reader, Tensor]:
-        """A reader at the beginning of a text, and the tokens that it will be asked for, on its device.
+        """A reader at the beginning of a text, and the tokens to predict, on its device.
 
-        As the authors' code has it (``paper``) the first token is read and never asked for. ``model`` reads
-        in place of the trained one. DataError where there is nothing to ask for.
+        In the authors' code (``paper``) the first token is read but not predicted. ``model`` replaces the
+        trained model. DataError if there is no token to predict.
         """
         if len(ids) <= paper:
             raise DataError(f"{len(ids)} tokens are too few to score; give a longer text")
@@ -108,9 +108,9 @@ class TrainedLm:
         model: LanguageModel | None = None,
         window: int = READ_LENGTH,
     ) -> Iterator[tuple[Layers, Tensor]]:
-        """Hidden states (n, 1, H) and the tokens (n,) to be predicted from them, window by window.
+        """Yield the hidden states (n, 1, H) of each window and the tokens (n,) to predict from them.
 
-        ``paper``, ``model`` and DataError are those of :meth:`begin`.
+        ``paper``, ``model`` and DataError are as in :meth:`begin`.
         """
         reader, tokens = self.begin(ids, paper=paper, model=model)
         yield from reader.readings(tokens, window)

@@ -1,9 +1,9 @@
-"""Streams of tokens cut into windows: what a language model reads in training and in validation.
+"""Batches of a language model in training and validation: streams of tokens, cut into windows.
 
-The tokens of a shard are laid out as B streams of equal length, as in Merity et al. (2018): stream b is a
-contiguous piece of the text. Every token is a target, predicted from the token before it in the text,
-``<eos>`` at its beginning. ``paper`` leaves out the first token of each stream, and in training a last
-window of one token, as the authors' code does. ``ReadHeads`` is the order of Melis et al. (2020) instead.
+The tokens of a shard are laid out as B streams of equal length, as in Merity et al. (2018). Stream b is a
+contiguous piece of the text. Every token is a target, and its input is the token before it in the text, or
+``<eos>`` at the beginning. ``paper`` omits the first token of each stream, and in training a last window of
+one token, like the authors' code. ``ReadHeads`` has the order of Melis et al. (2020) instead.
 """
 
 import math
@@ -21,7 +21,7 @@ from lm.language.config import WindowConfig
 
 Ids = NDArray[np.integer[Any]]
 
-_ORDER = 1 << 62  # sets the draws of the order apart from those of window lengths: no pass has this number
+_ORDER = 1 << 62  # seeds the draws of the order; no pass has this number, so window lengths draw others
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class Window:
 
     tokens: Tensor  # (T, B) int64: the inputs
     targets: Tensor  # (T, B) int64: the tokens that follow them
-    first: bool  # whether the streams begin here
+    first: bool  # the streams begin here
     scale: float  # factor on the learning rate
-    rows: slice | None = None  # of the carried state: its streams, where they are a part of all
+    rows: slice | None = None  # streams of the window in the carried state; None = all
 
     def to(self, device: torch.device) -> "Window":
         return Window(self.tokens.to(device), self.targets.to(device), self.first, self.scale)
 
     def part(self, rows: slice) -> "Window":
-        """Only some of the streams."""
+        """The window of some of the streams."""
         return Window(self.tokens[:, rows], self.targets[:, rows], self.first, self.scale, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a window lies: rows ``start`` to ``stop`` of the streams of a shard."""
+    """The position of a window: rows ``start`` to ``stop`` of the streams of a shard."""
 
     shard: int
     start: int
@@ -61,13 +61,13 @@ class Streams:
         self._streams, self._eos, self._paper = streams, eos, paper
 
     def rows(self, shard: int) -> int:
-        """Tokens of each stream of a shard; what does not fill a row is left out."""
+        """Number of tokens of each stream of a shard; an incomplete last row is left out."""
         return len(self._shards[shard]) // self._streams
 
     def spans(
         self, config: WindowConfig, generator: np.random.Generator, *, training: bool = False
     ) -> Iterator[Span]:
-        """Where the windows of a pass lie; shards come in a random order, their streams in order."""
+        """Yield the positions of the windows of a pass. Shards are shuffled, their text is in order."""
         for shard in generator.permutation(len(self._shards)).tolist():
             yield from self._spans_of(shard, config, generator, shortest=1 + (training and self._paper))
 
@@ -84,7 +84,7 @@ class Streams:
             start = stop
 
     def window(self, span: Span) -> Window:
-        """Reads a window."""
+        """Read a window."""
         rows = self.rows(span.shard)
         streams = self._shards[span.shard][: rows * self._streams].reshape(self._streams, rows)
         targets = streams[:, span.start : span.stop].astype(np.int64)
@@ -95,17 +95,17 @@ class Streams:
 
 
 class ReadHeads:
-    """Streams that read all of a text each, from places spread over it (Melis et al. 2020, as in their code).
+    """Streams that each read the whole text, from places spread over it (code of Melis et al. 2020).
 
-    Heads begin at sentences that are equally far from each other, the first of them drawn at random. When a
-    head has read the whole text, round its end, it begins again at its own sentence, moved by up to
-    ``jitter`` sentences, drawn for each head anew, as it is at first. Where a head reads in a window depends
-    on the seed and the number of tokens it has read alone. Streams are never set back to a zero state.
+    Heads begin at equidistant sentences. The first of these is drawn at random. Each head reads the whole
+    text, wrapping round at its end, then begins again at its own sentence. A beginning, also the first, is
+    moved by up to ``jitter`` sentences, drawn for each head and round. The position of a head depends only on
+    the seed and the number of tokens read. Streams are never reset to a zero state.
 
     Args:
         shards: the text, kept in memory as a whole.
         streams: B, the number of heads.
-        eos: what ends a sentence.
+        eos: id of the token that ends a sentence.
 
     Raises:
         DataError: fewer sentences than heads.
@@ -119,13 +119,13 @@ class ReadHeads:
         if len(self._sentences) < streams:
             raise DataError(
                 f'window.order = "read_heads": {len(self._sentences):,} sentences are too few for'
-                f" train.batch_size = {streams} heads; lower it, or use the order streams"
+                f' train.batch_size = {streams} heads; lower it, or use window.order = "streams"'
             )
 
     def spans(self, number: int, config: WindowConfig, generator: np.random.Generator) -> Iterator[Span]:
-        """Where the windows of a pass lie, ``start`` counting tokens that a head has read in all passes.
+        """Yield the positions of the windows of a pass; ``start`` counts tokens of a head over all passes.
 
-        In a pass, all heads together read the text about once, in windows of full length where that is fixed.
+        In a pass, all heads together read the text about once. Windows of fixed length are always full.
         """
         rows = max(1, len(self._text) // self._streams)
         if not config.random and rows > config.length:
@@ -137,7 +137,7 @@ class ReadHeads:
             start = stop
 
     def window(self, span: Span) -> Window:
-        """Reads a window."""
+        """Read a window."""
         read = np.arange(max(0, span.start - 1), span.stop)
         tokens = self._text[self._places(read)].astype(np.int64)  # (B, T + 1), or (B, T) at the beginning
         if not span.start:
@@ -145,7 +145,7 @@ class ReadHeads:
         return Window(_steps(tokens[:, :-1]), _steps(tokens[:, 1:]), span.first, span.scale)
 
     def _places(self, read: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
-        """Where in the text each head is after so many tokens, (B, len(read))."""
+        """Positions in the text of each head after ``read`` tokens, (B, len(read))."""
         length, count = len(self._text), len(self._sentences)
         first = np.random.default_rng((self._seed, _ORDER)).integers(count)
         heads = first + np.arange(self._streams) * count // self._streams
@@ -165,12 +165,12 @@ def _steps(streams: NDArray[np.int64]) -> Tensor:
 
 
 def _scale(length: int, config: WindowConfig) -> float:
-    """The factor on the learning rate of an update from a window of so many tokens."""
+    """The factor on the learning rate of an update from a window of ``length`` tokens."""
     return length / config.length if config.rescale_lr else 1.0
 
 
 def _length(config: WindowConfig, generator: np.random.Generator) -> int:
-    """Tokens of a window: around ``length``, or now and then around half of it."""
+    """Number of tokens of a window: around ``length``, or sometimes around half of it."""
     if not config.random:
         return config.length
     middle = config.length if generator.random() >= config.half_share else config.length / 2
@@ -179,7 +179,7 @@ def _length(config: WindowConfig, generator: np.random.Generator) -> int:
 
 
 def longest(config: WindowConfig) -> int:
-    """The longest window, or where there is no limit one that is hardly ever exceeded: by four deviations."""
+    """The maximum window length; without a limit, four standard deviations above ``length``."""
     if not config.random:
         return config.length
     unlikely = config.length + math.ceil(4 * config.spread)
@@ -187,5 +187,5 @@ def longest(config: WindowConfig) -> int:
 
 
 def mean_length(config: WindowConfig) -> float:
-    """Expected tokens of a window, nearly: the shortest and longest lengths are left out of account."""
+    """Approximate mean number of tokens of a window. Ignores the minimum and maximum lengths."""
     return config.length * (1 - 0.5 * config.half_share) if config.random else config.length

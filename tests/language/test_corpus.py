@@ -107,7 +107,9 @@ def test_a_folder_is_told_from_its_splits(tmp_path: Path) -> None:
         load_split(str(tmp_path / "out"), codec)
     with pytest.raises(DataError, match="holds the splits"):
         load_codec(DataConfig(train=str(tmp_path / "out")))
-    with pytest.raises(DataError, match="in: not a split that `lm prepare` wrote; run it on this folder"):
+    with pytest.raises(
+        DataError, match="in: not a split that `lm prepare` wrote; run `lm prepare` on this folder"
+    ):
         load_split(str(source), codec)
     with pytest.raises(DataError, match="absent: no such file or folder"):
         load_split(str(tmp_path / "absent"), codec)

@@ -148,7 +148,7 @@ def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> Non
 
 
 def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--lr --eps: --trials chooses lr and decay and eps itself"):
+    with pytest.raises(ConfigError, match="--lr --eps: --trials sets lr and decay and eps itself"):
         require_free(Draws(2), ["lr", "window", "eps"])
     with pytest.raises(ConfigError, match="--trials 0: must be at least 1"):
         Draws(0)
@@ -161,7 +161,9 @@ def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pyte
 
 def test_what_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
-    with pytest.raises(ConfigError, match=r"--streams 100000000: .*train.txt has .* tokens, .* or fewer"):
+    with pytest.raises(
+        ConfigError, match=r"--streams 100000000: .*train.txt has too few tokens \(.*\); give .* or fewer"
+    ):
         dynamic(run, setting=replace(DYNAMIC_SETTINGS["default"], streams=100_000_000))
     with pytest.raises(DivergenceError, match=r"diverges; lower --lr"):
         dynamic(run, setting=DynamicSetting(1e30, 0))

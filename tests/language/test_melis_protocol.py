@@ -114,12 +114,12 @@ def test_a_budget_gives_the_model_that_its_sizes_give() -> None:
 
 def test_a_model_takes_no_config_with_sizes_to_be_found() -> None:
     for open_sizes in ({"budget": 2_000}, {"input_embedding_ratio": 0.5}):
-        with pytest.raises(ValueError, match="leaves sizes to be found"):
+        with pytest.raises(ValueError, match="has unresolved sizes"):
             LanguageModel(config(**open_sizes), V)
 
 
 def test_a_budget_too_small_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"model\.budget = 50: .* raise it, or lower") as error:
+    with pytest.raises(ConfigError, match=r"model\.budget = 50: .* raise the budget, or lower") as error:
         sized(config(budget=50, sizes=(3, 3), input_embedding_ratio=1.0), V)
     assert "\n" not in str(error.value)
 

@@ -116,7 +116,7 @@ def test_an_episodic_model_reads_every_sentence_from_a_zero_state(kind: CellKind
     remembering = LanguageModel(own, V, eos=V).double()
     remembering.load_state_dict(model.state_dict())
     assert not torch.equal(remembering(text, start).hidden.last, whole)
-    with pytest.raises(ValueError, match="number of <eos>"):
+    with pytest.raises(ValueError, match="needs the id of <eos>"):
         LanguageModel(own, V)(text, start)
 
 

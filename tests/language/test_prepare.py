@@ -177,7 +177,7 @@ def test_one_of_several_corpora_is_chosen(tmp_path: Path) -> None:
         inner = tmp_path / "mwc" / language
         inner.mkdir(parents=True)
         folder_of(inner, **{f"{split}__txt": f"{language} b\n" for split in ("train", "valid", "test")})
-    with pytest.raises(DataError, match="choose one of en, fr by --language"):
+    with pytest.raises(DataError, match="choose one of en, fr with --language"):
         prepare(str(tmp_path / "mwc"), tmp_path / "out")
     with pytest.raises(DataError, match="has no de; --language takes one of en, fr"):
         prepare(str(tmp_path / "mwc"), tmp_path / "out", PrepareOptions(ReadOptions(language="de")))
@@ -231,7 +231,7 @@ def test_bytes_are_kept_one_for_one(name: str, tmp_path: Path, monkeypatch: pyte
     codec, test = opened(tmp_path / "out", "test")
     assert load_split(str(tmp_path / "piece"), codec).fingerprint == test.fingerprint
     assert codec.decode(codec.encode("fen œ")) == "fen œ\n" if name == "enwik8" else "fen"
-    with pytest.raises(ConfigError, match="is read as bytes"):
+    with pytest.raises(ConfigError, match="is read as raw bytes"):
         prepare(str(tmp_path / name), tmp_path / "words", PrepareOptions(tokenizer="whitespace"))
 
 
@@ -310,7 +310,7 @@ def test_datasets_give_rows_as_lines(tmp_path: Path) -> None:
             assert [counts["lines"] for counts in result.report["splits"].values()] == [1080, 11, 12]
     assert unchanged == [False, True, False]
     wrong = PrepareOptions(ReadOptions(format="datasets", text_column="body"))
-    with pytest.raises(DataError, match="no column body; name one of text by --text-column"):
+    with pytest.raises(DataError, match="no column body; name one of text with --text-column"):
         prepare(str(tmp_path / "stored"), tmp_path / "other", wrong)
 
 

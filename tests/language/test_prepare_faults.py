@@ -78,7 +78,7 @@ def test_another_corpus_and_files_of_others_are_not_replaced(tmp_path: Path) -> 
 BAD = {
     "missing": (None, r"no such file or folder; check the path"),
     "empty": (b"", r"bad: the file is empty"),
-    "blank": (b"\n \n" * 50, r"bad: no token in the train split"),
+    "blank": (b"\n \n" * 50, r"bad: the train split has no token"),
     "nul": (b"a\n" * 30 + b"b\0\n", r"bad:31:2: NUL byte"),
     "utf16": ("a b\n".encode("utf-16") * 30, r"is UTF-16; convert it"),
     "gzip": (gzip.compress(text(50).encode()), r"is gzip-compressed; unpack it"),
@@ -102,7 +102,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         standard(tmp_path / "in")
         path = tmp_path / "in/valid.txt"
         message = message.replace("bad:", "valid.txt:").replace(
-            "valid.txt: no token in the train", "in: no token in the valid"
+            "valid.txt: the train split has no token", "in: the valid split has no token"
         )
     if content is not None:
         path.write_bytes(content)
