@@ -1,8 +1,8 @@
-"""What a config leaves open by ``auto``, chosen by measurement where a training starts.
+"""Precisions that a config leaves open by ``auto``, chosen by a benchmark when training starts.
 
 Products in bfloat16 are several times as fast as float32 on one processor and many times as slow on another.
-What is faster at the run's own sizes is kept in its config.json. So a resumed run, which might measure
-otherwise, goes on bit-identical. A value that a config or ``--set`` gives is taken as it is.
+The faster precision at the run's own sizes is saved in its config.json. A resumed run reads it there instead
+of measuring again, so results stay bit-identical. A value that a config or ``--set`` gives is used as given.
 
 K components · E context size · V words.
 """
@@ -29,11 +29,11 @@ from lm.runs.inputs import saved_settings
 C = TypeVar("C", bound=BaseModel)
 Work = Callable[[], object]
 
-CLEARLY = 1.1  # times the speed of float32 from which on bfloat16 is worth its rounding
-SMALL = 2**19  # numbers of an output matrix below which its products take too little time to matter
-TRIED_ROWS, TRIED_WORDS = 96, 4096  # of logits that are tried, at most
+CLEARLY = 1.1  # least speed of bfloat16, in times that of float32, that is worth its rounding
+SMALL = 2**19  # entries of an output matrix; products of smaller ones take too little time to matter
+TRIED_ROWS, TRIED_WORDS = 96, 4096  # largest sizes of the benchmark's logits
 ROUNDS = 5
-HOPELESS = 0.5  # times the speed of float32 at the first try: no other follows
+HOPELESS = 0.5  # speed of bfloat16, in times that of float32; below it, one round is enough
 
 
 class Tried(NamedTuple):
@@ -44,10 +44,10 @@ class Tried(NamedTuple):
 
 
 def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
-    """The config with what an earlier training in the folder has chosen, and why.
+    """The config with the choices that an earlier training saved in the folder, with their provenance.
 
-    A run that keeps ``auto``, or is older than that, goes on in float32, as it began. StorageError: a damaged
-    config.
+    A run saved with ``auto``, or before ``auto`` existed, continues in float32, as it began. Raises
+    StorageError for a damaged config.
     """
     saved = saved_settings(folder)
     kept = {key: saved[key] for key in _open(resolved) if key in saved and saved[key].value}
@@ -57,9 +57,9 @@ def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
 def measured_choices(
     resolved: Resolved[C], sizes: tuple[int, int], device: torch.device, folder: Path, report: Reporter
 ) -> Resolved[C]:
-    """The config with choices for an output matrix of ``sizes`` (V, E), which it tells.
+    """The config with choices for an output matrix of ``sizes`` (V, E), which are reported.
 
-    Where a run is in the folder, nothing is measured. No number is drawn from the global generators.
+    Nothing is measured if the folder holds a run. The global random generators are not used.
     """
     config: Any = resolved.config
     keys = [] if saved_settings(folder) else _open(resolved)
@@ -79,7 +79,7 @@ def _choice(tried: Tried | None, device: torch.device) -> Setting:
 
 
 def speed_of(tried: Tried, device: torch.device) -> float:
-    """The speed of bfloat16 in times that of float32: the median of rounds in turn."""
+    """Speed of bfloat16 in times that of float32: the median of alternating rounds."""
     ratios: list[float] = []
     for work in tried:
         work()
@@ -122,7 +122,7 @@ JOBS = {"head.products": _loss, "decode.products": _decoding}
 
 
 class _Inputs(NamedTuple):
-    """Random inputs of a head's loss, of some words and a few tokens."""
+    """Random inputs of a head's loss for some words and a few tokens."""
 
     contexts: torch.Tensor  # (n, K, E)
     prior: torch.Tensor  # (n, K)
@@ -131,7 +131,7 @@ class _Inputs(NamedTuple):
 
     @classmethod
     def of(cls, head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> "_Inputs | None":
-        """None where the products are too small to matter."""
+        """Draw inputs; None if the products are too small to matter."""
         vocab, size = sizes
         if size * vocab < SMALL:
             return None
@@ -155,6 +155,6 @@ class _Inputs(NamedTuple):
 
 
 def _open(resolved: Resolved[C]) -> list[str]:
-    """The keys that are left open."""
+    """Keys whose value is ``auto``."""
     values = flat_config(resolved.config)
     return [key for key in JOBS if values.get(key) == "auto"]

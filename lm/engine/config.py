@@ -17,51 +17,54 @@ class OptimConfig(Section):
     betas: tuple[Decay, Decay] = Field(
         (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW"
     )
-    eps: float = Field(1e-8, gt=0, description="denominator term of Adam and AdamW")
+    eps: float = Field(1e-8, gt=0, description="term added to the denominator of Adam and AdamW")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(0.0, ge=0, description="L2 for Adam and SGD, decoupled for AdamW")
-    clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 does not clip")
+    weight_decay: float = Field(
+        0.0, ge=0, description="factor of weight decay: L2 for Adam and SGD, decoupled for AdamW"
+    )
+    clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 = no clipping")
     schedule: Literal["constant", "cosine", "one_cycle", "plateau"] = Field(
-        "constant", description="constant, cosine, one_cycle or plateau"
+        "constant", description="learning-rate schedule: constant, cosine, one_cycle or plateau"
     )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="steps of warm-up: along a cosine from lr / 25 in one_cycle, linear in the others",
+        description="number of warm-up updates: a cosine from lr / 25 in one_cycle, linear in the others",
     )
     decay_steps: int = Field(
-        0, ge=0, description="cosine, one_cycle: the step at which the lowest rate is reached"
+        0, ge=0, description="cosine, one_cycle: number of updates after which the lowest rate is reached"
     )
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate after a decay, as a share of lr")
-    plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor after stale validations")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of lr")
+    plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor on the rate in a drop")
     plateau_patience: int = Field(
-        0, ge=0, description="plateau: stale validations that are forgiven before a drop"
+        0, ge=0, description="plateau: number of validations without improvement that cause no drop"
     )
     average: Literal["none", "ema", "uniform"] = Field(
-        "none", description="weights that are evaluated and saved as best"
+        "none", description="average of weights that is evaluated and used: none, ema or uniform"
     )
     ema_decay: float = Field(
         0.999,
         gt=0,
         lt=1,
-        description="decay of the exponential average, which is corrected for its beginning",
+        description="decay of the exponential average, per update; bias-corrected",
     )
     average_start: int = Field(
         0,
         ge=0,
-        description="step after which averaging begins; with average_patience, at the latest, unless it is 0",
+        description="number of updates before averaging; with average_patience, the largest such number,"
+        " 0 = no limit",
     )
     average_trigger: int = Field(
         0,
         ge=0,
-        description="NT-ASGD: averaging begins where a validation is worse than the best of all but the"
-        " latest so many (5 in the papers); 0: average_start decides",
+        description="NT-ASGD window: number of validations; average once the loss exceeds the best one older"
+        " than these (5 in the papers); 0 = average_start decides",
     )
     average_patience: int = Field(
         0,
         ge=0,
-        description="averaging begins where the best validation is so many validations old (lamb);"
-        " 0: average_start decides",
+        description="number of validations without a new best after which averaging begins (lamb);"
+        " 0 = average_start decides",
     )
 
     @model_validator(mode="after")
@@ -72,72 +75,76 @@ class OptimConfig(Section):
             )
         for name in ("average_trigger", "average_patience"):
             if getattr(self, name) and self.average == "none":
-                raise ValueError(f'{name}: needs averages to begin; set optim.average = "uniform"')
+                raise ValueError(f'{name}: needs an average of weights; set optim.average = "uniform"')
         if self.average_trigger and self.average_patience:
-            raise ValueError("average_patience: average_trigger is set, too; set one of them to 0")
+            raise ValueError(
+                "average_patience: excludes average_trigger, which is also set; set one of them to 0"
+            )
         return self
 
 
 class TrainConfig(Section):
-    """The engine: how long, how often to validate and to save, and on what."""
+    """Training: limits, validation, checkpoints, precision and device."""
 
-    seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds initialisation, data order and dropout")
-    max_steps: int = Field(0, ge=0, description="stop after so many updates; 0 is no limit")
-    max_epochs: int = Field(0, ge=0, description="stop after so many passes over the data; 0 is no limit")
+    seed: int = Field(1, ge=0, le=MAX_SEED, description="seed of initialisation, data order and dropout")
+    max_steps: int = Field(0, ge=0, description="number of updates to stop after; 0 = no limit")
+    max_epochs: int = Field(0, ge=0, description="number of passes over the data to stop after; 0 = no limit")
     max_minutes: float = Field(
-        0.0, ge=0, description="stop after so much training time, resumes included; 0 is no limit"
+        0.0, ge=0, description="minutes of training to stop after, all sittings included; 0 = no limit"
     )
-    batch_size: Size = Field(16, description="dialog segments (dialog) or streams (lm) in a batch")
+    batch_size: Size = Field(16, description="number of dialog segments (dialog) or streams (lm) in a batch")
     shards: Size = Field(
         1,
-        description="number of parts of a batch, each with its own random numbers, that processes share out;"
-        " as many processes or fewer may train, and their number changes nothing but the time",
+        description="number of parts of a batch, each with its own random numbers, divided among processes."
+        " At most as many processes can train; their number affects only the speed.",
     )
     reduction: Literal["exact", "fast"] = Field(
         "exact",
-        description="sum of gradients over processes: exact gives the same bits for every number of them,"
-        " fast sends less and agrees to rounding",
+        description="sum of gradients over processes: exact gives the same bits for any number of processes,"
+        " fast sends less and agrees up to rounding",
     )
     exchange_minutes: float = Field(
-        10.0, gt=0, le=1440, description="minutes that processes wait for each other before they end"
+        10.0, gt=0, le=1440, description="minutes that processes wait for each other before they fail"
     )
-    accumulate: Size = Field(1, description="batches whose gradients make one update")
-    validate_every: int = Field(0, ge=0, description="updates between validations; 0 is once an epoch")
+    accumulate: Size = Field(1, description="number of batches in an update")
+    validate_every: int = Field(
+        0, ge=0, description="number of updates between validations; 0 = once an epoch"
+    )
     patience: int = Field(
-        0, ge=0, description="stop after so many validations without a better one; 0 never stops early"
+        0, ge=0, description="number of validations without improvement to stop after; 0 = no early stopping"
     )
     min_delta: float = Field(
-        0.0, ge=0, description="nats a token that count as better, for patience and for the plateau schedule"
+        0.0, ge=0, description="smallest improvement in nats a token, for patience and the plateau schedule"
     )
     stop_trigger: int = Field(
         0,
         ge=0,
-        description="stop where a validation is worse than the best of all but the latest so many (5 in the"
-        " papers' finetuning); 0 never does",
+        description="number of validations; stop once the loss exceeds the best one older than these (5 in"
+        " the papers' finetuning); 0 = off",
     )
     start_from: str = Field(
-        "", description="lm: run whose best weights training starts from, as in finetuning"
+        "", description="lm: run whose best weights the training starts from, for finetuning"
     )
     checkpoint_every: int = Field(
-        0, ge=0, description="updates between checkpoints; 0 is at validations only"
+        0, ge=0, description="number of updates between checkpoints; 0 = only at validations"
     )
     checkpoint_minutes: float = Field(
         5.0,
         ge=0,
-        description="a checkpoint is written at the latest after so many minutes; 0 is by steps only",
+        description="most minutes between checkpoints; 0 = no limit",
     )
-    keep_best: int = Field(1, ge=1, description="how many of the best checkpoints are kept")
-    keep_last: int = Field(2, ge=1, description="how many of the newest checkpoints are kept")
-    log_every: int = Field(50, ge=1, description="updates between lines of metrics.jsonl")
+    keep_best: int = Field(1, ge=1, description="number of best checkpoints to keep")
+    keep_last: int = Field(2, ge=1, description="number of newest checkpoints to keep")
+    log_every: int = Field(50, ge=1, description="number of updates between lines of metrics.jsonl")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="bfloat16 runs the model under autocast; cells that torch does not have stay in float32",
+        description="bfloat16 runs the model under autocast, except cells that torch does not have",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
-    threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of the training; 0 leaves the choice to torch"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto, cpu or cuda; auto = CUDA if available"
     )
+    threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0 = torch's default")
     compat: Literal["none", "paper"] = Field(
         "none",
-        description="paper: with the oddities of the authors' code, as listed in docs/reproduction.md",
+        description="paper: with the deviations of the authors' code that docs/reproduction.md lists",
     )

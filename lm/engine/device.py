@@ -1,4 +1,4 @@
-"""Where tensors live, and settings under which the same numbers come out of it again."""
+"""Device of a training or evaluation, with settings for reproducible results."""
 
 import os
 
@@ -9,7 +9,7 @@ from lm.errors import ConfigError
 
 
 def configure_device(train: TrainConfig) -> torch.device:
-    """The device to train on, set up for reproducible results; raises ConfigError where CUDA is missing."""
+    """The device to train on, set up for reproducible results; raises ConfigError if CUDA is missing."""
     if train.threads:
         torch.set_num_threads(train.threads)
     if train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available()):
@@ -22,9 +22,9 @@ def configure_device(train: TrainConfig) -> torch.device:
 
 
 def device_here(train: TrainConfig) -> torch.device:
-    """The device on which a trained model is used: that of its run, or the CPU where it is away.
+    """The device to use a trained model on: that of its run, or the CPU if there is no CUDA.
 
-    With as many threads as torch takes, for those of the training were for it and what ran beside it.
+    Torch chooses the number of threads, because ``train.threads`` is meant for the training only.
     """
     here = {} if torch.cuda.is_available() else {"device": "cpu"}
     return configure_device(train.model_copy(update={"threads": 0, **here}))

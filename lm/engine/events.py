@@ -17,7 +17,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Begin of a training, or of its resumption, after ``step`` updates; ``goal.seconds`` counts from now."""
+    """Start or resumption of a training after ``step`` updates; ``goal.seconds`` counts from now."""
 
     step: int
     goal: Goal
@@ -37,7 +37,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """Metrics of the task at a step, the best so far or not; ``averaged``: of the average of the weights."""
+    """Metrics of a validation at a step; ``averaged`` if the averaged weights were validated."""
 
     step: int
     metrics: Mapping[str, float]
@@ -64,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of a training, of any kind."""
+    """End of a training for any reason."""
 
 
 Event: TypeAlias = Started | Update | Validated | Note | Ended

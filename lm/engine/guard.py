@@ -1,4 +1,4 @@
-"""When non-finite numbers are a bad batch that can be skipped, and when they are divergence."""
+"""Divergence detection: too many updates skipped because of non-finite numbers."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ class Guard:
 
     in_a_row: int = 0
     recent: list[list[int]] = field(default_factory=list)  # [step, epoch, batch] of the last 1,000 steps
-    recoveries: int = 0  # times that the last good checkpoint was returned to
+    recoveries: int = 0  # returns to the last good checkpoint
 
     def passed(self) -> None:
         self.in_a_row = 0
@@ -25,7 +25,7 @@ class Guard:
 
     @property
     def exhausted(self) -> bool:
-        """Whether ten updates in a row, or 5 % of the last 1,000, were skipped."""
+        """True if ten updates in a row, or 5 % of the last 1,000, were skipped."""
         return self.in_a_row >= IN_A_ROW or len(self.recent) >= IN_WINDOW
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""The lines that training writes to metrics.jsonl and timing.jsonl."""
+"""Training logs: metrics.jsonl and timing.jsonl."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +11,7 @@ from lm.runs.run import Run
 
 
 class NoJournal:
-    """The journal of processes that leave the logs to rank 0."""
+    """Journal of ranks other than 0: writes nothing."""
 
     def record(self, progress: Progress, split: str, values: Mapping[str, str | float]) -> None:
         """Nothing is written."""
@@ -24,7 +24,7 @@ class NoJournal:
 
 
 class Journal:
-    """Writes the logs of a run. A line that the disk refuses is kept, and written before the next commit."""
+    """Writes the logs of a run. A line that could not be written is kept and retried by the next write."""
 
     def __init__(self, run: Run) -> None:
         self._metrics, self._timing = run.metrics, run.timing
@@ -32,38 +32,39 @@ class Journal:
         self._timed = 0.0  # training seconds at the last line of timing.jsonl
 
     def record(self, progress: Progress, split: str, values: Mapping[str, str | float]) -> None:
-        """A line of metrics.jsonl; numbers that are not finite become null."""
+        """Append a line to metrics.jsonl; non-finite numbers become null."""
         place = {"step": progress.step, "epoch": progress.pass_number, "split": split}
         self._unwritten.append({**place, **values})
-        with suppress(StorageError):  # flush tells, when it matters
+        with suppress(StorageError):  # flush retries and raises
             self._write()
 
     def updates(self, progress: Progress, lr: float, seconds: float) -> None:
-        """The updates since the last such line, averaged over tokens; ``seconds`` of training so far."""
+        """Log means over the tokens since the last such line; ``seconds`` is the training time so far."""
         window = progress.window
         nll, norm = window.nll / window.tokens, window.grad_norm / window.updates
         means = {"nll": nll, "perplexity": perplexity(nll), "lr": lr, "grad_norm": norm}
         self.record(progress, "train", means | {"tokens": window.tokens})
         speed = window.tokens / max(1e-9, seconds - self._timed)
         self._timed = seconds
-        with suppress(StorageError):  # not needed to go on
+        with suppress(StorageError):  # the training does not depend on it
             self._timing.append({"step": progress.step, "seconds": seconds, "tokens_per_second": speed})
 
     def ended(self, state: str, progress: Progress, seconds: float) -> None:
-        """A last line of timing.jsonl: how a training ended. Resuming takes it back."""
-        with suppress(StorageError):  # only shown
+        """Append the reason of the end to timing.jsonl. Resuming removes that line."""
+        with suppress(StorageError):  # only displayed
             self._timing.append({"step": progress.step, "seconds": seconds, "ended": state})
 
     def flush(self) -> tuple[int, int]:
-        """Brings every line to the disk and returns the sizes of both files; raises StorageError."""
+        """Sync metrics.jsonl to disk and return the sizes of both files in bytes; raises StorageError."""
         self._write()
         self._metrics.sync()
         return self._metrics.offset, self._timing.offset
 
     def require(self, size: int, sha256: str) -> bool:
-        """Whether the log begins as a commit knew it; False where it is gone: there, but empty.
+        """True if the log begins with the ``size`` bytes that a commit recorded, False if the log is empty.
 
-        StorageError where it is another, or shorter. ``sha256`` is empty for commits that had none.
+        Raises StorageError if the log is shorter or its bytes differ. ``sha256`` is empty for commits that
+        recorded none.
         """
         if size and not self._metrics.offset:
             return False
@@ -72,14 +73,14 @@ class Journal:
         return True
 
     def cut(self, metrics: int) -> int:
-        """Takes back what was logged after a commit that knew ``metrics`` bytes; returns how many it was."""
+        """Truncate metrics.jsonl to the size in a commit, ``metrics`` bytes; returns the bytes removed."""
         self._unwritten.clear()
         lost = self._metrics.offset - metrics
         self._metrics.truncate(metrics)
         return lost
 
     def resume(self, timing: int, seconds: float) -> None:
-        """Goes on after ``seconds`` of training; ``timing`` bytes of timing.jsonl are older than that."""
+        """Continue after ``seconds`` of training, with the first ``timing`` bytes of timing.jsonl."""
         self._timed = seconds
         self._timing.truncate(min(timing, self._timing.offset))
 

@@ -1,8 +1,8 @@
 """The training engine: one loop for every task.
 
-At each boundary between two updates the loop validates and commits what is due, so that a process that is
-killed anywhere and started again goes on as if nothing had happened: all that its future depends on is in the
-commit (:mod:`lm.engine.state`), and what the log holds beyond the commit is cut off.
+Between two updates, the loop validates and commits if due. A commit holds everything that the future depends
+on (:mod:`lm.engine.state`). A process that is killed anywhere and started again therefore continues
+bit-identically. Log lines newer than the commit are removed.
 """
 
 import math
@@ -33,23 +33,23 @@ __all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "require_end", "se
 
 BatchT = TypeVar("BatchT")
 Verdict = Callable[[int, float], str]
-"""Asked after a validation, with the step and the last finite nll: why training ends here, or nothing."""
+"""Called after a validation with the step and the last finite nll: a reason to stop training, or ``""``."""
 
 
 class Task(Stateful, Protocol[BatchT]):
-    """What is trained. Batches come on the right device; random numbers come from the global generators."""
+    """Model, data and loss of a training. Batches are on its device; randomness is global."""
 
     def epoch(self, number: int, start: int) -> Iterator[BatchT]:
         """Batches ``start``, ``start + 1``, … of pass ``number``, from 0: a function of seed, pass and index.
 
-        The first batch of a pass starts from fresh carried state; any other from the state carried to it.
+        The first batch of a pass starts from a fresh carried state, any other from that of the batch before.
         """
 
     def epoch_length(self) -> int:
-        """Batches in a pass; need not be exact, only shown."""
+        """Approximate number of batches in a pass, for display."""
 
     def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
-        """Shard ``index`` of ``count`` contiguous shards of a batch; None where it is empty.
+        """Shard ``index`` of ``count`` contiguous shards of a batch; None if it is empty.
 
         The rows of carried state are cut by :func:`lm.parallel.shards.slice_of`.
         """
@@ -58,15 +58,15 @@ class Task(Stateful, Protocol[BatchT]):
         """The summed loss of a batch, or of a part of one."""
 
     def validate(self) -> dict[str, float]:
-        """Metrics of the model as it is; ``"nll"``, in nats per token, decides.
+        """Validation metrics of the current weights; the best is judged by ``"nll"``, in nats per token.
 
-        The model is in evaluation mode and no gradients are kept. A signal ends it, wherever it comes.
+        The model is in evaluation mode and gradients are disabled. A signal may interrupt it at any point.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """How a training ended."""
+    """Outcome of a training."""
 
     step: int
     epoch: int
@@ -77,7 +77,7 @@ class FitResult:
 
 
 def require_end(train: TrainConfig) -> None:
-    """Raises ConfigError where training could never end."""
+    """Raise ConfigError if training would never end."""
     if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
         limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
         raise ConfigError(f"training would never end; set {limits}")
@@ -93,21 +93,24 @@ def fit(
     words: int = 0,
     group: Group = ALONE,
 ) -> FitResult:
-    """Trains until a limit or until validation stops improving; resumes where ``run`` holds a commit.
+    """Train until a limit or until validation stops improving; resume if ``run`` holds a commit.
 
-    ``verdict`` may end it at any validation, as a limit does; a resumed run asks again where it stands.
-    ``words`` is the size of the vocabulary, for a warning where all validations are near guessing.
-    The processes of a ``group`` train together: rank 0 with the run, the others with a :class:`Follower`.
+    ``verdict`` may end the training at any validation, as a limit does. A resumed run calls it again if its
+    last step was validated. ``words`` is the size of the vocabulary, for a warning about validations near
+    guessing. The processes of a ``group`` train together: rank 0 has the run, the others a
+    :class:`Follower`.
 
-    The end is validated whether or not it was due. A finished run that goes on with a higher limit has had
-    that validation, and a run of that length from the start has not; where the end was due for validation
-    anyway, by ``train.validate_every`` or as the end of a pass, the two are bit-identical. Otherwise the one
-    has an additional record in the log and an additional candidate for the best, early stopping counts one
-    validation more, and the plateau schedule hears of it; with any other schedule the weights of equal steps
-    are the same.
+    The last step is always validated. Suppose a finished run continues with a higher limit. If its former
+    last step was due for validation (by ``train.validate_every`` or as the end of a pass), it is
+    bit-identical to one uninterrupted run. Otherwise it has one validation more: in the log, among the
+    candidates for the best, in early stopping and in the plateau schedule. With any other schedule, the
+    weights of equal steps are still the same.
 
-    Raises Interrupted after saving on a signal, DivergenceError where numbers stay non-finite, StorageError
-    where three commits in a row fail, ConfigError where training could never end.
+    Raises:
+        Interrupted: a signal came; the state is saved.
+        DivergenceError: numbers stay non-finite.
+        StorageError: three commits in a row failed.
+        ConfigError: training would never end.
     """
     require_end(train)
     engine = _Engine(task, train, optim, run, report, group)
@@ -173,7 +176,7 @@ class _Engine(Generic[BatchT]):
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
 
     def loop(self) -> str:
-        """Trains to the end and returns the reason for it; raises Interrupted between updates."""
+        """Train to the end and return the reason for it; raises Interrupted between updates."""
         while True:
             reason = self.finished()
             if self.diverged(reason):
@@ -191,26 +194,26 @@ class _Engine(Generic[BatchT]):
             self.step()
 
     def interruptible(self) -> AbstractContextManager[object]:
-        """Let signals end a validation; processes of a group end together, after it."""
+        """Let signals interrupt a validation; processes of a group instead end together after it."""
         return self.stop.raising() if self.group.size == 1 else nullcontext()
 
     def check_stop(self) -> None:
-        """Raise Interrupted on a signal; in a group, only when all processes know of it."""
+        """Raise Interrupted on a signal; in a group, only once all processes agreed to stop."""
         if self.group.size == 1:
             self.stop.check()
         elif self.sharded and self.sharded.agreed.stop:
             raise Interrupted("")
 
     def require_updates(self) -> None:
-        """DivergenceError where all updates were skipped: there is nothing that a training has come to."""
+        """Raise DivergenceError if all updates were skipped, because the training learnt nothing."""
         guard, step = self.progress.guard, self.progress.step
         if 0 < step <= guard.in_a_row:
             raise DivergenceError(
-                f"no update of {step} was finite: {guard.describe()}; lower optim.lr or check the config"
+                f"none of {step} updates was finite: {guard.describe()}; lower optim.lr or check the config"
             )
 
     def finished(self) -> str:
-        """Why training ends here, or nothing."""
+        """Reason to end training at this step, or ``""``."""
         train, progress = self.train, self.progress
         if train.max_steps and progress.step >= train.max_steps:
             return f"train.max_steps = {train.max_steps} reached"
@@ -220,7 +223,7 @@ class _Engine(Generic[BatchT]):
             times = "1 time" if progress.stale == 1 else f"{progress.stale} times"
             return f"no better validation for {times} (train.patience = {train.patience})"
         if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
-            return f"validation is worse than its best before (train.stop_trigger = {train.stop_trigger})"
+            return f"validation is worse than an older best (train.stop_trigger = {train.stop_trigger})"
         if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:
             return f"train.max_minutes = {train.max_minutes:g} reached"
         if self.verdict and progress.history and progress.validated == progress.step:
@@ -228,7 +231,7 @@ class _Engine(Generic[BatchT]):
         return ""
 
     def goal(self) -> Goal:
-        """The limits of training, for the progress display."""
+        """Limits of training, for the progress display."""
         train = self.train
         per_epoch = math.ceil(self.task.epoch_length() / train.accumulate)
         steps = [limit for limit in (train.max_steps, train.max_epochs * per_epoch) if limit]
@@ -236,7 +239,7 @@ class _Engine(Generic[BatchT]):
         return Goal(min(steps, default=0), seconds)
 
     def step(self) -> None:
-        """One update from the next ``train.accumulate`` batches of this pass, or fewer where it ends."""
+        """One update from the next ``train.accumulate`` batches, or fewer at the end of the pass."""
         progress = self.progress
         if self.batches is None:
             self.batches = Batches(self.task.epoch(progress.epoch, progress.index))
@@ -269,7 +272,7 @@ class _Engine(Generic[BatchT]):
             progress.window = LogWindow()
 
     def lr_scale(self, sums: Sums) -> float:
-        """The factor of this update's window; with ``compat``, that of the one before while ASGD averages."""
+        """Factor of this update's window; with ``compat``, that of the previous one while ASGD averages."""
         late = self.progress.late_scale
         averaged = self.optim.average == "uniform" and self.state.averager.takes(self.progress.step + 1)
         if self.train.compat == "paper" and averaged:
@@ -278,7 +281,7 @@ class _Engine(Generic[BatchT]):
         return sums.lr_scale
 
     def gradients(self, batches: list[BatchT], before: Bookmark) -> Sums:
-        """The gradients in the model and their sums; Interrupted leaves everything as it was before."""
+        """Compute gradients in the model and return their sums; Interrupted leaves everything unchanged."""
 
         def checked() -> Iterator[BatchT]:
             for batch in batches:
@@ -295,7 +298,7 @@ class _Engine(Generic[BatchT]):
             raise
 
     def shard_gradients(self, sharded: ShardedUpdater[BatchT], batches: list[BatchT]) -> Sums:
-        """The gradients of all shards, and an agreement of all processes."""
+        """Compute the gradients of all shards and agree on stopping and saving with all processes."""
         stop = bool(self.stop)
         status = (
             self.saver.status(stop) if isinstance(self.saver, SharedSaver) else Agreed(stop, 0.0, save=False)
@@ -306,19 +309,19 @@ class _Engine(Generic[BatchT]):
         return sums
 
     def skipped(self, epoch: int, batch: int) -> None:
-        """Tells of an update that was left out because its loss or gradient is not finite."""
+        """Record and report an update skipped because its loss or gradient is not finite."""
         self.progress.guard.skipped(self.progress.step, epoch, batch)
         self.journal.record(self.progress, "event", {"event": "skipped", "batch": batch})
         place = f"step {self.progress.step} (epoch {epoch}, batch {batch})"
         self.report(Note(f"warning: {place} is skipped, its loss or gradient is not finite"))
 
     def diverged(self, reason: str) -> bool:
-        """Whether too many updates were skipped, or weights that are about to be saved are not finite."""
+        """True if too many updates were skipped, or weights about to be saved are not finite."""
         saves = bool(reason) or self.validation_due(reason) or self.saver.due_by_step()
         return self.progress.guard.exhausted or (saves and not self.state.finite())
 
     def recover(self) -> None:
-        """Returns once to the last good commit with half the learning rate; then raises DivergenceError."""
+        """Return once to the last good commit with half the learning rate; then raise DivergenceError."""
         guard, step = self.progress.guard, self.progress.step
         cause = (
             f"not finite at {guard.describe()}" if guard.exhausted else f"weights not finite at step {step}"
@@ -336,14 +339,16 @@ class _Engine(Generic[BatchT]):
         self.report(Note(f"warning: training diverged, {cause}; {now}"))
 
     def validation_due(self, reason: str) -> bool:
-        """Whether this step is validated and was not yet: every so often, and where training ends."""
+        """True if this step is due for validation, at an interval or as the last, and not yet validated."""
         progress, every = self.progress, self.train.validate_every
         due = progress.step % every == 0 if every else progress.index == 0
-        counts = progress.step > 0 or bool(self.train.start_from)  # borrowed weights are the ones to beat
+        counts = progress.step > 0 or bool(
+            self.train.start_from
+        )  # the weights of start_from are the first to beat
         return (bool(reason) or (due and counts)) and progress.validated != progress.step
 
     def validate(self) -> None:
-        """Measures the averaged weights; nothing but the progress changes. Raises Interrupted before that."""
+        """Validate the averaged weights, and record the result only. Interrupted leaves all unchanged."""
         before = Bookmark(self.task)
         self.task.model.eval()
         try:
@@ -363,11 +368,11 @@ class _Engine(Generic[BatchT]):
         self.report(Validated(self.progress.step, metrics, best, averaged))
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
-            self.report(Note("validation stalls: from here on the average of the weights counts"))
+            self.report(Note("validation stalls: averaging of the weights begins"))
 
     def interrupted(self) -> str:
-        """Saves if it can, and says what is saved."""
-        saved = "the last checkpoint stands"
+        """Save if possible; returns a message about the saved step."""
+        saved = "the last checkpoint is kept"
         if self.state.finite():
             try:
                 self.saver.save(final=True)

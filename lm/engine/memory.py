@@ -1,4 +1,4 @@
-"""How much memory a training takes, and whether the machine has it."""
+"""Memory estimates of a training, and the check against the memory of the machine."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> dict[str, int]:
-    """Bytes of training and of a checkpoint; ``activations`` counts the numbers that backpropagation keeps.
+    """Bytes of training and of a checkpoint; ``activations`` counts the numbers kept for backpropagation.
 
     A checkpoint holds a tied matrix under both of its names, and so do its averages.
     """
@@ -37,7 +37,7 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
 
 
 def head_scratch(head: Head, tokens: int) -> int:
-    """Numbers that the loss holds besides: what becomes of a chunk's logits, and gradients of parameters."""
+    """Numbers of the loss's temporary memory: logit buffers of a chunk and gradients of parameters."""
     output = head.output
     rows = min(tokens, output.chunk) * output.rows_per_token
     logits = rows * head.vocab_size * output.logit_buffers * output.logit_bytes // FLOAT
@@ -45,17 +45,17 @@ def head_scratch(head: Head, tokens: int) -> int:
 
 
 def require_memory(needed: int, device: torch.device, remedy: str) -> None:
-    """Raises ConfigError where the device, or what this process may have of the machine, is smaller."""
+    """Raise ConfigError if ``needed`` bytes exceed the memory of the device or the process's limit."""
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_limit()
     if needed > total:
         raise ConfigError(
-            f"training would take about {readable(needed)} of memory where there are "
-            f"{readable(total, up=False)}; {remedy}"
+            f"training needs about {readable(needed)} of memory, but only "
+            f"{readable(total, up=False)} are available; {remedy}"
         )
 
 
 def memory_limit() -> int:
-    """Bytes of memory that this process may have: the machine's, or its control group's if less."""
+    """Memory limit of this process in bytes: the machine's, or its control group's if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in map(Path, _LIMITS):
         try:

@@ -1,4 +1,4 @@
-"""The numbers that a training shows of itself: smoothed loss, speed, time left, and how they are written."""
+"""Progress numbers of a training and their text: smoothed loss, speed, time left."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from lm.numbers import number
 
 
 class Meter:
-    """Smoothed loss, speed, and the share of the training that is done."""
+    """Smoothed loss, speed, and completed share of a training."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Meter:
 
     @property
     def done(self) -> float | None:
-        """Share of the training that is done, by whichever limit comes first; None without a limit."""
+        """Completed share of the training, by the limit that ends it first; None without a limit."""
         shares = []
         if self._goal.steps:
             shares.append(self._last.step / self._goal.steps)
@@ -53,7 +53,7 @@ class Meter:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds left at the present speed; None where it cannot be known."""
+        """Seconds left at the present speed; None if unknown."""
         elapsed = self._clock() - self._started
         left = []
         if self._goal.seconds:
@@ -64,7 +64,7 @@ class Meter:
         return min(left) if left else None
 
     def line(self, room: int | None = None) -> str:
-        """Steps, perplexity, loss, speed, epoch and learning rate: as many of them as have room, in cells."""
+        """Steps, perplexity, loss, speed, epoch and learning rate: as many as fit into ``room`` columns."""
         update = self._last
         steps = f"{update.step:,}/{self._goal.steps:,}" if self._goal.steps else f"{update.step:,}"
         parts = (

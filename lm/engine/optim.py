@@ -1,7 +1,7 @@
 """Optimisers, learning-rate schedules and weight averaging.
 
-The learning rate is a function of the step and of the validations seen so far, never of hidden state in
-a scheduler object, so it resumes exactly. Optimiser state travels as named flat tensors, without pickle.
+The learning rate is a function of the step and of the validations so far. No scheduler object holds hidden
+state, so the rate resumes exactly. Optimiser state is saved as named tensors, without pickle.
 """
 
 import math
@@ -21,7 +21,7 @@ ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's One
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of every trainable parameter of ``model`` (tied parameters once), in fused form."""
+    """A fused optimiser of every trainable parameter of ``model``; tied parameters count once."""
     parameters = list(trainable(model).values())
     if config.name == "sgd":
         return torch.optim.SGD(
@@ -33,7 +33,7 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
 
 
 def numbers_per_parameter(config: OptimConfig) -> int:
-    """How many numbers a checkpoint holds for each parameter: itself, the optimiser's and the average."""
+    """Numbers that a checkpoint holds for each parameter: itself, the optimiser's and the average."""
     own = (1 if config.momentum else 0) if config.name == "sgd" else 2
     return 1 + own + (config.average != "none")
 
@@ -56,7 +56,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def load_optimizer_tensors(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Puts back what :func:`optimizer_tensors` took; StorageError where a name or shape is not ours."""
+    """Restore the result of :func:`optimizer_tensors`; StorageError if a name or shape does not fit."""
     parameters = trainable(model)
     index = {name: number for number, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
@@ -70,24 +70,24 @@ def load_optimizer_tensors(
 
 @dataclass
 class Plateau:
-    """What the plateau schedule remembers of the validations."""
+    """State of the plateau schedule."""
 
     stale: int = 0  # validations since the last better one, or since the last drop
     factor: float = 1.0  # on the learning rate
 
 
 def nonmonotonic(history: Sequence[float], window: int) -> bool:
-    """Whether the latest validation is worse than the best of all but the ``window`` before it.
+    """True if the latest validation is worse than the best one that is older than the ``window`` before it.
 
-    That is when NT-ASGD begins to average, and when finetuning ends (Merity et al. 2018, Algorithm 1, as in
-    their code: at least ``window`` + 1 earlier validations). Without any validation it is not.
+    This condition starts averaging in NT-ASGD and ends finetuning (Merity et al. 2018, Algorithm 1). As in
+    their code, it needs at least ``window`` + 1 earlier validations.
     """
     settled = history[: max(0, len(history) - 1 - window)]
     return bool(settled) and history[-1] > min(settled)
 
 
 def stale(history: Sequence[float]) -> int:
-    """How many validations ago the best one was; 0 before there is any."""
+    """Number of validations since the best one; 0 without any validation."""
     return len(history) - 1 - history.index(min(history)) if history else 0
 
 
@@ -97,7 +97,7 @@ def _cosine(done: float) -> float:
 
 
 class Schedule:
-    """The learning rate: warm-up, then constant, cosine, or lowered where validation stalls."""
+    """Learning-rate schedule: warm-up, then constant, cosine, or lowered when validation stalls."""
 
     def __init__(self, config: OptimConfig) -> None:
         self._config = config
@@ -116,7 +116,7 @@ class Schedule:
         return config.lr * warmup * self._plateau.factor
 
     def observe(self, better: bool) -> None:
-        """Takes note of a validation, better or stale. Only the plateau schedule acts on it."""
+        """Record if a validation was better. Only the plateau schedule uses it."""
         config, plateau = self._config, self._plateau
         if config.schedule != "plateau":
             return
@@ -129,20 +129,24 @@ class Schedule:
         return asdict(self._plateau)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Puts back what :meth:`state` gave; raises TypeError where that is not what it is."""
+        """Restore the result of :meth:`state`; raises TypeError for other keys."""
         self._plateau = Plateau(**state)
 
 
 class Averager:
-    """The average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
+    """Average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
 
-    Both are of the iterates s = ``average_start + 1 … t``. The weights of the exponential average are
-    proportional to d^(t − s) and sum to 1 (the bias correction of Kingma and Ba 2015, § 3), so that a short
-    training does not count its first iterate too much. The uniform average is the mean (Polyak and Juditsky
-    1992). Either may begin later, at a validation: with ``average_trigger`` at one that is worse than it
-    should be (NT-ASGD, Merity et al. 2018), with ``average_patience`` at one that many after the best, or at
-    ``average_start`` (Melis et al. 2020). ``skip_first`` leaves the first iterate out of the uniform mean, as
-    ``torch.optim.ASGD`` does. Buffers are not averaged.
+    Both average the iterates s = ``average_start + 1 … t``. The coefficients of the exponential average are
+    proportional to d^(t − s). They sum to 1 by the bias correction of Kingma and Ba (2015, § 3), so that the
+    first iterate of a short training does not dominate. The uniform average is the mean (Polyak and Juditsky
+    1992).
+
+    Averaging may also start at a validation. With ``average_trigger``, the first validation that triggers
+    NT-ASGD starts it (Merity et al. 2018). With ``average_patience``, it starts after as many validations
+    without a new best, and at the latest at ``average_start`` (Melis et al. 2020).
+
+    ``skip_first`` omits the first iterate from the uniform mean, as ``torch.optim.ASGD`` does. Buffers are
+    not averaged.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
@@ -155,7 +159,7 @@ class Averager:
         self.start: int | None = None if waits else config.average_start
 
     def observe(self, history: Sequence[float], step: int) -> bool:
-        """Takes note of the validations so far, the one at ``step`` last; whether it sets averaging off."""
+        """Record all validations so far, the one at ``step`` last; True if it starts averaging."""
         config = self._config
         if self.start is not None:
             return False
@@ -168,11 +172,11 @@ class Averager:
         return stalls
 
     def takes(self, step: int) -> bool:
-        """Whether the weights after update number ``step`` (the first is 1) are averaged."""
+        """True if the weights after update number ``step`` (from 1) enter the average."""
         return self._config.average != "none" and self.start is not None and step > self.start
 
     def update(self, step: int) -> None:
-        """Takes in the weights after update number ``step``."""
+        """Add the weights after update number ``step`` to the average."""
         if not self.takes(step):
             return
         parameters = trainable(self._model)
@@ -189,7 +193,7 @@ class Averager:
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Inside, the model holds the averages (its own weights before averaging begins); bit-exact after."""
+        """Context in which the model holds the averages; before averaging begins, nothing changes."""
         trained = trainable(self._model).values() if self.count else ()
         parameters: list[Tensor] = [parameter.detach() for parameter in trained]
         kept = [parameter.clone() for parameter in parameters]
@@ -200,7 +204,7 @@ class Averager:
             _copy(parameters, kept)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The model's state_dict with averages in place of weights; empty before averaging begins."""
+        """The model's state_dict with averages instead of weights; empty before averaging begins."""
         if not self.count:
             return {}
         averages = {id(weight): self._average[name] for name, weight in trainable(self._model).items()}
@@ -208,7 +212,7 @@ class Averager:
         return {name: averages.get(id(tensor), tensor.detach()) for name, tensor in own.items()}
 
     def load(self, tensors: Mapping[str, Tensor], count: int, start: int | None) -> None:
-        """Puts back :meth:`tensors`, count and start; StorageError where they do not fit the model."""
+        """Restore :meth:`tensors`, count and start; StorageError if they do not fit the model."""
         parameters = trainable(self._model)
         self.count, self.start = count, start
         self._average = {}

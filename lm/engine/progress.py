@@ -1,7 +1,7 @@
-"""Reporters of a training: a bar on a terminal, plain lines elsewhere, TensorBoard where installed.
+"""Reporters of a training: a bar on a terminal, plain lines elsewhere, TensorBoard if installed.
 
-The engine reports events and never prints. No reporter can end a training: a closed pipe or a failing event
-writer silences only that reporter.
+The engine reports events and never prints. No reporter can end a training. A closed pipe or a failing event
+writer silences only its own reporter.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ _BAR, _LEAST_BAR = 24, 8  # cells of the bar
 
 
 class PlainReporter:
-    """Plain lines to a stream, at most one for progress every ``seconds``."""
+    """Plain lines to a stream, with at most one progress line every ``seconds``."""
 
     def __init__(self, stream: TextIO, seconds: float = 10.0) -> None:
         self._stream: TextIO | None = stream
@@ -67,7 +67,7 @@ class PlainReporter:
 
 
 class RichReporter:
-    """A line with time left, bar, step, loss, perplexity, speed and learning rate, as room allows."""
+    """A live line: time left, bar, step, loss, perplexity, speed and learning rate, as many as fit."""
 
     def __init__(self, console: Console) -> None:
         self._meter, self._console = Meter(), console
@@ -82,7 +82,7 @@ class RichReporter:
                 self._meter.start(event.step, event.goal)
             case Update():
                 self._meter.step(event)
-                self._safely(self._live.start)  # not before: a finished run has nothing to show
+                self._safely(self._live.start)  # not earlier, because a finished run has no update to show
             case Validated():
                 self._print(event.line())
             case Note():
@@ -94,7 +94,7 @@ class RichReporter:
         self._safely(lambda: self._console.print(Text(visible(line))))
 
     def _line(self) -> RenderableType:
-        """The line for the width of the terminal: the learning rate goes first, the time left last."""
+        """The line, cut to the terminal width: the learning rate is dropped first, the time left last."""
         meter, room = self._meter, self._console.width
         remaining = "" if meter.remaining is None else clock(meter.remaining)
         done = meter.done
@@ -114,7 +114,7 @@ class RichReporter:
 
 
 class TimeLeft(ProgressColumn):
-    """The time left at the mean pace so far; nothing before the first step of it."""
+    """Time left at the mean pace so far; empty before the first step."""
 
     def render(self, task: Task) -> Text:
         elapsed, done, total = task.elapsed, task.completed, task.total
@@ -123,7 +123,7 @@ class TimeLeft(ProgressColumn):
 
 
 class TensorboardReporter:
-    """Scalars for TensorBoard in a folder; the first failure is noted once and switches it off."""
+    """Scalars for TensorBoard in a folder; the first failure is reported and switches the reporter off."""
 
     def __init__(self, folder: Path, warn: Reporter) -> None:
         self._folder = folder
@@ -170,7 +170,7 @@ class _ScalarWriter(Protocol):
 
 
 def together(reporters: Sequence[Reporter]) -> Reporter:
-    """Reporter that passes every event on to all of several."""
+    """Reporter that passes every event to each of several reporters."""
 
     def report(event: Event) -> None:
         for reporter in reporters:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds python's, NumPy's and torch's generators; call it before the model is built."""
+    """Seed the generators of Python, NumPy and torch; call it before building the model."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_tensors() -> dict[str, Tensor]:
-    """The state of every generator: python's, NumPy's, torch's on the CPU and on each GPU."""
+    """States of all generators: Python's, NumPy's, torch's on the CPU and on each GPU."""
     _, words, gauss = random.getstate()
     numpy = np.random.get_state(legacy=False)
     tensors = {
@@ -35,7 +35,7 @@ def rng_tensors() -> dict[str, Tensor]:
 
 
 def load_rng(tensors: Mapping[str, Tensor]) -> None:
-    """Puts back what :func:`rng_tensors` took; GPUs that are absent now are left out."""
+    """Restore the result of :func:`rng_tensors`, except for GPUs that are absent now."""
     has_gauss, gauss = tensors["python_gauss"].tolist()
     random.setstate((3, tuple(tensors["python"].tolist()), gauss if has_gauss else None))
     keys = tensors["numpy"].numpy().astype(np.uint32)

@@ -1,4 +1,4 @@
-"""When training saves itself, what it keeps, and how it returns to what it saved."""
+"""Checkpointing during training: when to commit, which commits to keep, resuming, recovery."""
 
 import time
 from typing import Any
@@ -21,9 +21,9 @@ FAILURES = 3  # commits that may fail in a row before training gives up
 
 
 class Saver:
-    """Commits the state of a training run by steps, by minutes and on demand; resumes and recovers from it.
+    """Commits the state of a training by steps, by minutes and on demand; resumes and recovers from commits.
 
-    ``dirty`` is whether anything has changed since the last commit.
+    ``dirty`` is True if the state has changed since the last commit.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Saver:
         return self._seconds_before + time.monotonic() - self._started
 
     def preflight(self, copies: int) -> None:
-        """Raises StorageError unless there is room for the commits that will be kept.
+        """Raise StorageError unless the disk has room for the commits that will be kept.
 
-        ``copies`` is how many numbers a commit holds for each parameter.
+        ``copies`` is the number of values that a commit holds for each parameter.
         """
         size = sum(tensor.nbytes for tensor in model_tensors(self._training.task.model).values())
         kept = self._train.keep_best + self._train.keep_last + 1  # and one to recover from
@@ -56,16 +56,18 @@ class Saver:
         self._run.preflight(size * copies * max(1, commits))
 
     def resume(self) -> None:
-        """Returns to the newest intact commit, or to the very start where there is none.
+        """Return to the newest intact commit, or to the start if there is no commit.
 
-        Raises StorageError where commits exist but none is intact.
+        Raises StorageError if commits exist but none is intact.
         """
         commit = self._store.latest()
         for problem in self._store.problems:
             self._report(Note(f"warning: skipped a damaged checkpoint: {problem}"))
         if commit is None:
             if self._journal.cut(0):
-                self._report(Note("there are records but no checkpoint: starting over, without them"))
+                self._report(
+                    Note("the log has records but there is no checkpoint: starting over with an empty log")
+                )
             self._journal.resume(0, 0.0)
             return
         whole = self._journal.require(*_log_of(commit))
@@ -76,7 +78,7 @@ class Saver:
         self._journal.resume(facts["timing_bytes"], facts["seconds"])
         self._report(Note(f"resuming after step {commit.step}"))
         if not whole:
-            self._commit()  # before a line is written: a kill must not leave a log that no commit knows
+            self._commit()  # before any line is written: a kill must not leave a log that no commit records
             self._lost_log()
             self._commit()
         for name, now in self._circumstances().items():
@@ -85,14 +87,14 @@ class Saver:
                 self._report(Note(f"{name} was {was}, is {now}: results may differ"))
 
     def recover(self) -> bool:
-        """Returns to the last commit that followed a good update and was due by step; False without one."""
+        """Return to the last commit due by step that followed a finite update; False without one."""
         try:
             commit = self._store.open(f"step-{self._training.progress.anchor}")
         except StorageError:
             return False
         try:
             whole = self._journal.require(*_log_of(commit))
-        except StorageError:  # the log began anew after that commit
+        except StorageError:  # the log was restarted after that commit
             whole = False
         self._load(commit, whole)
         if not whole:
@@ -102,26 +104,26 @@ class Saver:
 
     def _lost_log(self) -> None:
         self._journal.record(self._training.progress, "event", {"event": "log lost"})
-        self._report(Note("metrics.jsonl was gone: it begins anew; training goes on as it would have"))
+        self._report(Note("metrics.jsonl was missing and starts again; training is not affected"))
 
     def due(self) -> bool:
-        """Whether the state should be committed now: by step, or because the last commit is too old.
+        """True if the state should be committed now: by step, or because the last commit is too old.
 
-        The clock alone never makes a training diverge: weights that are not finite wait for a commit by step.
+        A commit by the clock must not make a training diverge, so non-finite weights wait for one by step.
         """
         return self.due_by_step() or (self.old() and self.dirty and self._training.finite())
 
     def old(self) -> bool:
-        """Whether the last commit is older than ``train.checkpoint_minutes``."""
+        """True if the last commit is older than ``train.checkpoint_minutes``."""
         minutes = self._train.checkpoint_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
     def due_by_step(self) -> bool:
-        """Whether this step is one to commit, however fast the machine is."""
+        """True if this step is committed on every machine, regardless of its speed."""
         return self.dirty and commit_step(self._training.progress, self._train)
 
     def save(self, final: bool) -> None:
-        """Commits what has changed. A failure is a warning; a third in a row, or a ``final`` one, is not."""
+        """Commit a changed state. A failure only warns, but the third in a row or a ``final`` one raises."""
         if not self.dirty:
             return
         progress = self._training.progress
@@ -170,20 +172,22 @@ class Saver:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _load(self, commit: Commit, keep_log: bool) -> None:
-        """Returns to a commit, and drops those after it: damaged ones, or ones of a future that diverged.
+        """Return to a commit and delete newer ones, which are damaged or diverged.
 
-        The log is cut back to what the commit knew of it, or to nothing.
+        The log is truncated to the size that the commit recorded, or emptied without ``keep_log``.
         """
         self._training.load(commit)
         progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
-        progress.best = [entry for entry in progress.best if entry[1] in kept]  # a damaged one outdid others
+        progress.best = [
+            entry for entry in progress.best if entry[1] in kept
+        ]  # a damaged commit may have displaced others
         self._point()
         self._store.prune(kept)
         self._journal.cut(_log_of(commit)[0] if keep_log else 0)
         self.dirty = False
 
     def _circumstances(self) -> dict[str, str | int]:
-        """What bit-identical results depend on besides the state."""
+        """Versions, threads, kernels and device, which bit-identical results also depend on."""
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
@@ -192,13 +196,13 @@ class Saver:
 
 
 def commit_step(progress: Progress, train: TrainConfig) -> bool:
-    """Whether a step is one to commit once its update has changed something."""
+    """True if a step is committed regardless of the clock."""
     by_steps = train.checkpoint_every > 0 and progress.step % train.checkpoint_every == 0
     return progress.step == 0 or progress.validated == progress.step or by_steps
 
 
 def _log_of(commit: Commit) -> tuple[int, str]:
-    """Size and SHA-256 of what the log held at a commit; older versions recorded the size alone."""
+    """Size in bytes and SHA-256 of the log at a commit; the hash is empty for older versions."""
     record = record_of(commit)
     if record:
         return record.log.size, record.log.sha256

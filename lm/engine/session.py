@@ -45,10 +45,11 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True)
 class Family(Generic[C, D]):
-    """The steps of a training in which language models and dialog models differ.
+    """Steps of a training in which language models and dialog models differ.
 
-    ``load`` returns the codec and the data. ``describe`` returns the sizes of a config for a number of words,
-    and ``needed`` bytes from the section ``memory`` of those. ``task`` makes the model and the task.
+    ``load`` returns the codec and the data. ``describe`` returns the sizes of a config for a number of words.
+    ``needed`` computes the bytes needed from the section ``memory`` of these sizes. ``task`` builds the model
+    and the task.
     """
 
     load: Callable[[C, Path], tuple[Codec, D]]
@@ -56,7 +57,7 @@ class Family(Generic[C, D]):
     remedy: str  # against too little memory
     task: Callable[[C, Codec, D, Place], Ready]
     needed: Callable[[Mapping[str, int]], int] = lambda memory: memory["training"]
-    free: frozenset[str] = frozenset()  # keys besides RESUMABLE with any value when a run is resumed
+    free: frozenset[str] = frozenset()  # keys besides RESUMABLE that may change on resume
 
 
 def train_run(
@@ -66,18 +67,18 @@ def train_run(
     report: Reporter,
     verdict: Verdict | None = None,
 ) -> FitResult:
-    """Train, or resume, the run of a folder.
+    """Train or resume the run of a folder.
 
     Equal configs, data, build and thread count give bit-identical runs, regardless of interruptions.
     ``verdict`` may end a training at a validation: see :func:`lm.engine.loop.fit`.
 
-    Under torchrun, all processes call it with the same arguments; rank 0 reads and writes the folder.
+    Under torchrun, all processes call it with the same arguments. Only rank 0 reads and writes the folder.
 
     Raises:
-        DataError: a split cannot be read, or changed since the run began.
+        DataError: a split cannot be read, or has changed since the run began.
         ConfigError: sizes that do not fit each other, or too little memory; see also
             :func:`lm.engine.loop.fit`.
-        WorkerError: processes that compute different things, or a lost one.
+        WorkerError: processes with different inputs or weights, or a lost process.
         StorageError, DivergenceError, Interrupted: see :func:`lm.engine.loop.fit` and
             :meth:`lm.runs.run.Run.open`.
     """
@@ -134,7 +135,7 @@ def _train(
 def _opened(
     group: Group, folder: Path, resolved: Resolved[C], keys: frozenset[str]
 ) -> Iterator[Run | Follower]:
-    """The run folder on rank 0, and nothing but signals elsewhere."""
+    """The run folder on rank 0, only signal handling on other ranks."""
     runs: list[Run] = []
     group.share(lambda: runs.append(Run.open(folder, resolved, resumable_keys=keys)))
     with runs[0] if runs else Follower() as run:
@@ -142,7 +143,7 @@ def _opened(
 
 
 def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resolved[C]:
-    """Rank 0's choices for a config that all ranks have, on every rank."""
+    """The config with rank 0's choices, on every rank."""
     before, now = flat_config(resolved.config), flat_config(chosen.config)
     values = group.first({key: value for key, value in now.items() if value != before[key]})
     if not values or group.rank == 0:
@@ -152,15 +153,17 @@ def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resol
 
 
 def _require_equal(group: Group, facts: Mapping[str, str]) -> None:
-    """WorkerError, naming rank and fact, where ranks compute with different things."""
+    """Raise WorkerError, naming rank and fact, if a rank differs from rank 0."""
     every = group.gather(dict(facts))
     for rank, theirs in enumerate(every):
         for name in (name for name in facts if theirs[name] != every[0][name]):
-            raise WorkerError(f"rank {rank}: another {name} than rank 0; start all ranks with the same")
+            raise WorkerError(
+                f"rank {rank}: its {name} differs from rank 0's; start all ranks with the same inputs"
+            )
 
 
 def _changed(config: Any, name: str) -> str:
-    """The error about an input with another hash than the run began with."""
+    """Error message for an input whose hash has changed since the run began."""
     what = f"{config.data.valid if name == 'valid_sha256' else config.data.train}: the text"
     if name == START_HASH:
         what = f"{config.train.start_from}: the best checkpoint"

@@ -1,4 +1,4 @@
-"""Modules as shapes alone: what they hold is counted without memory, random numbers, or time."""
+"""Modules on the meta device, to count parameters without memory or random numbers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from lm.errors import ConfigError
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves out ``torch.nn.init``: on the meta device, a random fill makes torch load its compiler."""
+    """Skips ``torch.nn.init``, because a random fill on the meta device makes torch load its compiler."""
 
     def __torch_function__(
         self,
@@ -28,9 +28,9 @@ class _Uninitialised(TorchFunctionMode):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, new tensors and modules are on the meta device, and modules are not initialised.
+    """Context in which new tensors and modules are on the meta device, without initialisation.
 
-    ConfigError for tensors of more entries than torch can count.
+    Raises ConfigError for tensors with more entries than torch can count.
     """
     try:
         with torch.device("meta"), _Uninitialised():
@@ -38,4 +38,4 @@ def shapes_only() -> Iterator[None]:
     except (OverflowError, RuntimeError, TypeError) as error:
         if not isinstance(error, OverflowError) and "overflow" not in str(error).lower():
             raise
-        raise ConfigError("the sizes of the model are beyond all counting; lower the largest") from error
+        raise ConfigError("model sizes overflow; reduce the largest one") from error

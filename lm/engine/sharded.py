@@ -1,7 +1,8 @@
-"""Updates from the shards of a batch, which any number of processes compute with the same bits.
+"""Updates from the shards of a batch, bit-identical for any number of processes.
 
-An update exchanges the gradients, in flat buffers, and one vector of float64 a process: objective, nll and
-tokens of its shards, whether it is to stop, and rank 0's clock. All processes decide from the same numbers.
+In an update, the processes exchange gradients as flat buffers, and each sends one vector of float64. It holds
+objective, nll and tokens of its shards, its stop flag, and rank 0's clock. All processes decide from the same
+numbers.
 """
 
 import math
@@ -24,13 +25,13 @@ class Divisible(Protocol[BatchT]):
     """A task whose batches can be cut into shards."""
 
     def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
-        """Shard ``index`` of ``count`` of a batch; None where there is nothing in it."""
+        """Shard ``index`` of ``count`` of a batch; None if it is empty."""
 
     def loss(self, batch: BatchT) -> StepLoss: ...
 
 
 class Agreed(NamedTuple):
-    """What all processes know after an exchange."""
+    """Outcome of an exchange, equal on all processes."""
 
     stop: bool  # a process has received a signal
     seconds: float  # rank 0's training time
@@ -38,7 +39,7 @@ class Agreed(NamedTuple):
 
 
 class ShardedUpdater(Generic[BatchT]):
-    """Gradients as sums over shards, into the model of an :class:`~lm.engine.update.Updater`.
+    """Computes gradients as sums over shards, for the model of an :class:`~lm.engine.update.Updater`.
 
     ``agreed`` is the outcome of the last exchange.
     """
@@ -55,8 +56,8 @@ class ShardedUpdater(Generic[BatchT]):
     def gradients(self, batches: Sequence[BatchT], update: int, status: Agreed) -> Sums:
         """Sums over all shards of all processes; the model holds gradients of objective / ``divisor``.
 
-        ``update`` counts from 1, ``status`` is this process's part of the agreement. WorkerError where
-        another process is lost.
+        ``update`` counts from 1, and ``status`` is this process's part of the exchange. Raises WorkerError
+        if another process is lost.
         """
         numbers: dict[int, list[float]] = {}  # objective, nll and tokens by shard
         scales: list[float] = []
@@ -78,7 +79,7 @@ class ShardedUpdater(Generic[BatchT]):
     def _shard(
         self, batches: Sequence[BatchT], shard: int, update: int, scales: list[float]
     ) -> tuple[Tensor, list[float]]:
-        """Flat gradient and numbers of a shard of several batches, from random numbers of its own."""
+        """Flat gradient of a shard of several batches, and its objective, nll and tokens; seeded by shard."""
         torch.manual_seed(random_seed(self._seed, update, shard))
         sums = torch.zeros(3, dtype=torch.float64)
         for batch in batches:
@@ -95,7 +96,7 @@ class ShardedUpdater(Generic[BatchT]):
         return flat, sums.tolist()
 
     def _reduced(self, mine: list[Tensor]) -> Tensor:
-        """The sum over all shards, from the sums of this process's nodes."""
+        """Sum over all shards, given the sums of this process's nodes."""
         if self._exact:
             counts = [sum(rank == owner for owner, _ in self._plan) for rank in range(self._group.size)]
             every = self._group.gather_tensors(mine, counts)
@@ -108,7 +109,7 @@ class ShardedUpdater(Generic[BatchT]):
         return total
 
     def _agree(self, numbers: list[list[float]], own: Agreed) -> tuple[float, float, float]:
-        """Exchange numbers of shards and status; returns objective, nll and tokens of all shards."""
+        """Exchange the numbers of shards and the status; returns objective, nll and tokens of all shards."""
         vector = torch.tensor([*own, *(value for shard in numbers for value in shard)], dtype=torch.float64)
         every = self._group.gather_tensors([vector], [1] * self._group.size)
         first = every[0].tolist()
@@ -119,7 +120,7 @@ class ShardedUpdater(Generic[BatchT]):
 
 
 def require_equal_weights(model: nn.Module, group: Group, digest: Callable[[Tensor], str]) -> None:
-    """WorkerError, naming the first tensor, where the ranks' weights differ."""
+    """Raise WorkerError, naming the first tensor, if the ranks' weights differ."""
     names = list(model.state_dict())
     every = group.gather([digest(tensor) for tensor in model.state_dict().values()])
     for rank, hashes in enumerate(every):

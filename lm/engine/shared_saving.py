@@ -1,4 +1,4 @@
-"""Saving and resuming where several processes train: rank 0 works, and all ranks learn the outcome."""
+"""Saving and resuming in distributed training: rank 0 reads and writes, all ranks get the outcome."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from lm.stop import StopFlag
 
 
 class Follower:
-    """What other ranks than 0 have in place of a run: no folder, only signals; a context manager."""
+    """Stand-in for a run on ranks other than 0: handles signals, has no folder; a context manager."""
 
     def __init__(self) -> None:
         self.stop = StopFlag()
@@ -97,7 +97,7 @@ class SharedSaver:
         self.dirty = bool(self._group.first(self.dirty))
 
     def _on_first(self, work: Callable[[Saver], JSON]) -> JSON:
-        """Let rank 0's saver work, on the same ``dirty`` as all ranks have."""
+        """Run ``work`` with rank 0's saver, whose ``dirty`` is set to that of all ranks."""
 
         def on_saver() -> JSON:
             assert self._saver is not None
@@ -111,7 +111,7 @@ class SharedSaver:
         return outcome
 
     def _collect(self) -> None:
-        """Put the carried states of all ranks together, in the order of shards."""
+        """Assemble the carried states of all ranks in the order of shards."""
         task, group = self._training.task, self._group
         own = shards_of(group.rank, group.size, self._train.shards)
         whole: dict[str, Tensor] = {}
@@ -128,7 +128,7 @@ class SharedSaver:
         task.load_state(whole)
 
     def _spread(self) -> None:
-        """Give rank 0's whole state to every rank."""
+        """Broadcast rank 0's state to every rank."""
         values = self._group.first(self._training.values())
         groups = self._training.groups()
         names = self._group.first(sorted(groups))

@@ -1,4 +1,4 @@
-"""What a commit holds besides the optimiser: weights, random number generators, progress."""
+"""State of a training that a commit holds: weights, optimiser, random generators, progress."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +17,12 @@ from lm.runs.checkpoint import Commit
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state_dict, without copies: tied tensors under each of their names, buffers too."""
+    """The model's state_dict without copies: buffers too, tied tensors under each of their names."""
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies what :func:`model_tensors` took, or averages, into the model; raises StorageError."""
+    """Copy weights or averages into the model; raises StorageError if they do not fit."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -33,7 +33,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no element of any floating-point tensor is NaN or infinite."""
+    """True if no element of any floating-point tensor is NaN or infinite."""
     checks = [torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()]
     return not checks or bool(torch.stack([check.cpu() for check in checks]).all())
 
@@ -50,30 +50,30 @@ class LogWindow:
 
 @dataclass
 class Progress:
-    """Where training stands; all of it is in every commit, and none of it depends on the clock."""
+    """Position of a training; saved in every commit and independent of the clock."""
 
-    step: int = 0  # updates, skipped ones included
-    epoch: int = 0  # passes over the data that are finished
+    step: int = 0  # number of updates, skipped ones included
+    epoch: int = 0  # finished passes over the data
     index: int = 0  # batches consumed of the current pass
     validated: int = -1  # step of the last validation
     stale: int = 0  # validations since the last one that was better by min_delta
     history: list[float] = field(default_factory=list)  # finite nll of validations after updates
-    reference: float | None = None  # the nll that the next validation has to beat by min_delta
+    reference: float | None = None  # nll that a better validation must undercut by min_delta
     best: list[tuple[float, int]] = field(default_factory=list)  # (nll, step), best first
     lr_factor: float = 1.0  # halved by a recovery
-    late_scale: float | None = None  # lr_scale of the update before, where the authors' averaging is one late
-    anchor: int = -1  # step of the last commit due by step and after a good update: to recover from
-    anchor_best: list[int] = field(default_factory=list)  # the steps in ``best`` then: kept for a recovery
+    late_scale: float | None = None  # lr_scale of the previous update, for the authors' delayed averaging
+    anchor: int = -1  # step of the last commit due by step after a finite update: the one to recover from
+    anchor_best: list[int] = field(default_factory=list)  # steps in ``best`` at the anchor, kept for it
     window: LogWindow = field(default_factory=LogWindow)
     guard: Guard = field(default_factory=Guard)
 
     @property
     def pass_number(self) -> int:
-        """The pass that the last batch belonged to, from 1; 0 before the first batch."""
+        """Pass of the last batch, from 1; 0 before the first batch."""
         return self.epoch + (self.index > 0)
 
     def passed(self, nll: float, tokens: int, grad_norm: float) -> None:
-        """Takes note of a good update."""
+        """Record a finite update."""
         self.guard.passed()
         self.window.nll += nll
         self.window.tokens += tokens
@@ -81,7 +81,7 @@ class Progress:
         self.window.updates += 1
 
     def judge(self, nll: float, min_delta: float, keep: int) -> bool:
-        """Takes note of a validation at this step; whether it is the best so far. NaN never is."""
+        """Record a validation at this step; True if it is the best so far. NaN never is."""
         self.validated = self.step
         self.stale += 1
         if not math.isfinite(nll):
@@ -98,27 +98,27 @@ class Progress:
 
     @classmethod
     def load(cls, values: Any) -> "Progress":
-        """Puts back what :meth:`values` gave; raises KeyError, TypeError or ValueError for anything else."""
+        """Restore the result of :meth:`values`; raises KeyError, TypeError or ValueError for other input."""
         best = [(float(nll), int(step)) for nll, step in values["best"]]
         parts = {"best": best, "window": LogWindow(**values["window"]), "guard": Guard(**values["guard"])}
         return cls(**(values | parts))
 
 
 class Stateful(Protocol):
-    """A model in training and the state that is carried from batch to batch."""
+    """A model in training and the state carried from batch to batch."""
 
     @property
     def model(self) -> nn.Module: ...
 
     def state(self) -> dict[str, Tensor]:
-        """Carried state, such as hidden states; never modified in place afterwards, only replaced."""
+        """Carried state, such as hidden states. Its tensors are replaced, never modified in place."""
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Puts back what :meth:`state` gave."""
+        """Restore the result of :meth:`state`."""
 
 
 class Bookmark:
-    """All that computing a loss changes: carried state, buffers, random number generators."""
+    """Copy of everything that computing a loss changes: carried state, buffers, random generators."""
 
     def __init__(self, task: Stateful) -> None:
         self._task = task
@@ -127,7 +127,7 @@ class Bookmark:
         self._rng = rng_tensors()
 
     def restore(self) -> None:
-        """Makes it as if nothing had been computed since."""
+        """Undo all computations since the bookmark was made."""
         self._task.load_state(self._carried)
         load_rng(self._rng)
         for buffer, kept in self._buffers:
@@ -136,7 +136,7 @@ class Bookmark:
 
 @dataclass
 class TrainingState:
-    """Everything that the future of a training run depends on."""
+    """Complete state of a training, sufficient to resume it exactly."""
 
     task: Stateful
     optimizer: torch.optim.Optimizer
@@ -165,14 +165,14 @@ class TrainingState:
         }
 
     def finite(self) -> bool:
-        """Whether weights, optimiser state and averages are all finite."""
+        """True if weights, optimiser state and averages are all finite."""
         groups = self.groups()
         return all_finite(
             tensor for name in ("model", "optimizer", "average") for tensor in groups[name].values()
         )
 
     def load(self, commit: Commit) -> None:
-        """Returns to a commit; StorageError where it does not fit the model or is of another version."""
+        """Return to a commit; StorageError if it does not fit the model or is of another version."""
         try:
             self.restore(commit.tensors, commit.state)
         except (KeyError, TypeError, ValueError) as error:
@@ -180,7 +180,7 @@ class TrainingState:
             raise StorageError(f"{commit.path}: of another version of Highrank; {remedy}") from error
 
     def restore(self, tensors: Callable[[str], dict[str, Tensor]], values: Any) -> None:
-        """Take over the ``tensors`` of each of :meth:`groups`, and :meth:`values`."""
+        """Restore the ``tensors`` of each of :meth:`groups`, and :meth:`values`."""
         self.progress = Progress.load(values["progress"])
         self.schedule.load(values["schedule"])
         start = values.get("average_start", self.averager.start)

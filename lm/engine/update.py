@@ -1,4 +1,4 @@
-"""One update of the weights: the gradient of several batches, clipped as one, and the optimiser's step."""
+"""One update of the weights: gradient accumulation, clipping by the global norm, optimiser step."""
 
 import math
 import statistics
@@ -23,11 +23,11 @@ class StepLoss:
     objective: Tensor  # () differentiable sum over tokens, nats, regularisation included
     nll: Tensor  # () detached sum over tokens, nats
     tokens: int
-    lr_scale: float = 1.0  # factor on the learning rate of this update, as windows of varying length want
+    lr_scale: float = 1.0  # factor on the learning rate of this update, for windows of varying length
 
 
 class Batches(Generic[BatchT]):
-    """A pass over the data from some batch on, read one batch ahead: so its last step is known as such."""
+    """Rest of a pass over the data, read one batch ahead, so that the last batch is known as such."""
 
     def __init__(self, batches: Iterator[BatchT]) -> None:
         self._batches = batches
@@ -41,13 +41,13 @@ class Batches(Generic[BatchT]):
 
     @property
     def ended(self) -> bool:
-        """Whether the batches taken last were the last ones."""
+        """True if the last ``take`` ended the pass."""
         return not self._ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What one update's batches came to; the gradients in the model are those of objective / ``divisor``."""
+    """Sums over the batches of an update; the model holds the gradients of objective / ``divisor``."""
 
     objective: float
     nll: float
@@ -62,7 +62,7 @@ class Sums:
 
 
 class Updater(Generic[BatchT]):
-    """Turns batches into updates of ``model``; the gradient is Σ objective / Σ tokens over the batches."""
+    """Updates ``model`` from batches; the gradient is that of Σ objective / Σ tokens over the batches."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Updater(Generic[BatchT]):
         self._bfloat16 = train.precision == "bfloat16"
 
     def gradients(self, batches: Iterable[BatchT]) -> Sums:
-        """Compute the gradients of batches."""
+        """Compute the gradients of batches, accumulated in the model."""
         divisor, tokens = 0, 0
         losses: list[Tensor] = []  # (2,) objective and nll of each batch
         scales: list[float] = []
         for batch in batches:
             loss = self.forward(batch)
-            divisor = divisor or max(1, loss.tokens)  # the right size, and exact where there is one batch
+            divisor = divisor or max(1, loss.tokens)  # of the right magnitude, and exact for one batch
             (loss.objective / divisor).backward()
             tokens += loss.tokens
             losses.append(torch.stack([loss.objective.detach().double(), loss.nll.double()]))
@@ -94,7 +94,7 @@ class Updater(Generic[BatchT]):
         return self.sums((objective, nll, tokens), divisor, statistics.fmean(scales))
 
     def sums(self, totals: tuple[Tensor | float, Tensor | float, int], divisor: int, lr_scale: float) -> Sums:
-        """The sums of objective, nll and tokens beside gradients of objective / ``divisor`` in the model."""
+        """Sums from ``totals`` (objective, nll, tokens) and the gradients of objective / ``divisor``."""
         norm = nn.utils.get_total_norm(self._gradients()).double()
         # one transfer from the device
         objective, nll, grad_norm = torch.stack(
@@ -104,24 +104,24 @@ class Updater(Generic[BatchT]):
         return Sums(objective, nll, tokens, divisor, grad_norm * divisor / tokens, lr_scale)
 
     def flat(self) -> Tensor:
-        """A copy of all gradients in one vector; zeros where there is none."""
+        """A copy of all gradients in one vector; zeros for parameters without a gradient."""
         zeros_or = (p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in self._parameters)
         return torch.cat(list(zeros_or))
 
     def put(self, flat: Tensor) -> None:
-        """Make views of such a vector the gradients."""
+        """Set the gradients to views of a vector as :meth:`flat` returns it."""
         start = 0
         for parameter in self._parameters:
             parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
 
     def forward(self, batch: BatchT) -> StepLoss:
-        """The loss of a batch in the precision of the training."""
+        """Loss of a batch in the precision of the training."""
         with torch.autocast(self._parameters[0].device.type, torch.bfloat16, self._bfloat16):
             return self._loss(batch)
 
     def apply(self, sums: Sums, lr: float) -> None:
-        """Clips the gradients and steps."""
+        """Clip the gradients and update the weights."""
         scale = sums.divisor / sums.tokens
         if 0 < self._clip_norm < sums.grad_norm:
             scale *= self._clip_norm / sums.grad_norm
@@ -132,7 +132,7 @@ class Updater(Generic[BatchT]):
         self._optimizer.step()
 
     def clear(self) -> None:
-        """Drops the gradients."""
+        """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def _gradients(self) -> list[Tensor]:

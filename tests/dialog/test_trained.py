@@ -125,7 +125,7 @@ def test_a_training_that_cannot_fit_is_refused_before_it_starts(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lm.engine.memory.memory_limit", lambda: 10_000)
-    with pytest.raises(ConfigError, match=r"training would take about .* lower data\.vocab_size"):
+    with pytest.raises(ConfigError, match=r"training needs about .* lower data\.vocab_size"):
         train(settings(corpus, "mos", 3), tmp_path / "run", no_report)
     assert not (tmp_path / "run").exists()
 

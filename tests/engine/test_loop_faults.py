@@ -69,7 +69,7 @@ def test_a_bad_update_is_skipped_counted_and_leaves_no_trace(folder: Path, fault
 
 def test_a_training_without_any_update_has_failed(folder: Path) -> None:
     """However short it is; and goes on once the cause is gone."""
-    with pytest.raises(DivergenceError, match=r"no update of 3 was finite: step 1 .*; lower optim\.lr"):
+    with pytest.raises(DivergenceError, match=r"none of 3 updates was finite: step 1 .*; lower optim\.lr"):
         train(folder, {"max_steps": 3}, task=TinyTask(Faults(nan_loss=lambda call: True)))
     assert train(folder, {"max_steps": 5}).step == 5
 
@@ -353,7 +353,10 @@ def test_a_damaged_commit_is_skipped_reported_and_replaced(folder: Path) -> None
 
 def test_records_without_a_checkpoint_are_told_of_before_they_go(folder: Path) -> None:
     train(folder, {"max_steps": 9, "checkpoint_every": 3})
-    whole, said = outcome(folder), "there are records but no checkpoint: starting over, without them"
+    whole, said = (
+        outcome(folder),
+        "the log has records but there is no checkpoint: starting over with an empty log",
+    )
     shutil.rmtree(folder / "checkpoints")
     notes = Notes()
     train(folder, {"max_steps": 9, "checkpoint_every": 3}, notes=notes)

@@ -162,7 +162,7 @@ def test_patience_starts_averages_where_the_best_is_old_or_at_the_latest(
 def test_patience_and_trigger_are_not_both_obeyed() -> None:
     with pytest.raises(ValueError, match="set one of them to 0"):
         OptimConfig(average="uniform", average_patience=2, average_trigger=2)
-    with pytest.raises(ValueError, match="needs averages"):
+    with pytest.raises(ValueError, match="needs an average of weights"):
         OptimConfig(average_patience=2)
 
 

@@ -223,9 +223,7 @@ def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:
 
 
 def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"training would take about .* [GT]B .* head\.components"
-    ) as refusal:
+    with pytest.raises(ConfigError, match=r"training needs about .* [GT]B .* head\.components") as refusal:
         train(resolved("head.components=9000000"), Path("huge"), no_report)
     assert "\n" not in str(refusal.value)
     assert not Path("huge").exists()
