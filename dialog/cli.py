@@ -36,6 +36,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.console.tables import Table
+from lm.parallel.group import leads
 from lm.runs.outputs import require_apart
 from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
@@ -255,12 +256,14 @@ def evaluate(
         ),
     ] = 16,
     overrides: DecodeOverrides = None,
+    processes: Processes = 1,
 ) -> None:
     """Score a run: perplexity, BLEU precision and recall of its best responses, and their variety.
 
     Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
     """
     resolved = _decoding(run, overrides)
+    in_processes(processes)
     from dialog.corpora.own_data import in_run
 
     splits = in_run(run, resolved.config.data)
@@ -273,8 +276,9 @@ def evaluate(
             run, data=data, references=references, output=output, checkpoint=checkpoint, limit=limit,
             overrides=overrides or (), batch_size=batch, progress=progress,
         )  # fmt: skip
-    write_result(json_file, result, config=resolved.config)
-    show(*evaluation_tables(result))
+    if leads():
+        write_result(json_file, result, config=resolved.config)
+        show(*evaluation_tables(result))
 
 
 @app.command()

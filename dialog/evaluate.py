@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, require_writable, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
+from lm.parallel.group import process_group
 from lm.runs.evaluations import Result, Subject, keep, opened, slug
 from lm.runs.outputs import require_apart
 from lm.steps import OnProgress, no_progress
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dialog.trained import TargetScore, TrainedModel
 
 
+EXCHANGE_MINUTES = 60.0  # that processes wait for the slowest slice of the contexts
 ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
 _PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
@@ -77,6 +79,8 @@ def evaluate(
 ) -> Result:
     """Evaluate a run on a corpus and keep the result in the run.
 
+    Under torchrun, the processes share the contexts by contiguous slices of batches; rank 0 writes.
+
     Args:
         run: the folder that training wrote.
         data: what :func:`dialog.corpora.corpus.load_dialogs` reads; the run's own test split if left out.
@@ -99,39 +103,45 @@ def evaluate(
     if output is not None:
         require_writable(output)
     require_apart([output], [data, references])
-    model, weights = opened(run, checkpoint, TrainedModel.load)
-    search = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)).config.decode
-    test = load_test_set(data, references, limit, in_run(run, model.config.data))
-    judge = bleu_tokenizer(model.codec.tokenizer)
-    unknown = _unknown_share(model, test)
-    scores = model.nll(test.dialogs)[: len(test.examples)]
-    name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
-    likelihood = perplexities(scores, name, words)
-    answers = model.respond(test.examples, search, batch_size, progress)
-    responses = Responses(
-        hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
-        references=[[judge.split(text) for text in group] for group in test.texts()],
-    )
-    report, contexts = responses_report(responses, judge.split)
-    result: Result = {
-        **Subject.of(model, run, checkpoint, weights, _describe_data(test, unknown)).json(),
-        "bleu_tokens": judge.kind,
-        "decode": search.model_dump(),
-        **likelihood,
-        **report,
-    }
-    result["warnings"] = warnings(result)
-    contexts = {
-        "dialog": [score.dialog for score in scores],
-        "turn": [score.turn for score in scores],
-        "nll": [score.nll for score in scores],
-        "tokens": [score.tokens for score in scores],
-        **contexts,
-    }
-    if output is not None:
-        write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
-    keep(run, setting_name(test.name, checkpoint, search, model.config.decode), result, contexts)
-    return result
+    with process_group(EXCHANGE_MINUTES) as group:
+        model, weights = group.every(lambda: opened(run, checkpoint, TrainedModel.load))
+        model = replace(model, group=group)
+        search = override(
+            Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)
+        ).config.decode
+        splits = in_run(run, model.config.data)
+        test = group.every(lambda: load_test_set(data, references, limit, splits))
+        judge = bleu_tokenizer(model.codec.tokenizer)
+        unknown = _unknown_share(model, test)
+        scores = model.nll(test.dialogs)[: len(test.examples)]
+        name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
+        likelihood = perplexities(scores, name, words)
+        answers = model.respond(test.examples, search, batch_size, progress)
+        responses = Responses(
+            hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
+            references=[[judge.split(text) for text in group] for group in test.texts()],
+        )
+        report, contexts = responses_report(responses, judge.split)
+        result: Result = {
+            **Subject.of(model, run, checkpoint, weights, _describe_data(test, unknown)).json(),
+            "bleu_tokens": judge.kind,
+            "decode": search.model_dump(),
+            **likelihood,
+            **report,
+        }
+        result["warnings"] = warnings(result)
+        contexts = {
+            "dialog": [score.dialog for score in scores],
+            "turn": [score.turn for score in scores],
+            "nll": [score.nll for score in scores],
+            "tokens": [score.tokens for score in scores],
+            **contexts,
+        }
+        if output is not None and group.rank == 0:
+            write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
+        if group.rank == 0:
+            keep(run, setting_name(test.name, checkpoint, search, model.config.decode), result, contexts)
+        return result
 
 
 def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

@@ -116,13 +116,17 @@ def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig
 
 
 def score_items(
-    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device
+    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, part: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield nats (R,) and tokens (R,) of the responses of each batch of neighbouring examples, in order."""
+    """Yield nats (R,) and tokens (R,) of the responses of each batch of neighbouring examples, in order.
+
+    ``part`` (i, n) scores only slice i of n of the batches.
+    """
     training = model.training
     model.eval()
     try:
-        for indices in data.grouped(data.runs, SCORED_TOGETHER):
+        batches = [*data.grouped(data.runs, SCORED_TOGETHER)]
+        for indices in batches[slice_of(len(batches), *part)]:
             batch = data.batch(indices, codec.vocabulary.pad).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
             with torch.no_grad():

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_items
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
+from lm.parallel.group import ALONE, Group
+from lm.parallel.shards import slice_of
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
 from lm.steps import OnProgress, no_progress
@@ -64,6 +67,7 @@ class TrainedModel:
     codec: Codec
     model: Seq2Seq
     device: torch.device
+    group: Group = ALONE  # whose processes share the contexts of ``nll`` and ``respond``
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", device: torch.device | None = None) -> Self:
@@ -87,8 +91,13 @@ class TrainedModel:
     def nll(self, dialogs: Sequence[Dialog]) -> list[TargetScore]:
         """Score every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
-        scores = score_items(self.model, data, self.codec, self.device)
-        pairs = [(n, t) for nll, tokens in scores for n, t in zip(nll.tolist(), tokens.tolist(), strict=True)]
+        part = self.group.rank, self.group.size
+        own = [
+            (float(nats), int(count))
+            for nll, tokens in score_items(self.model, data, self.codec, self.device, part)
+            for nats, count in zip(nll.tolist(), tokens.tolist(), strict=True)
+        ]
+        pairs = chain.from_iterable(self.group.gather(own))
         return [
             TargetScore(example.dialog, example.turn, nll, tokens, item.cut)
             for example, item, (nll, tokens) in zip(data.examples, data.items, pairs, strict=True)
@@ -112,14 +121,18 @@ class TrainedModel:
         """
         items = [self._item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
-        answers: list[list[Hypothesis]] = [[] for _ in items]
-        for at in range(0, len(order), batch_size):
-            chosen = order[at : at + batch_size]
-            found = self._decode([items[i] for i in chosen], decode)
-            for index, hypotheses in zip(chosen, found, strict=True):
-                answers[index] = hypotheses
-            progress(at + len(chosen), len(order))
-        return answers
+        batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+        own = batches[slice_of(len(batches), self.group.rank, self.group.size)]
+        found: list[tuple[int, list[Any]]] = []
+        for chosen in own:
+            hypotheses = self._decode([items[i] for i in chosen], decode)
+            found += [(i, [astuple(h) for h in best]) for i, best in zip(chosen, hypotheses, strict=True)]
+            progress(len(found), sum(map(len, own)))
+        answers = dict(chain.from_iterable(self.group.gather(found)))
+        return [
+            [Hypothesis(tuple(tokens), *rest) for tokens, *rest in answers[index]]
+            for index in range(len(items))
+        ]
 
     @torch.no_grad()
     def token_probabilities(

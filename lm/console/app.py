@@ -48,15 +48,15 @@ def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
             typer.echo(warning, err=True)
 
 
-def in_processes(count: int, shards: int) -> None:
+def in_processes(count: int, shards: int = 0) -> None:
     """Run the command again as several processes, and end with their exit code; 1 goes on here.
 
-    ConfigError where ``count`` does not divide ``train.shards``.
+    ConfigError where ``count`` does not divide ``shards`` of a training.
     """
     if count > 1:
         shards_of(0, count, shards)
         package, *arguments = shlex.split(_command.get())
-        raise typer.Exit(launched(package, without_option(arguments, "--processes"), count))
+        raise typer.Exit(launched(package, arguments, count))
 
 
 def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> None:
@@ -159,7 +159,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
-    _command.set(shlex.join([name, *given]))
+    _command.set(shlex.join([name, *without_option(given, "--processes")]))  # which changes no result
     early = EarlyStop()
     early.install()
     code: str | int | None = 0
@@ -188,7 +188,8 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     from lm.engine.progress import TimeLeft
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeft())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    hidden = not (leads() and sys.stderr.isatty())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
     task = bar.add_task(what, visible=False)
 
     def progress(done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dialog.cli import main as dialog
 from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.tiny_training import write_corpus
@@ -71,6 +72,13 @@ def folder(tmp_path: Path) -> Path:
     return write_corpus(tmp_path, LM, train=120, valid=30, longest=9)
 
 
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    dialogs = ["\n".join(SAID[shift:] + SAID[:shift]) for shift in range(len(SAID))]
+    (tmp_path / "talk.txt").write_text("\n\n".join(dialogs * 3) + "\n")
+    return tmp_path
+
+
 def command(*arguments: str, torchrun: tuple[str, ...] = ()) -> list[str]:
     program = [sys.executable, "-m"]
     if torchrun:
@@ -121,6 +129,24 @@ def test_two_processes_give_the_bits_of_one(
     assert outcome(folder / "one") == outcome(folder / "two")
 
 
+def test_evaluations_by_two_processes_are_the_same_bytes(
+    talk: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(talk)
+    settings = [part for setting in (*TALK, "decode.nbest=2") for part in ("--set", setting)]
+    assert ending(dialog, "train", "smalltalk_mos", "--run", "run", *settings)[0] == 0
+    line = ("evaluate", "run", "--output", "hyps.jsonl", "--json", "result.json", "--batch", "4")
+    written = (Path("hyps.jsonl"), Path("result.json"), Path("run/evaluation/talk.json"))
+    assert ending(dialog, *line)[0] == 0
+    alone = [path.read_bytes() for path in written]
+    for path in written:
+        path.unlink()
+    end = ended(talk, command("dialog", *line, "--processes", "2"))
+    assert end.returncode == 0, end.stderr
+    assert [path.read_bytes() for path in written] == alone
+    assert end.stdout.count("┃ measure ") == 1, "only rank 0 prints"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
 def test_every_number_of_processes_gives_the_bits_of_one(folder: Path, settings: tuple[str, ...]) -> None:
@@ -131,12 +157,10 @@ def test_every_number_of_processes_gives_the_bits_of_one(folder: Path, settings:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["softmax", "mos"])
-def test_dialog_models_have_the_bits_of_one_process(folder: Path, head: str) -> None:
-    dialogs = ["\n".join(SAID[shift:] + SAID[:shift]) for shift in range(len(SAID))]
-    (folder / "talk.txt").write_text("\n\n".join(dialogs * 3) + "\n")
-    alone = trained(folder, "run-1", 1, *TALK, config=f"smalltalk_{head}")
+def test_dialog_models_have_the_bits_of_one_process(talk: Path, head: str) -> None:
+    alone = trained(talk, "run-1", 1, *TALK, config=f"smalltalk_{head}")
     for processes in (2, 4):
-        assert trained(folder, f"run-{processes}", processes, *TALK, config=f"smalltalk_{head}") == alone
+        assert trained(talk, f"run-{processes}", processes, *TALK, config=f"smalltalk_{head}") == alone
 
 
 @pytest.mark.slow
