@@ -6,7 +6,7 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.sources import read_source
 from dialog.utterance import Dialog, Utterance
 from lm.config.named_data import SPLITS
-from lm.errors import DataError, visible
+from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
 
@@ -56,8 +56,7 @@ def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
     dialogs = splits[split] if split else next(iter(splits.values()))
     found = [dialog for dialog in dialogs if id in ("", dialog.id)]
     if not found:
-        example = visible(dialogs[0].id)
-        raise DataError(f"{source}: no dialog with id {id}; the first id is {example}")
+        raise DataError(f"{source}: no dialog with id {id}; the first id is {dialogs[0].id}")
     return found
 
 

@@ -79,8 +79,7 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     """Read the splits of a saved data set or of one on the hub, see :func:`lm.text.hub.load_tables`."""
-    name, splits = visible(source), {}
-    parts = load_tables(source)
+    splits, parts = dict[str, list[Dialog]](), load_tables(source)
     for part, table in parts.items():
         split = part if part == WHOLE else SPLIT_NAMES.get(part, "")
         if part != WHOLE and (not split or split in splits):
@@ -89,7 +88,7 @@ def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, 
         place, columns = f"{source}:{part}", table.column_names
         splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
     if not splits:
-        raise DataError(f"{name}: found the splits {', '.join(parts)}; expected train, valid, test")
+        raise DataError(f"{source}: found the splits {', '.join(parts)}; expected train, valid, test")
     return splits
 
 

@@ -25,9 +25,9 @@ from dialog.corpora.sources import locate, read_located
 from dialog.utterance import WHOLE
 from lm.config.named_data import SPLITS
 from lm.disk.storage import storage_errors
-from lm.errors import DataError, require
+from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
-from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
+from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs, require_fractions
 from lm.text.vocabulary import UNK, Codec, TokenizerKind
 
 _FORMAT = 1  # version of the folder's format; a folder of another version is rebuilt
@@ -51,12 +51,7 @@ class PrepareOptions:
     vocab_size: int = 10_000
 
     def __post_init__(self) -> None:
-        for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and less than 1")
-        require(
-            self.valid_fraction + self.test_fraction < 1,
-            "--valid-fraction and --test-fraction leave no training data; lower them",
-        )
+        require_fractions(self.valid_fraction, self.test_fraction)
 
 
 def prepare(

@@ -19,7 +19,7 @@ from dialog.corpora.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.config.named_data import SPLITS, missing
 from lm.disk.regular import open_regular
-from lm.errors import ConfigError, DataError, visible
+from lm.errors import ConfigError, DataError
 from lm.text.hub import HUB
 from lm.text.lines import InputLog, NumberedLine, read_lines
 
@@ -58,7 +58,6 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
 
     Raises ConfigError for an unknown ``--format``, DataError for a missing, unreadable or unknown source.
     """
-    shown = visible(source)
     if options.format not in FORMATS:
         raise ConfigError(f"--format {options.format}: must be one of {', '.join(FORMATS)}")
     if options.format == "datasets" or source.startswith(HUB):
@@ -70,7 +69,7 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
         if not path.exists():
             raise missing(source, "dialog prepare")
     except OSError as error:
-        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+        raise DataError(f"{source}: cannot be read ({error.strerror}); check path and permissions") from error
     return Located(source, _format_of(path, options.format, log), {WHOLE: [path]})
 
 

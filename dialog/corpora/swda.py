@@ -135,35 +135,34 @@ def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
 
     Raises DataError if the archive is unsafe, damaged or too large.
     """
-    shown = visible(name)
     try:
         unpacked = zipfile.ZipFile(archive)
         members = unpacked.infolist()
         if len(members) > _MAX_MEMBERS:
             raise DataError(
-                f"{shown}: {len(members)} files, more than {_MAX_MEMBERS}; use the CSV release of SwDA"
+                f"{name}: {len(members)} files, more than {_MAX_MEMBERS}; use the CSV release of SwDA"
             )
         for member in members:
             inside = PurePosixPath(member.filename)
             linked = stat.S_ISLNK(member.external_attr >> 16)
             if inside.is_absolute() or ".." in inside.parts or "\\" in member.filename or linked:
                 raise DataError(
-                    f"{shown}: {visible(member.filename)!r} points outside the archive; fetch the zip again"
+                    f"{name}: {visible(member.filename)!r} points outside the archive; fetch the zip again"
                 )
         wanted = [member for member in members if member.filename.endswith((METADATA, _SUFFIX))]
         wanted = [member for member in wanted if not member.filename.startswith("__MACOSX/")]
         if not wanted:
-            raise DataError(f"{shown}: no {_SUFFIX} files in it; expected the CSV release of SwDA")
+            raise DataError(f"{name}: no {_SUFFIX} files in it; expected the CSV release of SwDA")
         for member in sorted(wanted, key=lambda m: (m.filename.endswith(_SUFFIX), m.filename)):
             with unpacked.open(member) as stream:
                 content = stream.read(_MAX_MEMBER + 1)
             if len(content) > _MAX_MEMBER:
                 raise DataError(
-                    f"{shown}: {member.filename} is larger than 64 MiB; use the CSV release of SwDA"
+                    f"{name}: {member.filename} is larger than 64 MiB; use the CSV release of SwDA"
                 )
             yield f"{name}/{member.filename}", io.BytesIO(content)
     except _ZIP_ERRORS as error:
-        raise DataError(f"{shown}: damaged or encrypted zip ({error}); fetch it again") from error
+        raise DataError(f"{name}: damaged or encrypted zip ({error}); fetch it again") from error
 
 
 _ZIP_ERRORS = (

@@ -21,7 +21,7 @@ from dialog.corpora.readers import read_zhao_objects
 from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.disk.regular import open_regular
-from lm.errors import DataError, visible
+from lm.errors import DataError
 from lm.text.lines import InputLog
 
 MAX_PICKLE = 1 << 30  # bytes
@@ -45,20 +45,19 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
 
     Raises DataError for a pickle that asks for code, is damaged, too large or of another layout.
     """
-    name = visible(path)
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_PICKLE:
-            raise DataError(f"{name}: larger than {MAX_PICKLE >> 30} GiB; convert it to JSONL")
+            raise DataError(f"{path}: larger than {MAX_PICKLE >> 30} GiB; convert it to JSONL")
         command = [sys.executable, "-P", "-m", "dialog.corpora.unpickle"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
         done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)
     if done.returncode == _REFUSED:
-        raise DataError(f"{name}: refused: {done.stderr.decode(errors='replace')}; use the JSONL release")
+        raise DataError(f"{path}: refused: {done.stderr.decode(errors='replace')}; use the JSONL release")
     if done.returncode:
         memory, seconds = _limits(size)
         raise DataError(
-            f"{name}: refused: needs more than {seconds} s or {memory >> 20:,} MiB of memory;"
+            f"{path}: refused: needs more than {seconds} s or {memory >> 20:,} MiB of memory;"
             " use the JSONL release"
         )
     splits: dict[str, list[Any]] = {split: [] for split in SPLITS}

@@ -130,29 +130,28 @@ def read_references(path: Path) -> list[ReferenceItem]:
 
     An item needs ``context`` and ``responses``. Raises DataError if the file is missing or of another layout.
     """
-    name = visible(path)
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > MAX_JSON:
             raise DataError(
-                f"{name}: {readable(size)} is more than the limit of {readable(MAX_JSON)}; split the file"
+                f"{path}: {readable(size)} is more than the limit of {readable(MAX_JSON)}; split the file"
             )
         raw = file.read()
     try:
         items = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not UTF-8 at byte {error.start}; convert it with iconv") from None
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert it with iconv") from None
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{name}:{error.lineno}: not JSON ({error.msg}); write it with `dialog references`"
+            f"{path}:{error.lineno}: not JSON ({error.msg}); write it with `dialog references`"
         ) from None
     except ValueError as error:  # Python's limit on the digits of a number
         line = re.split(rb"\d{4301}", raw, maxsplit=1)[0].count(b"\n") + 1
-        raise DataError(f"{name}:{line}: a number of more than 4,300 digits; write a shorter one") from error
+        raise DataError(f"{path}:{line}: a number of more than 4,300 digits; write a shorter one") from error
     except RecursionError:
-        raise DataError(f"{name}: nested too deeply; write it with `dialog references`") from None
+        raise DataError(f"{path}: nested too deeply; write it with `dialog references`") from None
     if not isinstance(items, list) or not items:
-        raise DataError(f"{name}: not a list of references; write it with `dialog references`")
-    return [_parsed(item, f"{name}: item {number}") for number, item in enumerate(items)]
+        raise DataError(f"{path}: not a list of references; write it with `dialog references`")
+    return [_parsed(item, f"{path}: item {number}") for number, item in enumerate(items)]
 
 
 def _parsed(item: Any, name: str) -> ReferenceItem:

@@ -72,11 +72,6 @@ class FactorPlan:
         return self.shorter <= self.dense and 4 * self.shorter**2 * ITEM <= self.memory
 
     @property
-    def disk(self) -> int:
-        """Bytes of temporary files for the triangle, plus the matrix itself if T < V."""
-        return self.shorter**2 * ITEM
-
-    @property
     def work(self) -> int:
         """Approximate total of the steps of the factorisation, in operations of a fast product."""
         size = self.shorter

@@ -24,12 +24,12 @@ class NamedSplits(Protocol):
 
 def missing(source: str, command: str, instead: str = "") -> DataError:
     """The error of a source that is not there; it names the commands that make a split or need none."""
-    path, shown = Path(source), visible(source)
+    path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
-        return DataError(f"{shown}: no such file or folder; check the path")
-    origin = f"path/to/{visible(path.parent.name)}"
+        return DataError(f"{source}: no such file or folder; check the path")
+    origin = f"path/to/{path.parent.name}"
     return DataError(
-        f"{shown}: no such corpus; make it with: {command} {origin} --out {visible(path.parent)}"
+        f"{source}: no such corpus; make it with: {command} {origin} --out {path.parent}"
         + (f"; or train on a file of your own with: {instead}" if instead else "")
     )
 

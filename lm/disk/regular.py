@@ -6,7 +6,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-from lm.errors import DataError, visible
+from lm.errors import DataError
 
 
 def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
@@ -23,7 +23,6 @@ def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a file of user data. Raises DataError if it is empty, not a regular file or unreadable."""
-    name = visible(path)
     try:
         stream = open_file(path)
     except OSError as error:
@@ -31,12 +30,12 @@ def open_regular(path: Path) -> BufferedReader:
             problem = "not a regular file; save its content to a file and name that file"
         else:
             problem = f"cannot be read ({error.strerror}); check path and permissions"
-        raise DataError(f"{name}: {problem}") from error
+        raise DataError(f"{path}: {problem}") from error
     except ValueError as error:
-        raise DataError(f"{name}: NUL character in the path; choose another path") from error
+        raise DataError(f"{path}: NUL character in the path; choose another path") from error
     if os.fstat(stream.fileno()).st_size == 0:
         stream.close()
-        raise DataError(f"{name}: the file is empty; create it again")
+        raise DataError(f"{path}: the file is empty; create it again")
     return stream
 
 

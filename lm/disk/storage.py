@@ -88,16 +88,12 @@ def write_all(fd: int, data: bytes) -> None:
 def write_new(path: Path, data: bytes) -> None:
     """Create a file, which must not exist, and sync it to the disk before returning."""
     with storage_errors(path, len(data)):
-        _write_new(path, data)
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def sync(path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.config.named_data import SPLITS, missing
-from lm.errors import DataError, StorageError, visible
+from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
 from lm.language.parts import FilePart, whole_file
 from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
@@ -87,13 +87,12 @@ def _existing(source: str) -> Path:
 
 def _require_split(path: Path) -> Path:
     """The folder itself if it is a prepared split, else DataError with the names to use instead."""
-    name = visible(path)
     if (path / SPLIT).is_file():
         return path
     splits = [split for split in SPLITS if (path / split / SPLIT).is_file()]
     if splits:
-        named = " or ".join(f"{name}/{split}" for split in splits)
-        raise DataError(f"{name}: holds the splits {', '.join(splits)}; name one of them: {named}")
+        named = " or ".join(f"{path}/{split}" for split in splits)
+        raise DataError(f"{path}: holds the splits {', '.join(splits)}; name one of them: {named}")
     raise DataError(
-        f"{name}: not a split that `lm prepare` wrote; run `lm prepare` on this folder, or name a text file"
+        f"{path}: not a split that `lm prepare` wrote; run `lm prepare` on this folder, or name a text file"
     )

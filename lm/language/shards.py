@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lm.disk.regular import open_file
 from lm.disk.storage import JSON, read_json, storage_errors, write_json
-from lm.errors import DataError, StorageError, visible
+from lm.errors import DataError, StorageError
 from lm.language.survey import SplitCounts, TokenLine
 from lm.text.prepared_folder import recorded_hashes, require_recorded
 from lm.text.vocabulary import Codec
@@ -134,7 +134,6 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
 
     DataError if it is damaged, or was written with another codec.
     """
-    name = visible(folder)
     try:
         about = read_json(folder / SPLIT, limit=_LIMIT)
         with storage_errors(folder / SPLIT), open_file(folder / SPLIT) as file:
@@ -144,7 +143,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
         fingerprint, sizes = str(about["codec"]), [int(size) for size in about["shards"]]
         if fingerprint != codec.fingerprint:
             raise DataError(
-                f"{name}: its vocabulary ({fingerprint[:12]}…) is not that of the run or the training data "
+                f"{folder}: its vocabulary ({fingerprint[:12]}…) is not that of the run or the training data "
                 f"({codec.fingerprint[:12]}…); use splits of one prepared folder, or name a text file"
             )
         if not sizes:
@@ -160,7 +159,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise DataError(f"{name}: damaged, or not written by this `lm prepare`; {_AGAIN}") from error
+        raise DataError(f"{folder}: damaged, or not written by this `lm prepare`; {_AGAIN}") from error
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:

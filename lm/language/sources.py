@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lm.config.named_data import SPLITS
-from lm.errors import DataError, require, visible
+from lm.errors import DataError, require
 from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
 from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
+from lm.text.prepared_folder import require_fractions
 
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
 COPIES = "reverse-copy"  # name of the synthetic source
@@ -55,12 +56,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         known = ", ".join(get_args(Format))
         require(self.format in get_args(Format), f"--format {self.format}: must be one of {known}")
-        for name, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and below 1")
-        require(
-            self.valid_fraction + self.test_fraction < 1,
-            "--valid-fraction and --test-fraction leave nothing to train on; lower them",
-        )
+        require_fractions(self.valid_fraction, self.test_fraction)
         require(self.length >= 1, f"--length {self.length}: must be at least 1")
         require(self.vocab >= 2, f"--vocab {self.vocab}: must be at least 2")
 
@@ -94,15 +90,15 @@ def locate(source: str, options: ReadOptions) -> Located:
         return _locate_dataset(source, options)
     if source == COPIES:
         return _made_up(options)
-    path, shown = Path(source), visible(source)
+    path = Path(source)
     try:
         if path.is_dir():
             return _locate_folder(path, options)
         if not path.exists():
-            raise DataError(f"{shown}: no such file or folder; check the path, or call a dataset {HUB}NAME")
+            raise DataError(f"{source}: no such file or folder; check the path, or call a dataset {HUB}NAME")
         return _locate_file(path, options)
     except OSError as error:
-        raise DataError(f"{shown}: cannot be read ({error.strerror}); check path and permissions") from error
+        raise DataError(f"{source}: cannot be read ({error.strerror}); check path and permissions") from error
 
 
 def _made_up(options: ReadOptions) -> Located:
@@ -141,9 +137,8 @@ def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict
 
 def _locate_folder(path: Path, options: ReadOptions) -> Located:
     """The only group of files named after splits in a folder, or the group that the options choose."""
-    shown = visible(path)
     if (path / "manifest.json").exists() or (path / "split.json").exists():
-        raise DataError(f"{shown}: is prepared already; name its splits in the config")
+        raise DataError(f"{path}: is prepared already; name its splits in the config")
     training, heldout = (sorted(path.glob(pattern)) for pattern in _BILLION)
     if training and heldout and options.format in ("auto", "1b"):
         return _locate_billion(path, training[0], heldout[0])
@@ -159,16 +154,16 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
             format = "mwc" if options.format == "auto" else options.format
             return _locate_folder(path / options.language, replace(options, language="", format=format))
         if inner:
-            raise _ambiguous(shown, inner, options)
+            raise _ambiguous(path, inner, options)
         raise DataError(
-            f"{shown}: a folder without known content; expected files named train, valid and test "
+            f"{path}: a folder without known content; expected files named train, valid and test "
             "(ptb.train.txt, wiki.train.tokens, train.txt), enwik8 or text8; or name one file"
         )
-    name = _choose(shown, groups, options)
+    name = _choose(path, groups, options)
     files = groups[name]
     if "train" not in files:
-        found = ", ".join(visible(file.name) for file in files.values())
-        raise DataError(f"{shown}: has no train split, only {found}; add its file, named train.txt")
+        found = ", ".join(file.name for file in files.values())
+        raise DataError(f"{path}: has no train split, only {found}; add its file, named train.txt")
     format = options.format
     if format == "auto":
         format = _format_by_name(name, files["train"]) or ("mwc" if options.language else "text")
@@ -193,7 +188,7 @@ def _groups(path: Path) -> dict[str, dict[str, Path]]:
     return groups
 
 
-def _choose(shown: str, groups: Mapping[str, object], options: ReadOptions) -> str:
+def _choose(folder: Path, groups: Mapping[str, object], options: ReadOptions) -> str:
     """Choose a corpus of a folder: the only one, the one that ``--language`` names, or words for PTB."""
     names = sorted(groups)
     spelled = [name for name in names if name.endswith("char")]
@@ -205,14 +200,14 @@ def _choose(shown: str, groups: Mapping[str, object], options: ReadOptions) -> s
         return names[0]
     if "ptb" in names and options.format in ("auto", "ptb"):
         return "ptb"
-    raise _ambiguous(shown, sorted(groups), options)
+    raise _ambiguous(folder, sorted(groups), options)
 
 
-def _ambiguous(shown: str, names: Sequence[str], options: ReadOptions) -> DataError:
-    found = visible(", ".join(name or "(no name)" for name in names))
+def _ambiguous(folder: Path, names: Sequence[str], options: ReadOptions) -> DataError:
+    found = ", ".join(name or "(no name)" for name in names)
     if options.language:
-        return DataError(f"{shown}: has no {visible(options.language)}; --language takes one of {found}")
-    return DataError(f"{shown}: holds several corpora; choose one of {found} with --language")
+        return DataError(f"{folder}: has no {options.language}; --language takes one of {found}")
+    return DataError(f"{folder}: holds several corpora; choose one of {found} with --language")
 
 
 def _format_by_name(name: str, train: Path) -> str:
@@ -257,16 +252,15 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
 
 def _locate_dataset(source: str, options: ReadOptions) -> Located:
     """A dataset on disk or from the hub, see :func:`lm.text.hub.load_tables`."""
-    shown = visible(source)
     tables = {key or "train": table for key, table in load_tables(source).items()}
     found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}
     if "train" not in found:
-        raise DataError(f"{shown}: has no train split, only {', '.join(tables)}")
+        raise DataError(f"{source}: has no train split, only {', '.join(tables)}")
     for split, table in found.items():
         if options.text_column not in table.column_names:
-            columns = visible(", ".join(table.column_names))
+            columns = ", ".join(table.column_names)
             raise DataError(
-                f"{shown}:{split}: no column {options.text_column}; name one of {columns} with --text-column"
+                f"{source}:{split}: no column {options.text_column}; name one of {columns} with --text-column"
             )
     parts: dict[str, tuple[Part, ...]] = {}
     stop = len(found["train"])
@@ -276,7 +270,7 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
             continue
         start = stop - max(1, round(total * share))
         if start < 1:
-            raise DataError(f"{shown}: {total} rows are too few to split; add some")
+            raise DataError(f"{source}: {total} rows are too few to split; add some")
         parts[split] = (RowsPart(f"{source}:train", found["train"], options.text_column, start, stop),)
         stop = start
     for split, table in found.items():

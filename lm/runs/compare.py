@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm import bootstrap
 from lm.bootstrap import Floats
-from lm.errors import ConfigError, DataError, visible
+from lm.errors import ConfigError, DataError
 from lm.runs.evaluations import Evaluation, Result, common_name, guesses, load_evaluation
 
 Keys = tuple[tuple[str, ...], ...]
@@ -65,7 +65,7 @@ class Comparison:
         return rows
 
     def _require_same(self, first: Evaluation, other: Evaluation) -> None:
-        names = f"{visible(other.run)} and {visible(first.run)}"
+        names = f"{other.run} and {first.run}"
         if other.subject.vocabulary_sha256 != first.subject.vocabulary_sha256:
             raise DataError(
                 f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"

@@ -21,15 +21,15 @@ def load_tables(source: str) -> dict[str, Any]:
     An unsplit data set has the single key ``""``. Raises DataError if it cannot be loaded, without retries if
     the hub is unreachable.
     """
-    shown, name = visible(source), source.removeprefix(HUB)
+    name = source.removeprefix(HUB)
     path, config = name, ""
     if not Path(name).exists():
         if not source.startswith(HUB):
             raise DataError(
-                f"{shown}: no such folder; check the path, or write {HUB}NAME for a data set of the hub"
+                f"{source}: no such folder; check the path, or write {HUB}NAME for a data set of the hub"
             )
         path, _, config = name.partition(":")
-        _require_hub(shown)
+        _require_hub(source)
     require_regular(Path(path))
     import datasets
 
@@ -40,11 +40,11 @@ def load_tables(source: str) -> dict[str, Any]:
             loaded = datasets.load_dataset(path, config or None)
     except Exception as error:  # network, hub, file formats: the library raises any exception
         detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{shown}: cannot load it ({detail}); check name and configuration") from error
+        raise DataError(f"{source}: cannot load it ({detail}); check name and configuration") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
 
 
-def _require_hub(shown: str) -> None:
+def _require_hub(source: str) -> None:
     """Raise DataError within seconds unless the hub answers, or HF_HUB_OFFLINE selects the cache."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return
@@ -57,6 +57,6 @@ def _require_hub(shown: str) -> None:
         if isinstance(getattr(error, "reason", error), ssl.SSLError):
             return  # it answers, and the library has its own certificates
         raise DataError(
-            f"{shown}: cannot reach {address}; connect to a network, "
+            f"{source}: cannot reach {address}; connect to a network, "
             "or set HF_HUB_OFFLINE=1 to use the cached copy"
         ) from error

@@ -31,7 +31,7 @@ from lm.disk.storage import (
     storage_errors,
     sync,
 )
-from lm.errors import DataError, StorageError, visible
+from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 
 MANIFEST = "manifest.json"
@@ -46,6 +46,13 @@ class Prepared:
     folder: Path
     report: Mapping[str, Any]
     unchanged: bool
+
+
+def require_fractions(valid: float, test: float) -> None:
+    """Raise ConfigError unless the shares of validation and test leave something to train on."""
+    for name, value in (("valid", valid), ("test", test)):
+        require(0 <= value < 1, f"--{name}-fraction {value}: must be at least 0 and less than 1")
+    require(valid + test < 1, "--valid-fraction and --test-fraction leave no training data; lower them")
 
 
 def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:

@@ -117,18 +117,15 @@ def _worker(job: Job, connection: Connection) -> None:
     try:
         notes = PlainReporter(sys.stderr)
         Search(job.folder, job.plan).run(job.trials, job.train, report, notes, job.minutes)
-    except HighrankError as error:
-        with suppress(OSError):  # the parent may be gone
-            connection.send(error)
-        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
     except BaseException as error:
-        if not (lack := shortage(error)):
+        told = error if isinstance(error, HighrankError) else shortage(error)
+        if told is None:
             raise
-        with suppress(OSError):
-            connection.send(lack)
-        sys.exit(lack.exit_code)
+        with suppress(OSError):  # the parent may be gone
+            connection.send(told)
+        sys.exit(told.exit_code)
 
 
 def _watch(connection: Connection, gone: threading.Event) -> None:

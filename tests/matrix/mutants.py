@@ -50,7 +50,7 @@ STORAGE, CHECKPOINT, COMMIT, RUN = (
 )
 STATE, SAVING, TRAIN = "lm/engine/state.py", "lm/engine/saving.py", "lm/engine/loop.py"
 MUTANTS = (
-    Mutant("fsync of files", STORAGE, "        os.fsync(fd)\n    finally", "    finally", POWER),
+    Mutant("fsync of files", STORAGE, "            os.fsync(fd)\n        finally", "        finally", POWER),
     Mutant(
         "fsync of the folder that a commit gets its name in",
         STORAGE,
