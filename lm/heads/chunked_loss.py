@@ -1,9 +1,9 @@
-"""A loss of any formula, in memory that does not grow with the number of tokens.
+"""Chunked loss of any formula, in memory that does not grow with the number of tokens.
 
-Heads whose logits take more than one product, such as a temperature for every word, write down their
-formula for a few tokens and leave the rest to this: the tokens go through in chunks, and each chunk computes
-its gradients at once by automatic differentiation and is then forgotten. A chunk holds whatever its formula
-keeps, which :mod:`lm.heads.mixture_loss` need not; where the two can do the same, that one is faster.
+Some heads need more than one product for their logits, for example with a temperature for every word. They
+provide their formula for a few tokens. The loss processes the tokens in chunks, and computes the gradients of
+a chunk by automatic differentiation in the forward pass. A chunk holds all tensors that its formula saves for
+the backward pass. :mod:`lm.heads.mixture_loss` saves fewer and is faster for the formulas that it supports.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ def chunked_loss(
     """Σ_n w_n · nll_n, a scalar; its gradients are computed in this forward pass.
 
     Args:
-        nll: of tensors like ``tokens`` with n rows, the losses (n,). It may read ``parameters`` and nothing
-            else that a gradient is wanted of.
-        tokens: tensors with one row a token; those that require gradients receive them.
-        parameters: tensors that all tokens share and the formula uses; likewise.
+        nll: function from n rows of each of ``tokens`` to losses (n,). Gradients reach only ``tokens`` and
+            ``parameters``.
+        tokens: tensors with one row a token, which receive gradients if they require them.
+        parameters: tensors that the formula uses for all tokens, which receive gradients likewise.
         weights: (N,).
         size: tokens of a chunk.
     """
@@ -40,7 +40,7 @@ def chunked_loss(
 
 @torch.no_grad()
 def chunked(formula: Formula, tokens: Sequence[Tensor], size: int) -> Tensor:
-    """The formula's result for all tokens, (N, ...), computed for ``size`` of them at a time."""
+    """Result of a formula for all tokens, (N, ...), computed for ``size`` tokens at a time."""
     count = tokens[0].shape[0]
     first = formula(*(tensor[:size] for tensor in tokens))
     if count <= size:
@@ -56,7 +56,7 @@ def chunked(formula: Formula, tokens: Sequence[Tensor], size: int) -> Tensor:
 def log_share(log_g: Tensor, targets: Tensor) -> Tensor:
     """log g − log Σ_v g at the targets (n,), (n, K), for log g (n, K, V).
 
-    Its gradient takes one tensor of that size, where the formula's would take four.
+    The gradient takes one tensor of that size; that of the plain formula would take four.
     """
     share: Tensor = _LogShare.apply(log_g, targets)  # type: ignore[no-untyped-call]
     return share
@@ -93,7 +93,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        # Handed out as they are, for a copy would be as large again; who asks twice has them computed twice.
+        # Returned without a copy, which would double the memory. A second backward pass computes them again.
         weights, *tensors = ctx.saved_tensors
         token_nll, gradients = ctx.gradients or _gradients(weights, tensors, *ctx.formula)
         ctx.gradients = None
@@ -104,7 +104,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _gradients(
     weights: Tensor, tensors: Sequence[Tensor], nll: Formula, size: int, count: int, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The losses (N,), and the gradients of Σ w · losses at the ``wanted`` of the tensors, else None."""
+    """Losses (N,), and for each tensor the gradient of Σ w · losses, or None if not ``wanted``."""
     gradients = [
         torch.zeros_like(precise(tensor)) if needed else None
         for tensor, needed in zip(tensors, wanted, strict=True)
@@ -124,7 +124,7 @@ def _gradients(
                 losses,
                 [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
                 weights[part],
-                materialize_grads=True,  # a formula need not read all that is known of a token
+                materialize_grads=True,  # a formula may ignore some of its inputs
             )
         )
         token_nll[part] = losses.detach()

@@ -1,4 +1,4 @@
-"""The schema of the output head: what is mixed, through which link function, from which contexts."""
+"""Config schema of the output head."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -35,89 +35,95 @@ def _owners(key: str, values: Mapping[str, Sequence[str]]) -> dict[str, Owner]:
 
 
 class HeadConfig(Section):
-    """The output head: what is mixed, through which link function, from which context vectors."""
+    """Output head: kind, link function, context vectors and temperature."""
 
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
         "temperature": _owners("temperature", _TEMPERATURES),
         "kind": _owners("kind", {name: kinds_with(name) for row in HEADS.values() for name in row.fields}),
     }
-    kind: HeadKind = Field("softmax", description=f"{', '.join([*HEADS][:-1])} or {[*HEADS][-1]}")
+    kind: HeadKind = Field(
+        "softmax", description=f"kind of head: {', '.join([*HEADS][:-1])} or {[*HEADS][-1]}"
+    )
     components: int = Field(
         1,
         ge=1,
         le=MAX_SIZE,
-        description="K, the number of mixed contexts (moc), logits (mixtape, a power of 2) or softmaxes"
-        " (mos, moss, doc)",
+        description="number of components K: contexts (moc), logits (mixtape, a power of 2) or softmaxes"
+        " (mos, moss, doc) that are mixed",
     )
     embedding_size: int | None = Field(
-        None, ge=1, le=MAX_SIZE, description="E, the size of a context vector; none is the hidden size"
+        None, ge=1, le=MAX_SIZE, description="size E of a context vector; none = hidden size"
     )
     tied: bool = Field(False, description="share the output matrix with the input embedding")
-    output_bias: bool = Field(True, description="a bias for every word, shared by the components")
+    output_bias: bool = Field(True, description="add a bias for every word, shared by the components")
     latent_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="dropout of contexts that are not the states themselves, one mask for all time steps",
+        description="dropout rate of contexts, except plain hidden states; one mask for all time steps",
     )
     context_scale: float = Field(
-        1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 is the papers'"
+        1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 in the papers"
     )
-    learn_context_scale: bool = Field(False, description="learn the factor, starting from context_scale")
+    learn_context_scale: bool = Field(
+        False, description="learn the factor on the contexts, starting from context_scale"
+    )
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="precision of the matrix products of the training loss: float32, bfloat16, or auto, the"
-        " faster at the start of a training; statistics stay float32",
+        " faster of both at the start of training; statistics stay float32",
     )
     skip_below: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="mos, moss, doc: components with a smaller posterior at a token add nothing to its"
-        " gradient of contexts and output matrix, which saves time; 0 is exact",
+        description="mos, moss, doc: smallest posterior of a component at a token for its gradients of"
+        " contexts and output matrix; smaller ones are skipped to save time; 0 = exact",
     )
     gate_size: int | None = Field(
         None,
         ge=1,
         le=MAX_SIZE,
-        description="mixtape: size of the words' gate vectors; none is embedding_size",
+        description="mixtape: size of the words' gate vectors; none = embedding_size",
     )
     gated_words: Count = Field(
-        0, description="mixtape: so many most frequent words have gates of their own; 0 is all"
+        0, description="mixtape: number of most frequent words with own gates; 0 = all"
     )
     intervals: Size = Field(
-        1000, description="plif: intervals, each with its slope, of the function of the logits"
+        1000, description="plif: number of intervals of the function of logits, each with its slope"
     )
-    interval_range: float = Field(20.0, gt=0, description="plif: they divide logits from - this to + this")
+    interval_range: float = Field(
+        20.0, gt=0, description="plif: largest absolute logit that the intervals cover"
+    )
     lower_components: tuple[Count, ...] = Field(
         (),
         strict=False,
-        description="doc: how many of the components come from the layer below the last, from the next"
-        " below it, and so on down to the embedding",
+        description="doc: numbers of components from each layer below the last, the highest layer first, down"
+        " to the embedding",
     )
     prior_penalty: float = Field(
         0.0,
         ge=0,
-        description="mos, moss, doc: weight of the squared coefficient of variation of the components' shares"
-        " of a batch",
+        description="mos, moss, doc: weight of the penalty on unequal use of components, their squared"
+        " coefficient of variation in a batch; 0 = off",
     )
     prior_penalty_of: Literal["batch", "streams"] = Field(
         "batch",
-        description="prior_penalty compares shares of a batch, or those of every stream, as the authors' code"
-        " of doc does: about 20 times as much",
+        description="sums that prior_penalty compares: of a batch, or of every stream as in the authors' code"
+        " of doc, which gives about 20 times the penalty",
     )
     shared_latent_mask: bool = Field(
-        False, description="doc: latent_dropout has one mask for all components, as in the authors' code"
+        False, description="doc: use one mask of latent_dropout for all components, as in the authors' code"
     )
     temperature: Temperature = Field(
         "none",
-        description="what divides the logits: none, constant, or of the word in its context: contextual (as"
-        " published, nearly constant), exponential, additive or sigmoid",
+        description="divisor of the logits: none, constant, or one for each word in its context: contextual"
+        " (as published, nearly constant), exponential, additive or sigmoid",
     )
     temperature_value: float = Field(2.0, gt=0, description="constant: the temperature")
     temperature_rank: int | None = Field(
-        None, ge=1, le=MAX_SIZE, description="Q, the rank of the temperatures' matrix; none is embedding_size"
+        None, ge=1, le=MAX_SIZE, description="rank Q of the temperatures' matrix; none = embedding_size"
     )
     temperature_alpha: float = Field(1.0, gt=0, description="contextual: α of (softmax + α) / β")
     temperature_beta: float = Field(0.5, gt=0, description="contextual: β of (softmax + α) / β")
@@ -127,7 +133,7 @@ class HeadConfig(Section):
     temperature_low: float = Field(0.5, gt=0, description="sigmoid: the lowest temperature")
     temperature_high: float = Field(3.5, gt=0, description="sigmoid: the highest temperature")
     temperature_loss_scaling: bool = Field(
-        False, description="training multiplies the loss, not its penalties, by the mean temperature"
+        False, description="multiply the training loss, but not its penalties, by the mean temperature"
     )
 
     @model_validator(mode="after")

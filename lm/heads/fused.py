@@ -1,20 +1,22 @@
-"""The mixture loss and its gradients on CUDA, by Triton kernels that keep no logit in memory.
+"""Mixture loss and its gradients on CUDA, by Triton kernels that keep no logit in memory.
 
-A tile of logits, some rows by some words, lives on the chip only. The first kernel reduces the tiles of
-every row r to log Σ_v g(z_rv) over the words but for the row's target y. What is left of the loss has N·K
-numbers and goes in tensor operations: the logits of targets, L_r = log Σ_v g(z_rv) over all words, and
-posteriors times the weights of tokens, f_r. The second kernel computes the tiles again, as shares
-s_rv = f_r · p_r(v) · slope and 0 at v = y, and is launched twice:
+A tile of logits, some rows by some words, exists only on the chip. The first kernel reduces the tiles of
+every row r to log Σ_v g(z_rv) over all words except the row's target y. The rest of the loss has N·K numbers
+and uses tensor operations. It consists of the targets' logits, L_r = log Σ_v g(z_rv) over all words, and
+posteriors times token weights, f_r. The second kernel computes the tiles again, as shares
+s_rv = f_r · p_r(v) · slope and 0 at v = y, and is launched twice::
 
-    Σ_v s_rv W_v    a block of rows to each program, which goes through the words
-    Σ_r s_rv c_r    a block of words to each program, which goes through the rows
+    Σ_v s_rv W_v    each program has a block of rows and loops over the words
+    Σ_r s_rv c_r    each program has a block of words and loops over the rows
 
-Five products of the size of the logits, where the eager path, which keeps a chunk of them, has three. At
-v = y the gradient is −f_r · slope · (1 − p_r(y)): one number a row, which needs no tile and so is exact in
-float32. As a share rounded to bfloat16, little would be left of it where p_r(y) is near 1.
+These are five products of the size of the logits. The eager path, which keeps a chunk of logits, has three.
 
-All sums are float32 and in a fixed order, for no two programs write to one place: results repeat to the bit.
-The scheme is that of FlashAttention (Dao et al. 2022) and Cut Your Losses (Wijmans et al. 2025).
+At v = y the gradient is −f_r · slope · (1 − p_r(y)). This one number a row needs no tile, so it is exact in
+float32. As a share rounded to bfloat16, it would lose most of its value for p_r(y) near 1.
+
+All sums are float32 and in a fixed order, because no two programs write to one place. Repeated results are
+therefore bit-identical. The scheme is that of FlashAttention (Dao et al. 2022) and Cut Your Losses (Wijmans
+et al. 2025).
 
 N tokens · K components · E context size · V words · R = N·K rows.
 """
@@ -32,18 +34,18 @@ from lm.heads.fused_switch import tell_without_fused
 from lm.heads.links import EXP, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output, logits_of
 
-# typed as Triton has them, a launch would have to pass numbers of its own kind
+# Any, because Triton's annotations would refuse plain numbers at a launch
 _totals: Any = fused_tiles.totals
 _shares: Any = fused_tiles.shares
-REGISTERS = 13 * 2**12  # numbers in accumulators and tiles that a program of 8 warps holds without spilling
-PROGRAMS = 3  # a multiprocessor at most, where a launch is split to keep all of them busy
+REGISTERS = 13 * 2**12  # most numbers in accumulators and tiles of a program of 8 warps without spilling
+PROGRAMS = 3  # most programs a multiprocessor when a launch is split to keep all of them busy
 TOLERANCE = 0.02  # relative; rounding to bfloat16 gives about .004 on the example
-START_AND_END = 4  # of a program, in streamed blocks
-OVERHEAD = 2**11  # bytes of shared memory for what is not a block
+START_AND_END = 4  # duration of start and end of a program, in streamed blocks
+OVERHEAD = 2**11  # bytes of shared memory besides blocks
 
 
 class Gradients(NamedTuple):
-    """The losses of tokens, and the gradients of Σ_n w_n · nll_n."""
+    """Losses of tokens, and gradients of Σ_n w_n · nll_n."""
 
     token_nll: Tensor  # (N,)
     of_contexts: Tensor  # (N, K, E)
@@ -54,7 +56,7 @@ class Gradients(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """What a program owns, what it takes at a time of what streams past; its warps, and blocks in flight."""
+    """Tile sizes of a program: rows owned, rows streamed at a time, warps, and blocks in flight."""
 
     owned: int
     streamed: int
@@ -69,22 +71,22 @@ INTERPRETED = Tiles(16, 16, 1, 1)
 
 @cache
 def works(device: torch.device, size: int, link: Link, bf16_products: bool) -> bool:
-    """Whether the kernels compile for a loss at contexts of a size, and agree there; logged if not."""
+    """True if the kernels compile for contexts of a size and pass an example; logs a warning if not."""
     try:
         disagreement = error_on(device, size, link, bf16_products)
-    except Exception as error:  # whatever Triton, its compiler or the driver may raise
+    except Exception as error:  # Triton, its compiler or the driver may raise anything
         wrong = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
         if disagreement <= TOLERANCE:
             return True
-        wrong = f"they are off by {disagreement:.1e} on an example"
+        wrong = f"relative error of {disagreement:.1e} on an example"
     tell_without_fused(wrong)
     return False
 
 
 @torch.enable_grad()
 def error_on(device: torch.device, size: int, link: Link, bf16_products: bool) -> float:
-    """The largest relative error of losses and gradients on an example, against automatic differentiation."""
+    """Largest relative error of losses and gradients on an example, against automatic differentiation."""
     generator = torch.Generator().manual_seed(1)
 
     def leaf(*shape: int) -> Tensor:
@@ -102,15 +104,15 @@ def error_on(device: torch.device, size: int, link: Link, bf16_products: bool) -
     options, ones = LossOptions(link, bf16_products), torch.ones_like(nll)
     found = fused_loss(scaled, log_prior, Output(weight, bias, shift), targets, ones, options)
     errors = [(a - b).norm() / b.norm() for a, b in zip(found, wanted, strict=False)]
-    return torch.stack(errors).max().item()  # NaN if any is
+    return torch.stack(errors).max().item()  # NaN if any error is
 
 
 def suits(contexts: Tensor, options: LossOptions) -> bool:
-    """Whether the kernels can and should serve a loss at ``contexts`` (N, K, E) on CUDA.
+    """True if the kernels can and should compute a loss at ``contexts`` (N, K, E) on CUDA.
 
-    They should not where products must be exact float32: tensor cores cannot help there, and the three
-    products of the eager path cost less than five. Nor where E is too large for tiles to stay on the chip,
-    where small posteriors are to be left out, which they do not, or where they do not work.
+    They should not if products must be exact float32. Tensor cores cannot help then, and the three products
+    of the eager path cost less than five. They cannot if E is too large for tiles on the chip, if small
+    posteriors are to be skipped, or if :func:`works` is False.
     """
     if torch.version.cuda is None or options.skip_below:
         return False
@@ -118,7 +120,7 @@ def suits(contexts: Tensor, options: LossOptions) -> bool:
         return False
     if not options.bf16_products and _precision() == "ieee":
         return False
-    needed = (8, 0) if options.bf16_products else (9, 0)  # before, tiles of tf32 spill
+    needed = (8, 0) if options.bf16_products else (9, 0)  # tiles of tf32 spill on older devices
     if torch.cuda.get_device_capability(contexts.device) < needed:
         return False
     size = contexts.shape[-1]
@@ -136,12 +138,12 @@ def fused_loss(
     token_weights: Tensor,
     options: LossOptions,
 ) -> Gradients:
-    """Losses and gradients at contexts (N, K, E), float32, with log π (N, K), targets (N,), weights (N,).
+    """Losses and gradients for contexts (N, K, E), float32, with log π (N, K), targets (N,), weights (N,).
 
     Raises:
         ValueError: if E is too large for the device.
     """
-    torch._assert_async((targets >= 0).all())  # of them the products below would take words from the end
+    torch._assert_async((targets >= 0).all())  # negative ones would index words from the end
     at_words = logits_of(targets, contexts, output)
     scores = options.link.log(at_words, output.shift)
     kernels = _Kernels(contexts, output, targets, options)
@@ -164,19 +166,19 @@ def fused_loss(
 
 
 def _precision() -> str:
-    """How Triton multiplies float32: as torch is told to."""
+    """Precision of Triton's float32 products, equal to torch's setting."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _widths(size: int) -> tuple[int, int]:
-    """Powers of two from 16 on, or 0 for the second, that hold ``size`` together: 280 → 256 and 32."""
+    """Two widths whose sum covers ``size``, powers of two from 16 (or 0 for the second): 280 → 256 and 32."""
     wide = max(16, 1 << size.bit_length() - 1)
     rest = size - wide
     return wide, 0 if rest <= 0 else max(16, 1 << (rest - 1).bit_length())
 
 
 def tiles_for(size: int, dtype: torch.dtype, precision: str, shared: int) -> Tiles | None:
-    """The largest tiles that registers and ``shared`` bytes hold for contexts of ``size``, if any."""
+    """Largest tiles that fit registers and ``shared`` bytes for contexts of ``size``; None if none fits."""
     width = sum(_widths(size))
     if dtype == torch.float32 and precision == "ieee":
         return NO_TENSOR_CORES if width <= 320 else None
@@ -198,7 +200,7 @@ def _tiles_on(contexts: Tensor, options: LossOptions) -> Tiles | None:
 
 
 class _Kernels:
-    """The operands of a loss as the kernels read them, and the launches."""
+    """Operands of a loss in the kernels' layout, and launches of the kernels."""
 
     def __init__(self, contexts: Tensor, output: Output, targets: Tensor, options: LossOptions) -> None:
         tiles = _tiles_on(contexts, options)
@@ -225,7 +227,7 @@ class _Kernels:
         }
 
     def log_totals_of_others(self) -> Tensor:
-        """log Σ_v g over the words but for the target, (N, K)."""
+        """log Σ_v g over all words except the target, (N, K)."""
         rows, words = len(self.contexts), len(self.weight)
         grid, per_part = self._grid(rows, words)
         log_totals = self.addends[0].new_empty(grid[1], rows)
@@ -261,9 +263,9 @@ class _Kernels:
         return total[:, : self.shape[-1]].contiguous(), sums.sum(0)
 
     def _grid(self, owned: int, streamed: int) -> tuple[tuple[int, int], int]:
-        """Blocks owned × parts of what is streamed, and the length of a part.
+        """Launch grid (blocks of owned rows, parts of streamed rows), and the length of a part.
 
-        Parts keep every multiprocessor busy where there are few blocks; their sums are added afterwards.
+        Parts keep every multiprocessor busy if there are few blocks. Their sums are added afterwards.
         """
         processors = 4
         if self.contexts.device.type == "cuda":
@@ -279,7 +281,7 @@ class _Kernels:
 
 
 def _operand(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """``matrix`` in the precision of the products, its rows a multiple of 16 bytes apart for fast loads."""
+    """``matrix`` in the precision of the products, with rows padded to 16 bytes for fast loads."""
     lacking = -matrix.shape[1] % 8
     operand = matrix.to(dtype)
     return F.pad(operand, (0, lacking)) if lacking else operand.contiguous()

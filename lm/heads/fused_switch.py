@@ -1,15 +1,15 @@
-"""The switch of the Triton kernels, and the warning where they are missing."""
+"""Switch of the Triton kernels, and the warning if they are missing."""
 
 import logging
 
 _LOGGER = logging.getLogger(__name__)
 
 
-FUSED = "HIGHRANK_FUSED"  # environment variable; 0: without the Triton kernels
+FUSED = "HIGHRANK_FUSED"  # environment variable; 0 = no Triton kernels
 
 
 def tell_without_fused(reason: str) -> None:
-    """Logs why losses on a GPU do without the Triton kernels."""
+    """Warn that losses on a GPU do not use the Triton kernels."""
     _LOGGER.warning(
-        "no Triton kernels (%s): losses go in tensor operations; set %s=0 to be told no more", reason, FUSED
+        "no Triton kernels (%s): using slower tensor operations; set %s=0 to silence this", reason, FUSED
     )

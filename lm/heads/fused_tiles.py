@@ -1,15 +1,15 @@
 # mypy: ignore-errors
-"""The Triton kernels of the mixture loss; ``fused.py``, which launches them, says what for.
+"""Triton kernels of the mixture loss; ``fused.py`` launches and explains them.
 
-A program owns a block of rows or words, holds its operand, and goes through blocks of the others, its part
-of them. E is cut into WIDE and REST columns, two powers of two, as Triton's tiles have to be. Operands are
-(R, SIZE) and (V, SIZE), of which all columns past E are 0.
+A program owns a block of rows or words, keeps the block's operand, and loops over its part of the others.
+E is split into WIDE and REST columns, two powers of two, because Triton's tiles must have such sizes.
+Operands are (R, SIZE) and (V, SIZE); all columns past E are 0.
 """
 
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-1e38)  # where maxima start; finite, for of −∞ nothing can be taken off
+LOWEST = tl.constexpr(-1e38)  # start of maxima; finite, to avoid −∞ − −∞
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def block(
     matrix, first, count,
     COLUMN: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK, WIDTH) of a (count, SIZE) matrix, from row ``first`` and column COLUMN; zeros outside."""
+    """Load (BLOCK, WIDTH) of a (count, SIZE) matrix from row ``first`` and column COLUMN; zeros outside."""
     rows, columns = tl.arange(0, BLOCK)[:, None], COLUMN + tl.arange(0, WIDTH)[None, :]
     inside = (rows < count - first) & (columns < SIZE)
     start = matrix + tl.cast(first, tl.int64) * SIZE
@@ -38,26 +38,26 @@ def block(
 
 @triton.jit
 def bias_of(bias, numbers, words):
-    """−∞ past the last word: it has a share of 0."""
+    """Load biases; −∞ past the last word, for a share of 0."""
     return tl.load(bias + numbers, mask=numbers < words, other=float("-inf"))
 
 
 @triton.jit
 def of_rows(numbers, rows, targets, log_totals, factors):
-    """Target, L and f; past the last row, what makes every share 0."""
+    """Load target, L and f of rows; past the last row, values for which every share is 0."""
     inside = numbers < rows
     target = tl.load(targets + numbers, mask=inside, other=-1)
     log_total = tl.load(log_totals + numbers, mask=inside, other=float("inf"))
     return target, log_total, tl.load(factors + numbers, mask=inside, other=0.0)
 
 
-@triton.jit(do_not_specialize=["rows"])  # it varies from batch to batch
+@triton.jit(do_not_specialize=["rows"])  # the number of rows varies by batch
 def totals(
     contexts, weight, bias, shift, targets, log_totals, rows, words, per_part,
     SIGMOID: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
     OWNED: tl.constexpr, STREAMED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """log Σ_v g over the words of a part but for the target, (parts, R)."""
+    """log Σ_v g over the words of a part except the target, (parts, R)."""
     first, begin = tl.program_id(0) * OWNED, tl.program_id(1) * per_part
     numbers = first + tl.arange(0, OWNED)
     target = tl.load(targets + numbers, mask=numbers < rows, other=-1)
@@ -92,7 +92,7 @@ def shares(
 ):  # fmt: skip
     """Shares times the streamed rows or words of a part, (parts, owned, E), and their sums, (parts, owned).
 
-    OF_WORDS: words are owned and rows stream; else the other way round.
+    With OF_WORDS, words are owned and rows are streamed; otherwise, rows are owned and words are streamed.
     """
     count, others = rows, words
     if OF_WORDS:

@@ -1,20 +1,20 @@
 """The output head: hidden states in, a distribution over the vocabulary out.
 
-One class covers every kind; a row of ``HEADS`` has what a kind mixes and its link function.
+One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its link function.
 
     softmax, sigsoftmax   g(W h + b)
     sigmoid, relu         g(W h + b), the baselines of Kanai et al. (2018, Eq. 35, 34)
     moc                   softmax(W Σ_k π_k c_k + b)    (Yang et al. 2018, §2.5)
     mos, moss             Σ_k π_k g(W c_k + b)    (Yang et al. 2018, Eq. 2; Kanai et al. 2018, Eq. 19)
-    mixtape               softmax of logits that gates of every word mix    (:mod:`lm.heads.mixtape`)
+    mixtape               softmax of logits mixed by gates of every word    (:mod:`lm.heads.mixtape`)
     plif                  softmax(f(W h + b)) with a learned f    (:mod:`lm.heads.plif`)
     doc                   mos with contexts of several layers    (Takase et al. 2018)
 
-with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss). Everything stays in
-the log domain: there is no log(p + ε), which would cap the loss, falsify gradients and raise measured rank.
+with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss).
 
-The logits z of any of them may be divided by a temperature, one number or one for every word in its context
-(:mod:`lm.heads.temperature`).
+All computations stay in the log domain. There is no log(p + ε), which would cap the loss, falsify gradients
+and raise the measured rank. A temperature may divide the logits z of any kind: one number, or one for every
+word in its context (:mod:`lm.heads.temperature`).
 
 N tokens · H hidden size · K components · E context size · V words.
 """
@@ -42,8 +42,8 @@ __all__ = ["HEADS", "Head", "HeadConfig"]
 class Head(nn.Module):
     """A decoder head of any kind.
 
-    It owns every parameter, under the names that checkpoints have. Its ``mixer`` takes hidden states to
-    contexts, and its ``output`` takes contexts to probabilities.
+    It owns every parameter, under the names in checkpoints. Its ``mixer`` maps hidden states to contexts, and
+    its ``output`` maps contexts to probabilities.
 
     Logits and probabilities are float32 or better regardless of the precision of the model. For
     log-probabilities in float64 throughout, as ranks need them, use ``copy.deepcopy(head).double()``.
@@ -53,13 +53,13 @@ class Head(nn.Module):
         hidden_size: H, the size of the last layer's hidden states.
         vocab_size: V.
         embedding: the (V, E) parameter to share when ``config.tied``.
-        lower_sizes: the sizes of the layers below the last that the model can hand over, the highest first.
-            A doc head reads the first few of them, as many as ``config.lower_components`` has, from the
-            ``Layers`` that it gets. Every other head takes a plain tensor as well.
+        lower_sizes: sizes of the layers below the last that the model provides, the highest first. A doc head
+            reads the first ``len(config.lower_components)`` of them from its ``Layers``. Every other head
+            also takes a plain tensor.
 
     Raises:
-        ConfigError: if tying is asked for without an embedding of the right shape, or lower layers that the
-            model has not.
+        ConfigError: if ``config.tied`` lacks an embedding of the right shape, or ``config.lower_components``
+            lacks layers of the model.
     """
 
     bias: nn.Parameter | None  # (V,)
@@ -102,7 +102,7 @@ class Head(nn.Module):
         if len(self.lower_sizes) < len(config.lower_components):
             raise ConfigError(
                 f"head.lower_components: {config.kind} reads {len(config.lower_components)} layers below the"
-                f" last, and this model hands over {len(lower_sizes)}; choose another head.kind, such as mos"
+                f" last, but the model provides {len(lower_sizes)}; choose another head.kind, such as mos"
             )
         self.lower = nn.ModuleList(
             nn.Linear(lower, count * size)
@@ -135,7 +135,7 @@ class Head(nn.Module):
 
     @property
     def mixer(self) -> Mixer:
-        """The upper half, as the head is now."""
+        """The part of the head from hidden states to contexts, with its current parameters."""
         return Mixer(
             config=self.config,
             size=self.size,
@@ -151,7 +151,7 @@ class Head(nn.Module):
 
     @property
     def output(self) -> OutputLayer:
-        """The lower half, as the head is now."""
+        """The part of the head from contexts to probabilities, with its current parameters."""
         return OutputLayer(
             options=self.options,
             rows_per_token=self.config.components if self.row.logits_by_component else 1,
@@ -167,9 +167,9 @@ class Head(nn.Module):
     def objective(
         self, hidden: States, targets: Tensor, streams: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What training minimises, and :meth:`loss`, which is a part of it: sums over tokens in nats.
+        """The training objective and :meth:`loss`, both scalar sums over tokens in nats.
 
-        They are the same but for ``config.temperature_loss_scaling`` and ``config.prior_penalty``.
+        They differ only by ``config.temperature_loss_scaling`` and ``config.prior_penalty``.
         """
         mixture, output, config = self.mixer.mixture(hidden, streams), self.output, self.config
         weights = mixture.contexts.new_ones(targets.numel())
@@ -222,9 +222,10 @@ class Head(nn.Module):
     ) -> Tensor:
         """log P(v) of every word, (..., V), normalised and at least float32.
 
-        Without gradients, what it needs beside the result does not depend on the number of tokens, and the
-        products are in bfloat16 if the ``operand`` is given that ``output.rounded()`` returns.
-        ``component_temperature`` divides the logits of every component. For a mixture that differs from
+        Without gradients, scratch memory does not depend on the number of tokens. Products are then in
+        bfloat16 if ``operand``, the result of ``output.rounded()``, is given.
+
+        ``component_temperature`` divides the logits of every component. For a mixture, this differs from
         tempering the mixed distribution, which callers do on the result.
         """
         mixture = self.mixer.mixture(hidden)
@@ -234,13 +235,13 @@ class Head(nn.Module):
     def component_log_probs(self, hidden: States) -> Tensor:
         """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss or doc.
 
-        Its logsumexp over K is :meth:`log_probs`, over V the log prior.
+        The logsumexp over K is :meth:`log_probs`, and the logsumexp over V is the log prior.
         """
         joint = self.output.joint_log_probs(self.mixer.mixture(hidden))
         return joint.view(*Layers.of(hidden).last.shape[:-1], *joint.shape[1:])
 
     def temperatures(self, hidden: States) -> Tensor:
-        """Divisors of the logits, (..., V); ones for a head without temperature."""
+        """Temperatures that divide the logits, (..., V); ones for a head without temperature."""
         tau = self.output.word_temperatures(rows_of_last(hidden))
         return tau.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
@@ -248,9 +249,9 @@ class Head(nn.Module):
 def prior_penalty(log_prior: Tensor, streams: Tensor | None = None) -> Tensor:
     """β of Takase et al. (2018): (std(B) / avg(B))² of B_k = Σ π_k over the tokens of log π (N, K).
 
-    With ``streams`` (N,), the stream of every token, it is what the authors' code computes (main.py of
-    nttcslab-nlp/doc_lm): B is summed over the tokens of each stream, and the variance of all B·K sums,
-    unbiased, is taken K − 1 times.
+    ``streams`` (N,) numbers the stream of every token. With it, the penalty is that of the authors' code
+    (main.py of nttcslab-nlp/doc_lm). That code sums π over the tokens of each stream, and multiplies the
+    unbiased variance of all these sums by K − 1.
     """
     shares, components = log_prior.exp(), log_prior.shape[-1]
     if streams is None:
@@ -261,7 +262,7 @@ def prior_penalty(log_prior: Tensor, streams: Tensor | None = None) -> Tensor:
 
 
 def _streams(hidden: Tensor, streams: Tensor | None) -> Tensor:
-    """The stream of every token, (N,): a column of (T, B, H), and every token its own of (N, H)."""
+    """Stream of every token, (N,): its column in (T, B, H), or a stream of its own in (N, H)."""
     if streams is not None:
         return streams
     columns = torch.arange(hidden.shape[-2], device=hidden.device)

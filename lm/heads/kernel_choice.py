@@ -1,4 +1,4 @@
-"""Whether losses on a GPU go through the Triton kernels of :mod:`lm.heads.fused`."""
+"""Choice between the Triton kernels of :mod:`lm.heads.fused` and tensor operations."""
 
 import os
 from functools import cache
@@ -9,13 +9,13 @@ from lm.heads.fused_switch import FUSED, tell_without_fused
 
 
 def kind(device_type: str) -> str:
-    """Which kernels losses may use on a type of device; bit-identical results depend on it."""
+    """Kernels that losses may use on a type of device; bit-identical results depend on them."""
     fused = device_type == "cuda" and fused_kernels() is not None
     return "fused" if fused else "in tensor operations"
 
 
 def fused_kernels() -> ModuleType | None:
-    """:mod:`lm.heads.fused`; None if switched off, or if Triton is missing or, which is logged, broken."""
+    """:mod:`lm.heads.fused`; None if switched off or without Triton, or, with a warning, if broken."""
     return None if os.environ.get(FUSED) == "0" else _fused_kernels()
 
 

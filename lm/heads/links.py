@@ -1,8 +1,8 @@
 """Link functions: log g(z), the unnormalised log-probability of a logit.
 
-Every head is Σ_k π_k · g(z_k) / Σ_v g(z_k,v) for one of these g. Each is increasing or constant in z, so no
-logit has a larger log g than the largest, and each is elementwise: its slope d log g / dz is all that the
-loss needs to carry a gradient from log g back to the logits.
+Every head is Σ_k π_k · g(z_k) / Σ_v g(z_k,v) for one of these g. Each g is increasing or constant in z, so
+the largest logit has the largest log g. Each g is also elementwise, so its slope d log g / dz is enough
+to carry a gradient from log g back to the logits.
 
 The shift b is a scalar that only sigsoftmax reads (Kanai et al. 2018, Eq. 16).
 """
@@ -20,15 +20,15 @@ RELU_FLOOR = 1e-8  # ε of Kanai et al. 2018, Eq. 34
 class Link(ABC):
     """One g, as a formula (``log``, ``slope``) and in place for the loss (``shares_``, ``times_slope_``).
 
-    ``buffers`` counts the (R, V) tensors of the in-place form: the logits, and the spares that ``shares_``
-    fills with what ``times_slope_`` then reads.
+    ``buffers`` is the number of (R, V) tensors of the in-place form: the logits, and the spare tensors in
+    which ``shares_`` leaves slopes for ``times_slope_``.
     """
 
     buffers: ClassVar[int]
 
     @abstractmethod
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
-        """log g of ``logits``, elementwise and finite wherever the logits are."""
+        """log g of ``logits``, elementwise; finite for finite logits."""
 
     @abstractmethod
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -36,7 +36,7 @@ class Link(ABC):
 
     @abstractmethod
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        """g(z) / u in place of ``logits`` z (R, V); returns log u (R, 1).
+        """Overwrite ``logits`` z (R, V) with g(z) / u; returns log u (R, 1).
 
         u is between g(m) and 2 g(m), for the largest logits m of the rows, ``peak`` (R, 1).
         ``spares`` (buffers − 1, R, V) is overwritten.
@@ -44,7 +44,7 @@ class Link(ABC):
 
     @abstractmethod
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        """``shares`` (R, V) times the slope at the logits of the last ``shares_``, in place."""
+        """Multiply ``shares`` (R, V) in place by the slope at the logits of the last ``shares_``."""
 
     def log_normalised(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """log g(z) − log Σ_v g(z_v) over the last dimension."""
@@ -73,8 +73,8 @@ class Exponential(Link):
 class Sigsoftmax(Link):
     """g(z) = exp(z)·σ(z + b) (Kanai et al. 2018, Eq. 11, 16); its slope is 2 − σ(z + b) (Theorem 5).
 
-    The loss takes one exponential of a logit, e = exp(z − m): with s = m + b, σ(z + b) is a·e / (a·e + c) for
-    a = 1 and c = exp(−s), or both times exp(s) where s < 0, so that neither overflows.
+    The loss takes one exponential of a logit, e = exp(z − m). With s = m + b, σ(z + b) is a·e / (a·e + c) for
+    a = 1 and c = exp(−s). For s < 0, both a and c are multiplied by exp(s), so that neither overflows.
     """
 
     buffers = 2
@@ -88,7 +88,7 @@ class Sigsoftmax(Link):
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         top = peak if shift is None else peak + shift
         a = top.clamp(max=0).exp_()
-        c = (-top).clamp(max=0).exp_().clamp_(min=torch.finfo(top.dtype).tiny)  # 0 / 0 where e is 0, too
+        c = (-top).clamp(max=0).exp_().clamp_(min=torch.finfo(top.dtype).tiny)  # avoids 0 / 0 for e = 0
         ratio = torch.addcmul(c, logits.sub_(peak).exp_(), a, out=spares[0])
         torch.div(logits, ratio, out=ratio)  # σ / a
         logits.mul_(ratio)
@@ -125,8 +125,8 @@ class Sigmoid(Link):
 class Relu(Link):
     """g(z) = relu(z) + ε, a baseline (Kanai et al. 2018, Eq. 34).
 
-    Its slope is 1 / (z + ε) where z > 0, up to 10⁸ just above zero, and 0 elsewhere: training with it
-    diverges in the paper too (Table 4).
+    Its slope is 1 / (z + ε) for z > 0, up to 10⁸ just above zero, and 0 elsewhere. Training with it also
+    diverges in the paper (Table 4).
     """
 
     buffers = 2

@@ -1,4 +1,4 @@
-"""From hidden states to context vectors and the prior that mixes them: the upper half of a head.
+"""Mixer: the part of a head from hidden states to context vectors and their prior.
 
 N tokens · H hidden size · K components · E context size.
 """
@@ -17,7 +17,7 @@ from lm.regularize import dropout_mask
 
 
 class Mixture(NamedTuple):
-    """Contexts, prior and hidden states of N tokens, of which their distributions are made."""
+    """Contexts, prior and hidden states of N tokens, which determine their distributions."""
 
     contexts: Tensor  # (N, K, E)
     log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
@@ -28,8 +28,8 @@ class Mixture(NamedTuple):
 class Mixer:
     """The part of a head above the output matrix; its layers and parameters are the head's own.
 
-    A head mixes nothing where ``latent`` is None. It mixes contexts where ``mixes_contexts``, and otherwise
-    distributions or logits.
+    A head mixes nothing if ``latent`` is None. Otherwise it mixes contexts with ``mixes_contexts``, and
+    distributions or logits without.
     """
 
     config: HeadConfig
@@ -44,19 +44,19 @@ class Mixer:
     mixes_contexts: bool
 
     def contexts(self, hidden: States, streams: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The vectors that meet the output matrix, and their weights.
+        """Context vectors, which the output matrix multiplies, and their log prior.
 
-        Latent dropout happens here, one mask for all time steps of a stream: with ``hidden`` of shape
-        (T, B, H) a stream is a column; with (N, H), ``streams`` (N,) numbers the stream of every token
-        (None: every token is its own).
+        Latent dropout uses one mask for all time steps of a stream. With ``hidden`` of shape (T, B, H), a
+        stream is a column. With (N, H), ``streams`` (N,) numbers the stream of every token, and None makes
+        every token its own stream.
 
         Returns:
-            contexts (..., K, E), where K = 1 unless mos, moss, doc or mixtape; log π (..., K), or None where
-            probabilities are not mixed.
+            Contexts (..., K, E), where K = 1 except for mos, moss, doc and mixtape, and log π (..., K).
+            log π is None unless probabilities are mixed.
         """
         last, lower = Layers.of(hidden)
         if self.latent is None:
-            if self.projection is None:  # these states have had their own dropout
+            if self.projection is None:  # dropout was applied to these states before
                 return last.unsqueeze(-2), None
             return self._drop(self.projection(last), streams).unsqueeze(-2), None
         latent = self.latent(last)
@@ -75,7 +75,7 @@ class Mixer:
         return latent, log_prior
 
     def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
-        """A row for every token, at least float32."""
+        """Contexts, log prior and states with one row a token, at least float32."""
         contexts, log_prior = self.contexts(hidden, streams)
         contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
         if log_prior is None:
@@ -83,7 +83,7 @@ class Mixer:
         return Mixture(contexts, log_prior.reshape(len(contexts), log_prior.shape[-1]), rows_of_last(hidden))
 
     def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
-        """Latent dropout; the mask of the first of ``copies`` equal parts of every state is that of all."""
+        """Latent dropout; all ``copies`` equal parts of a state share one mask."""
         rate = self.config.latent_dropout
         if not self.training or rate == 0:
             return states
@@ -98,6 +98,6 @@ class Mixer:
 
 
 def rows_of_last(hidden: States) -> Tensor:
-    """The last layer's states (N, H), which temperatures and gates read, at least float32."""
+    """Last layer's states (N, H), at least float32, for temperatures and gates."""
     last = Layers.of(hidden).last
     return precise(last).reshape(-1, last.shape[-1])

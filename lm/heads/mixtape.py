@@ -1,14 +1,16 @@
 """Mixtape: one softmax of logits that are mixed word by word (Yang et al. 2019).
 
-Vector gating in logit space   z_x = Σ_k π_{x,k} w_xᵀ c_k + b_x  with  c_k = tanh(H_k g)
-gate priors                    l_{x,k} = v_xᵀ tanh(U_k g) + u_kᵀ g + b_{x,k}
-sigmoid tree for K = 4         π_1 = γ_1 γ_2, π_2 = γ_1 (1−γ_2), π_3 = (1−γ_1) γ_3, π_4 = (1−γ_1)(1−γ_3)
-                               with  γ_k = σ(l_{x,k})
+::
 
-Every word has gates of its own, so the logits are no product of rank E, though there is a single softmax.
-With gate sharing that holds for frequent words alone: all others have v_x = 0 and b_{x,k} = 0, so that one π
-mixes their contexts before a single product. Trees of any K = 2^d are alike, with K − 1 gates in the order
-of a heap. The biases of H_k are ours, as in the other mixtures.
+    vector gating in logit space   z_x = Σ_k π_{x,k} w_xᵀ c_k + b_x  with  c_k = tanh(H_k g)
+    gate priors                    l_{x,k} = v_xᵀ tanh(U_k g) + u_kᵀ g + b_{x,k}
+    sigmoid tree for K = 4         π_1 = γ_1 γ_2, π_2 = γ_1 (1−γ_2), π_3 = (1−γ_1) γ_3, π_4 = (1−γ_1)(1−γ_3)
+                                   with  γ_k = σ(l_{x,k})
+
+Every word has its own gates, so the logits are not a product of rank E, although there is a single softmax.
+With gate sharing, only frequent words have gates. All others have v_x = 0 and b_{x,k} = 0, and a common π
+mixes their contexts before a single product. For any K = 2^d, the tree has K − 1 gates in the order of a
+heap. The biases of H_k are an addition, as in the other mixtures.
 
 N tokens · H hidden size · K components · E context size · D gate size · S words with gates · V words.
 """
@@ -27,8 +29,8 @@ class WordGates(nn.Module):
     Args:
         config: K, D (``gate_size``; E, or H, if left out) and S (``gated_words``; 0 is V).
         hidden_size: H.
-        vocab_size: V. Gates are for the first S ids, the most frequent words in every vocabulary here; those
-            of dialog models begin with ``<pad>`` and ``<unk>``, which count.
+        vocab_size: V. The first S ids have gates: the most frequent words, because vocabularies are sorted by
+            frequency. In dialog models, ``<pad>`` and ``<unk>`` come first and count among them.
     """
 
     def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
@@ -59,7 +61,7 @@ class WordGates(nn.Module):
 
 
 def leaves(gates: Tensor) -> Tensor:
-    """The probabilities (n, K, ·) of the leaves of a tree of binary gates (n, K − 1, ·), in heap order."""
+    """Probabilities (n, K, ·) of the leaves of a tree of binary gates (n, K − 1, ·) in heap order."""
     shares = torch.ones_like(gates[:, :1])
     while shares.shape[1] <= gates.shape[1]:
         first = shares.shape[1] - 1  # nodes above this level

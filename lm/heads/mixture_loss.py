@@ -1,17 +1,19 @@
-"""The loss of a mixture over the vocabulary, in memory that does not grow with the number of tokens.
+"""Mixture loss over the vocabulary, in memory that does not grow with the number of tokens.
 
     −log P(y) = −logsumexp_k [ log π_k + log g(z_k,y) − logsumexp_v log g(z_k,v) ],   z_k = W c_k + b
 
-Written out, N tokens, K components and V words need several (N·K, V) tensors. Here the tokens go through
-in chunks, and each chunk computes its gradients at once, while its logits are still there: three matrix
-products a chunk, the arithmetic minimum, and nothing is recomputed in the backward pass.
+A plain implementation needs several (N·K, V) tensors. This one processes the tokens in chunks, and computes
+the gradients of a chunk in the forward pass, from the same logits. A chunk takes three matrix products, the
+arithmetic minimum, and the backward pass recomputes nothing.
 
-With r_k = π_k p_k(y) / P(y), the posterior of component k, and slope = g'(z)/g(z), 1 for the exponential, the
-gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds
-exp(log g − max) · slope as it is, and 0 at v = y; the factor r_k / Σ_v exp(log g − max) scales the small
-operands of the products instead. At v = y the gradient is −r_k · slope(y) · (1 − p_k(y)): one number a row,
-with a gather and a scatter of rows in place of a product. It is not rounded where products are, nor does it
-cancel where p_k(y) is near 1, for 1 − p_k(y) is the share of the other words.
+Let r_k = π_k p_k(y) / P(y) be the posterior of component k, and slope = g'(z)/g(z), 1 for the exponential.
+The gradient of the loss at the logits is r_k · slope(v) · (p_k(v) − [v = y]). The buffer holds only
+exp(log g − max) · slope, and 0 at v = y. The factor r_k / Σ_v exp(log g − max) instead scales the small
+operands of the products.
+
+At v = y the gradient is −r_k · slope(y) · (1 − p_k(y)). This one number a row takes a gather and a scatter of
+rows instead of a product, so low-precision products do not round it. 1 − p_k(y) is computed as the share of
+the other words, which avoids cancellation for p_k(y) near 1.
 
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
@@ -28,9 +30,9 @@ from lm.heads import kernel_choice
 from lm.heads.loss_options import LossOptions, Output, logits_of, rounded
 from lm.heads.rows import Rows
 
-GATHERED = 32  # rows that move at once
-PACKED = 640  # words at once in products of float32 on a CPU, where MKL copies what it is given of the matrix
-ADDED = 2048  # words of the output matrix whose bfloat16 gradient stays in the cache until it is added
+GATHERED = 32  # rows that are moved at a time
+PACKED = 640  # words a product in float32 on a CPU, where MKL copies its part of the matrix
+ADDED = 2048  # words of the output matrix whose bfloat16 gradient fits the cache until it is added
 
 
 def one_pass_loss(
@@ -47,7 +49,7 @@ def one_pass_loss(
         contexts: (N, K, E).
         log_prior: log π, (N, K), normalised.
         output: output matrix, bias and shift.
-        targets: (N,) ids of words that are possible, whatever their weight.
+        targets: (N,) ids of possible words, also for tokens of weight 0.
         token_weights: (N,) or None for ones.
     """
     if token_weights is None:
@@ -94,7 +96,7 @@ def one_pass_log_probs(
 ) -> Tensor:
     """log P(v) of every word, (N, V), normalised, by one product and without gradients.
 
-    Where ``operand`` is given, the output matrix as :func:`rounded` returns it, products are in bfloat16.
+    Products are in bfloat16 if ``operand``, the output matrix from :func:`rounded`, is given.
     """
     options = options if operand is None else replace(options, bf16_products=True)
     products = _Products(contexts, output, options, operand)
@@ -107,9 +109,9 @@ def one_pass_log_probs(
 
 
 class _Products:
-    """The forward half: the logits of a chunk, in a buffer that every chunk uses again.
+    """Forward half: the logits of a chunk, in a buffer that all chunks share.
 
-    Fresh memory costs more to touch than the products that fill it, so no chunk allocates (R, V) anew.
+    The first access to new memory costs more than the product that fills it, so no chunk allocates (R, V).
     """
 
     def __init__(
@@ -128,11 +130,11 @@ class _Products:
         self.rows = Rows(options.link, self.buffer)
 
     def parts(self) -> Iterator[slice]:
-        """The chunks."""
+        """Slices of the chunks."""
         return (slice(start, start + self.size) for start in range(0, self.tokens, self.size))
 
     def logits(self, contexts: Tensor) -> Tensor:
-        """W c for contexts (n, K, E), without the bias, (R, V)."""
+        """Logits W c without the bias, (R, V), for contexts (n, K, E)."""
         rows = contexts.flatten(0, 1).to(self.dtype)  # (R, E)
         logits = self.buffer[: rows.shape[0]]
         if self.dtype == torch.bfloat16 or logits.is_cuda:
@@ -147,7 +149,7 @@ class _Products:
 
 
 class _Gradients(_Products):
-    """Both halves: a chunk's gradients are computed while its shares are there."""
+    """Forward and backward half: gradients of a chunk from its shares in the buffer."""
 
     def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
         super().__init__(contexts, output, options)
@@ -163,12 +165,12 @@ class _Gradients(_Products):
     def add(
         self, part: slice, contexts: Tensor, log_prior: Tensor, targets: Tensor, token_weights: Tensor
     ) -> None:
-        """One chunk of n tokens: its loss, and its share of every gradient."""
+        """Add one chunk of n tokens: its losses, and its part of every gradient."""
         n, components, size = contexts.shape
         shift = self.output.shift
         words = targets.repeat_interleave(components)  # (R,)
         at_word = logits_of(targets, contexts, self.output).view(-1, 1)  # (R, 1)
-        shares = logits = self.logits(contexts)  # what becomes of them
+        shares = logits = self.logits(contexts)  # the same buffer, overwritten below
         peak, total = self.rows.shares_(logits, words, self.output.bias, shift)
         log_others = peak + total.log()  # log Σ_v g without the target's, (R, 1)
         picked = self.link.log(at_word, shift)
@@ -184,8 +186,8 @@ class _Gradients(_Products):
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
-        # b is sigsoftmax's: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so b's
-        # gradient is the plain sum
+        # the shift b of sigsoftmax: d log g / db = slope - 1, and Σ_v d loss / d log g = 0 in every row, so
+        # its gradient is the plain sum
         self.of_shift += at_logits.sum()
 
         rows, towards = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
@@ -204,7 +206,7 @@ class _Gradients(_Products):
     def towards(
         self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor, out: Tensor
     ) -> Tensor:
-        """The gradient of the contexts, (R, E), which it writes to ``out``."""
+        """Compute the gradient of the contexts, (R, E), in ``out``."""
         if shares.dtype == out.dtype:
             torch.mm(shares, self.operand.t(), out=out)
         else:
@@ -212,7 +214,7 @@ class _Gradients(_Products):
         return out.mul_(factor).addcmul_(self.output.weight[words], at_target, value=-1)
 
     def add_outer(self, shares: Tensor, rows: Tensor) -> None:
-        """Adds sharesᵀ · rows to the gradient of the output matrix."""
+        """Add sharesᵀ · rows to the gradient of the output matrix."""
         if shares.dtype == self.of_weight.dtype:
             self.of_weight.addmm_(shares.t(), rows)
             return
@@ -222,9 +224,9 @@ class _Gradients(_Products):
 
 
 def gather_rows_(matrix: Tensor, kept: Tensor) -> Tensor:
-    """Moves the rows ``kept``, which rise, to the top of the matrix (R, V), and returns them.
+    """Move the rows ``kept``, in ascending order, to the top of the matrix (R, V), and return them.
 
-    In place, some rows at a time: a copy would be as large as all other scratch together.
+    It works in place, some rows at a time, because a copy would double the scratch memory.
     """
     for start in range(0, len(kept), GATHERED):
         chosen = kept[start : start + GATHERED]
@@ -245,7 +247,7 @@ class _MixtureLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        # Handed out as they are, for a copy would be as large again; who asks twice has them computed twice.
+        # Returned without a copy, which would double the memory. A second backward pass computes them again.
         gradients = ctx.gradients or _gradients(ctx.options, *ctx.saved_tensors)
         ctx.gradients = None
         contexts, log_prior, weight, bias, shift, token_nll = (tensor.mul_(grad) for tensor in gradients)
@@ -266,7 +268,7 @@ def _gradients(
     targets: Tensor,
     token_weights: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Those of contexts, prior, weight, bias, shift and, being the losses −log P(y_n), token weights."""
+    """Gradients of contexts, prior, weight, bias, shift and token weights; the last are −log P(y_n)."""
     output, fused = Output(weight, bias, shift), _fused(contexts, options)
     if fused is not None:
         found = fused.fused_loss(contexts, log_prior, output, targets, token_weights, options)
@@ -280,6 +282,6 @@ def _gradients(
 
 
 def _fused(contexts: Tensor, options: LossOptions) -> ModuleType | None:
-    """The Triton kernels, on a GPU, for a loss that they suit."""
+    """The Triton kernels if they suit the loss, else None."""
     fused = kernel_choice.fused_kernels() if contexts.is_cuda else None
     return fused if fused is not None and fused.suits(contexts, options) else None

@@ -1,8 +1,8 @@
-"""From context vectors to probabilities: what every head has below its mixture.
+"""Output layer: the part of every head from context vectors to probabilities.
 
-Where logits are one product and a fixed function of it, the loss is the one-pass loss of
-:mod:`lm.heads.mixture_loss`. Where more is done to them, such as a temperature for every word, the formula
-stands here as in the papers, and goes through chunks of tokens (:mod:`lm.heads.chunked_loss`).
+If logits are a fixed function of one product, the loss is the one-pass loss of :mod:`lm.heads.mixture_loss`.
+Otherwise, for example with a temperature for every word, the formula is here as in the papers. The loss then
+processes it in chunks of tokens (:mod:`lm.heads.chunked_loss`).
 
 N tokens · H hidden size · K components · E context size · V words.
 """
@@ -22,8 +22,8 @@ from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.temperature import WordTemperature
 
-# Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and what
-# malloc does not give back in between makes 10 to 13 of them.
+# Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and
+# memory that malloc does not return raises that to 10 to 13.
 FORMULA_BUFFERS = 12
 
 
@@ -32,28 +32,28 @@ class OutputLayer:
     """The part of a head below its mixture; its modules and parameters are the head's own."""
 
     options: LossOptions
-    rows_per_token: int  # of logits: K, or 1 where contexts are mixed
+    rows_per_token: int  # rows of logits: K, or 1 if contexts are mixed
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
-    divisor: float  # of all logits: a constant temperature, or 1
+    divisor: float  # divisor of all logits: the constant temperature, or 1
 
     @property
     def one_pass(self) -> bool:
-        """Whether logits are one product and a fixed function of it."""
+        """True if logits are a fixed function of one product."""
         return self.gates is None and self.pointwise is None and self.temperature is None
 
     @property
     def logit_buffers(self) -> int:
-        """Tensors of the size of a chunk's logits that the loss holds at once."""
+        """Number of tensors of the size of a chunk's logits that the loss holds at once."""
         return 1 if self.one_pass else FORMULA_BUFFERS
 
     @property
     def logit_bytes(self) -> int:
-        """Bytes of a logit in them."""
+        """Size of a logit in the buffers, in bytes."""
         return self.options.entry_bytes if self.one_pass else 4
 
     def loss(self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
@@ -79,13 +79,13 @@ class OutputLayer:
             return chunked(partial(self._nll, temperature=temperature), [*mixture, targets], self.chunk)
 
     def rounded(self) -> Tensor:
-        """The output matrix as it is now, for products of :meth:`log_probs` in bfloat16."""
+        """The current output matrix rounded to bfloat16, as operand of :meth:`log_probs`."""
         return rounded(self.weight.detach())
 
     def log_probs(self, mixture: Mixture, temperature: float, operand: Tensor | None = None) -> Tensor:
         """log P(v), (N, V), with logits divided by ``temperature``.
 
-        Without gradients, products are in bfloat16 where the ``operand`` of :meth:`rounded` is given.
+        Without gradients, products are in bfloat16 if ``operand``, from :meth:`rounded`, is given.
         """
         with torch.autocast(mixture.contexts.device.type, enabled=False):
             if self.one_pass and not torch.is_grad_enabled():
@@ -101,7 +101,7 @@ class OutputLayer:
             return self._whole(self._joint, mixture)
 
     def word_temperatures(self, states: Tensor) -> Tensor:
-        """What divides the logits at hidden states (N, H), (N, V)."""
+        """Temperatures that divide the logits, (N, V), at hidden states (N, H)."""
         if self.temperature is None:
             return states.new_full((len(states), len(self.weight)), self.divisor)
         with torch.autocast(states.device.type, enabled=False):
@@ -109,7 +109,7 @@ class OutputLayer:
         return tau
 
     def mean_word_temperature(self, states: Tensor) -> Tensor:
-        """Its mean over states and words, a scalar without gradient."""
+        """Mean temperature over states and words, a scalar without gradient."""
         if self.temperature is None:
             return states.new_tensor(self.divisor)
         with torch.autocast(states.device.type, enabled=False):
@@ -117,22 +117,22 @@ class OutputLayer:
 
     @property
     def chunk(self) -> int:
-        """Tokens that go through the loss at once."""
+        """Number of tokens in a chunk of the loss."""
         # only the one-pass loss keeps its logits in bfloat16
         options = self.options if self.one_pass else replace(self.options, bf16_products=False)
         return options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
-        """A formula of all tokens: by chunks, unless gradients are wanted of it."""
+        """Result of a formula for all tokens: in chunks, or at once if gradients are enabled."""
         return formula(*mixture) if torch.is_grad_enabled() else chunked(formula, mixture, self.chunk)
 
     def tempered(self, contexts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Output]:
-        """What gives the logits divided by ``temperature`` and by the constant one, at least float32."""
+        """Contexts and output for logits divided by ``temperature`` and ``divisor``, at least float32."""
         bias, shift = (None if p is None else precise(p) for p in (self.bias, self.shift))
         return tempered(contexts, Output(precise(self.weight), bias, shift), temperature * self.divisor)
 
     def learned(self) -> list[nn.Parameter]:
-        """The parameters below the mixture."""
+        """Parameters of the output layer."""
         learned = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
         for module in (self.gates, self.pointwise, self.temperature):
             if module is not None:
@@ -147,7 +147,7 @@ class OutputLayer:
         bf16: bool = False,
         operand: Tensor | None = None,
     ) -> Tensor:
-        """log g of the logits of n tokens, (n, K, V); (n, 1, V) where they are mixed."""
+        """log g of the logits of n tokens, (n, K, V), or (n, 1, V) if logits are mixed."""
         contexts, output = self.tempered(contexts, temperature)
         if self.gates is None:
             logits = product(contexts, output.weight, bf16, operand)

@@ -1,10 +1,10 @@
-"""PLIF: a piecewise linear increasing function of the logits, which is learned (Ganea et al. 2019).
+"""PLIF: a learned piecewise linear increasing function of the logits (Ganea et al. 2019).
 
-softmax(f(z)) with one function f for all logits: piecewise linear and increasing, with a slope
-s_i = softplus(v_i) > 0 in each of the intervals of length δ = 2T/I into which [−T, T] is divided, and the
-outermost slopes beyond. The knots are uniform, so the interval of a logit is a division, whatever their
-number. All slopes start at 1, where f is the identity and the head a softmax; weight decay draws v to 0, and
-so slopes to log 2. A temperature divides what f is given, not what it returns.
+The head is softmax(f(z)), with one function f for all logits. f is piecewise linear and increasing. [−T, T]
+is divided into I intervals of length δ = 2T/I, each with a slope s_i = softplus(v_i) > 0. The outermost
+slopes continue beyond. The knots are uniform, so a division finds the interval of a logit, regardless of
+their number. All slopes start at 1, which makes f the identity and the head a softmax. Weight decay draws v
+to 0, and therefore slopes to log 2. A temperature divides the input of f, not its output.
 
 I intervals · T half the range.
 """
@@ -35,15 +35,17 @@ class PiecewiseLinear(nn.Module):
 
 
 class _Lookup(torch.autograd.Function):
-    """f, laid through (knot_m, knot_m) for the knot in the middle, at 0 if there are as many on either side.
+    """f through the point (knot_m, knot_m) of the middle knot, which is 0 for an even number of intervals.
 
-    For z in the interval i, f(z) = knot_m + s_i (z − knot_i) + δ times the sum of the slopes between the two
-    knots, which is subtracted left of the middle. So a slope acts on the logits that lie beyond it, and
-    has no gradient where there are none: all of f could be shifted, for a softmax, but a sum over all logits
-    that ought to be 0 is rounding error, which Adam takes for a direction.
+    For z in the interval i, f(z) = knot_m + s_i (z − knot_i) ± δ Σ s. The sum is over the slopes between the
+    two knots, and is subtracted left of the middle. A slope therefore acts only on logits beyond it, seen
+    from the middle, and has gradient 0 without such logits.
 
-    The gradient at the slopes needs two sums for each interval, of the incoming gradients and of those times
-    z − knot, and no tensor of the size of the logits beside them.
+    A softmax would allow any constant shift of f. Fixing another point, however, makes some gradients sums
+    over all logits that are 0 except for rounding errors, which Adam takes for a direction.
+
+    The gradient of the slopes needs two sums for each interval: of the incoming gradients, and of the
+    incoming gradients times z − knot. It needs no further tensor of the size of the logits.
     """
 
     @staticmethod
@@ -74,10 +76,10 @@ class _Lookup(torch.autograd.Function):
 
 
 def _running(values: Tensor) -> Tensor:
-    """The sums up to each value. On the CPU, for CUDA has none that gives the same bits every time."""
+    """Cumulative sums, on the CPU because those of CUDA are not reproducible."""
     return values.cpu().cumsum(0).to(values.device)
 
 
 def _to_the_right(values: Tensor) -> Tensor:
-    """The sums from each value on."""
+    """Cumulative sums from the right."""
     return _running(values.flip(0)).flip(0)

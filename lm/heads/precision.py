@@ -1,4 +1,4 @@
-"""Numbers that are at least float32, and products that may be less."""
+"""Precision: casts to at least float32, and matrix products in bfloat16."""
 
 import torch
 import torch.nn.functional as F
@@ -6,14 +6,15 @@ from torch import Tensor
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or as it is in float64."""
+    """Cast a tensor to float32; float64 stays."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def product(states: Tensor, matrix: Tensor, bf16: bool = False, operand: Tensor | None = None) -> Tensor:
-    """states (..., E) times the transpose of matrix (V, E), in the type of ``states``.
+    """states (..., E) times the transpose of matrix (V, E), in the dtype of ``states``.
 
-    Where ``operand`` is given, the matrix (E, V) as it was rounded before, that is taken, without gradients.
+    If ``operand``, the matrix rounded before and transposed (E, V), is given, it replaces ``matrix``, without
+    gradients.
     """
     if operand is not None:
         return (states.to(operand.dtype) @ operand).to(states.dtype)

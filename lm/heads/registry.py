@@ -1,7 +1,7 @@
 """Registry of the kinds of output heads, free of torch: schema, figures and analyses read its rows.
 
-Colours of lines are those of Okabe and Ito, which colour-blind people tell apart. The hollow markers of heads
-that coincide nest.
+Line colours are from the palette of Okabe and Ito, which colour-blind people can distinguish. Heads with
+coinciding points have hollow markers of different sizes.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ Mixes = Literal["nothing", "contexts", "logits", "probabilities"]
 class HeadRow:
     """One kind of head.
 
-    ``fields`` are the keys of ``HeadConfig`` that other kinds may lack. The logits of a ``linear`` kind are
-    one product of rank E. ``style`` is that of its line in figures, in the words of matplotlib.
+    ``fields`` are the keys of ``HeadConfig`` that not every kind has. The logits of a ``linear`` kind are
+    one product of rank E. ``style`` has matplotlib's properties of its line in figures.
     """
 
     mixes: Mixes
@@ -29,12 +29,12 @@ class HeadRow:
 
     @property
     def is_mixture(self) -> bool:
-        """Whether the head has components."""
+        """True if the head has components."""
         return self.mixes != "nothing"
 
     @property
     def logits_by_component(self) -> bool:
-        """Whether every component has logits of its own."""
+        """True if every component has its own logits."""
         return self.mixes in ("logits", "probabilities")
 
 
@@ -80,5 +80,5 @@ HEADS: dict[str, HeadRow] = {
 
 
 def kinds_with(field: str) -> tuple[str, ...]:
-    """The kinds that have a key of ``HeadConfig``."""
+    """Kinds of head that have a key of ``HeadConfig``."""
     return tuple(kind for kind, row in HEADS.items() if field in row.fields)

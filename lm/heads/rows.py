@@ -1,7 +1,6 @@
-"""What the rows of a logit matrix come to, for a link g, a block of rows at a time.
+"""Row-wise reductions of a logit matrix for a link g, a block of rows at a time.
 
-A block stays in the cache while one operation after another goes through it. What is in bfloat16 becomes
-float32 there, and nowhere else.
+A block stays in the cache during all its operations. Logits in bfloat16 become float32 only there.
 
 R rows · N tokens · K components · V words.
 """
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from lm.heads.links import Link
 
-LOWEST = -1e38  # a logit that leaves no share; finite, for it may be a row's only one
-UNKNOWN_CACHE = 2**19  # bytes, where the system does not tell
-ON_GPU = 2**26  # bytes of a block, where small ones would leave processors idle
+LOWEST = -1e38  # a logit without a share; finite, because it may be the only one of a row
+UNKNOWN_CACHE = 2**19  # bytes, if the system does not report a size
+ON_GPU = 2**26  # bytes of a block; smaller ones would leave processors idle
 
 
 class Rows:
-    """Works on chunks of at most as many rows as ``like`` (R, V) has, in its precision."""
+    """Reductions of chunks with at most as many rows as ``like`` (R, V), in its precision."""
 
     def __init__(self, link: Link, like: Tensor) -> None:
         self.link = link
@@ -30,17 +29,17 @@ class Rows:
         size = ON_GPU if like.is_cuda else cache_bytes() * torch.get_num_threads()
         row = like.shape[1] * self.precision.itemsize * link.buffers
         self.block = min(len(like), max(1, size // max(1, row)))
-        # beside the logits: a copy, and what the link needs; every block uses them again
+        # besides the logits, a copy and the spares of the link; all blocks share them
         self._buffers = like.new_empty((link.buffers, self.block, like.shape[1]), dtype=self.precision)
 
     def shares_(
         self, logits: Tensor, words: Tensor, bias: Tensor | None, shift: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What the loss and its gradient need, in place of ``logits`` z (r, V), once ``bias`` (V,) is added.
+        """Overwrite ``logits`` z (r, V) with shares, after adding ``bias`` (V,); returns log u and totals.
 
-        Left in place are the shares g(z_v) / u · d log g / dz at z_v, and 0 at each row's word out of
-        ``words`` (r,), for a u near the largest g of the others. Returned are log u and the totals
-        Σ_v g(z_v) / u over the other words, (r, 1).
+        A share is g(z_v) / u · d log g / dz at z_v, and 0 at the row's own word in ``words`` (r,). u is near
+        the largest g of the other words. Totals are Σ_v g(z_v) / u over the other words, (r, 1), and log u is
+        (r, 1), too.
         """
         top, total = (logits.new_empty((len(logits), 1), dtype=self.precision) for _ in range(2))
         for part in self._parts(len(logits)):
@@ -50,7 +49,7 @@ class Rows:
                 scores.add_(bias)
             _put(scores, words[part], LOWEST)
             top[part] = self.link.shares_(scores, scores.amax(1, keepdim=True), shift, spares)
-            _put(scores, words[part], 0)  # not every g vanishes there
+            _put(scores, words[part], 0)  # not every g is 0 at LOWEST
             torch.sum(scores, 1, keepdim=True, out=total[part])
             self.link.times_slope_(scores, spares)
             if not self.exact:
@@ -67,11 +66,11 @@ class Rows:
         return sums
 
     def log_totals(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
-        """log Σ_v g(z_v), (r, 1); ``logits`` stay."""
+        """log Σ_v g(z_v), (r, 1); ``logits`` are unchanged."""
         totals = logits.new_empty((len(logits), 1), dtype=self.precision)
         for part in self._parts(len(logits)):
             scores, spares = self._copy(logits[part], bias), self._buffers[1:, : part.stop - part.start]
-            peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)  # of −∞ nothing can be taken off
+            peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)  # avoids −∞ − −∞
             top = self.link.shares_(scores, peak, shift, spares)
             totals[part] = scores.sum(1, keepdim=True).log_().add_(top)
         return totals
@@ -91,20 +90,20 @@ class Rows:
         return mixed
 
     def _parts(self, count: int, rows: int = 1) -> Iterator[slice]:
-        """The blocks of ``count`` things that have so many rows each."""
+        """Blocks of ``count`` items with ``rows`` rows each."""
         size = max(1, self.block // rows)
         return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
     def _copy(self, logits: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A block in full precision, with the bias on it."""
-        fits = len(logits) <= self.block  # a token may have more rows
+        """A copy of a block in full precision, plus the bias."""
+        fits = len(logits) <= self.block  # a token can have more rows than a block
         copy = self._buffers[0, : len(logits)] if fits else torch.empty_like(logits, dtype=self.precision)
         return copy.copy_(logits) if bias is None else torch.add(logits, bias, out=copy)
 
 
 @cache
 def cache_bytes() -> int:
-    """Bytes of the second-level cache of a core, as the system tells."""
+    """Size of a core's second-level cache in bytes, as the system reports it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
         return int(text.removesuffix("K")) * 2**10
@@ -113,5 +112,5 @@ def cache_bytes() -> int:
 
 
 def _put(matrix: Tensor, columns: Tensor, value: float) -> None:
-    """``value`` at one of the columns (r,) of every row of a matrix (r, V); scatter_ would copy all of it."""
+    """Set one of ``columns`` (r,) in every row of a matrix (r, V); scatter_ would copy the matrix."""
     matrix[torch.arange(len(columns), device=columns.device), columns] = value

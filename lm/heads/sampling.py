@@ -1,4 +1,4 @@
-"""Drawing a token from a distribution: temperature, top-k and top-p, by inverting the cumulative sum.
+"""Sampling of tokens: temperature, top-k and top-p, by inverting the cumulative distribution.
 
 R rows · V words.
 """
@@ -12,7 +12,7 @@ INFINITY = float("inf")
 
 
 class Filters(Protocol):
-    """What is drawn from, instead of the distribution itself."""
+    """Options of sampling: temperature, top-k and top-p."""
 
     @property
     def temperature(self) -> float: ...
@@ -28,11 +28,11 @@ class Filters(Protocol):
 
 
 def draw_tokens(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
-    """The tokens (R,) that ``uniform`` (R,) picks from ``log_probs`` (R, V), by inverting the tempered CDF.
+    """Tokens (R,) drawn from ``log_probs`` (R, V) by inverting the tempered CDF at ``uniform`` (R,).
 
-    First the temperature, unless the components were tempered; then the ``top_k`` most probable tokens; of
-    these the fewest that hold ``top_p`` of their probability (Holtzman et al. 2020). Every row needs a
-    possible token.
+    The temperature applies first, except to tempered components. Then the ``top_k`` most probable tokens are
+    kept, and of these the fewest that hold ``top_p`` of their probability (Holtzman et al. 2020). Every row
+    needs a possible token.
     """
     vocab = log_probs.shape[1]
     tokens: Tensor | None = None
@@ -40,29 +40,29 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
         log_probs, tokens = ranked(log_probs, min(filters.top_k or vocab, vocab))
     temperature = filters.temperature if filters.temperature_on == "mixture" else 1.0
     log_probs = log_probs.double()
-    # Relative to the best, so that the coldest temperature leaves it possible.
+    # Relative to the best token, which stays possible at the lowest temperature.
     probs = torch.softmax((log_probs - log_probs.max(1, keepdim=True).values) / temperature, 1)
     if filters.top_p < 1:
         before = probs.cumsum(1) - probs  # the probability of the better tokens
         probs = probs.masked_fill(before >= filters.top_p, 0)
     cumulative = probs.cumsum(1)
     threshold = uniform.unsqueeze(1) * cumulative[:, -1:]
-    # The first place beyond the threshold: never one without probability of its own.
+    # The first place beyond the threshold, so never a token with probability 0.
     place = torch.searchsorted(cumulative, threshold, right=True)
     return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
 
 
 def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row of ``values`` (R, V), in order, equal ones by index: values, indices.
+    """Values and indices of the ``count`` largest in each row of ``values`` (R, V); ties are sorted by index.
 
-    ``topk`` leaves the order of equal values open, and which of them it returns at the edge. -inf ranks
-    last and is not told apart.
+    ``topk`` leaves open the order of ties, and which of them it returns at the edge. -inf ranks last, and
+    ties of -inf stay unsorted.
     """
     if count == values.shape[1]:
         order = values.sort(dim=1, descending=True, stable=True)
         return order.values, order.indices
     best, index = values.topk(count + 1, dim=1)
-    edge = best[:, -2:-1]  # the least of those that are returned
+    edge = best[:, -2:-1]  # the smallest value that is returned
     best, index, tied = best[:, :count], index[:, :count], (best[:, -1:] == edge) & (edge > -INFINITY)
     if bool(tied.any()):
         rows = tied[:, 0].nonzero()[:, 0]

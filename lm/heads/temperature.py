@@ -1,6 +1,6 @@
-"""Contextual temperature: logits z / τ, where τ is of the context and of the word.
+"""Contextual temperature: logits z / τ, where τ depends on the context and the word.
 
-µ = W2 W1 g for a hidden state g, with two factors that nothing else uses, and one of
+µ = W2 W1 g for a hidden state g, with two matrices of its own, and τ is one of
 
     contextual     τ = (softmax_V(µ) + α) / β      (Contextual Temperature for Language Modeling, Eq. 5)
     exponential    τ = λ^tanh(µ), in (1/λ, λ)      (ibid. §4.4 (a), after Lin et al. 2018)
@@ -9,11 +9,11 @@
 
 All components of a mixture share τ (Eq. 6), and the bias is part of z.
 
-The paper's own formula hardly moves. Its softmax is over the vocabulary, so the shares of all words sum to 1
-and the mean of τ is (1/V + α)/β in every context, whatever is learnt: 2.0002 for α = 1, β = ½ and 10,000
-words. A single word could have 4, but only while all others have 2; the printed values of τ − 2 are from
-8e-6 to 2e-4. So the loss scaling of Eq. 7 is a constant factor of 2, and the model is nearly the one at the
-constant temperature 2. The other three can move.
+The paper's own formula is nearly constant. Its softmax is over the vocabulary, so the shares of all words sum
+to 1. The mean of τ is therefore (1/V + α)/β in every context, regardless of the parameters. It is 2.0002
+for α = 1, β = ½ and 10,000 words. A single word could have 4, but only while all others have 2. The paper
+prints values of τ − 2 from 8e-6 to 2e-4. The loss scaling of Eq. 7 is thus a constant factor of 2, and the
+model is nearly one with the constant temperature 2. The other three formulas can vary.
 
 N tokens · H hidden size · Q rank · V words.
 """
@@ -27,10 +27,10 @@ from lm.heads.precision import precise, product
 
 
 class WordTemperature(nn.Module):
-    """τ of every word in a context.
+    """Temperature τ of every word in a context.
 
     Args:
-        config: which formula, its constants and Q (``temperature_rank``; E, or H, if left out).
+        config: formula, its constants and Q (``temperature_rank``; by default E, or else H).
         hidden_size: H.
         vocab_size: V.
     """
@@ -59,10 +59,10 @@ class WordTemperature(nn.Module):
                 return low + (high - low) * torch.sigmoid(scores)
 
     def mean(self, hidden: Tensor, size: int) -> Tensor:
-        """The mean of τ over words and contexts (N, H), a scalar without gradient; ``size`` contexts at once.
+        """Mean of τ over words and contexts (N, H), a scalar without gradient; ``size`` contexts at a time.
 
-        Scaling a loss by it rebalances the loss with what is not tempered; a gradient through the scale would
-        also reward temperatures for being low.
+        Scaling a loss by the mean rebalances it with losses that are not tempered. A gradient through the
+        scale would also reward low temperatures.
         """
         if self.config.temperature == "contextual":
             share = 1 / self.up.out_features

@@ -116,7 +116,7 @@ def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple
 
 def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path: Path) -> None:
     more = ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]")
-    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
+    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, but the model provides 1"):
         train(settings(corpus, "mos", 3, *more), tmp_path / "run", no_report)
     assert not (tmp_path / "run").exists(), "what is bad leaves no folder"
 

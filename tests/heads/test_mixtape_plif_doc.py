@@ -163,5 +163,5 @@ def test_a_setting_of_another_kind_is_refused(settings: dict[str, object], messa
 
 def test_a_model_without_lower_layers_has_no_doc_head() -> None:
     config = HeadConfig(kind="doc", components=3, lower_components=(1, 1))
-    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, and this model hands over 1"):
+    with pytest.raises(ConfigError, match="doc reads 2 layers below the last, but the model provides 1"):
         Head(config, H, V, lower_sizes=(4,))

@@ -49,7 +49,7 @@ def test_a_doc_head_reads_the_layers_below() -> None:
     wanted = -model.head.log_probs(outputs.hidden).gather(-1, targets[..., None]).sum()
     torch.testing.assert_close(loss, wanted)
     deep = own.model_copy(update={"head": head.model_copy(update={"lower_components": (1, 0, 1, 1)})})
-    with pytest.raises(ConfigError, match="doc reads 4 layers below the last, and this model hands over 2"):
+    with pytest.raises(ConfigError, match="doc reads 4 layers below the last, but the model provides 2"):
         LanguageModel(deep, V)
 
 
