@@ -1,4 +1,4 @@
-"""The schema of recurrent cells."""
+"""Config schema of recurrent cells."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -24,36 +24,36 @@ class CellSettings(Section):
         5,
         ge=0,
         le=MAX_LAYERS,
-        description="mogrifiers: how often input and state gate each other before a step",
+        description="mogrifiers: number of rounds in which input and state gate each other before a step",
     )
-    rank: int = Field(0, ge=0, le=MAX_SIZE, description="mogrifiers: rank of the gates' matrices; 0 is full")
-    gate_bias: bool = Field(True, description="mogrifiers: whether gates have biases")
-    zigzag: bool = Field(True, description="mogrifiers: gates read the latest input and state, not the first")
-    cap_input_gate: bool = Field(
-        False, description="LSTM cells: the input gate is at most 1 - the forget gate"
+    rank: int = Field(0, ge=0, le=MAX_SIZE, description="mogrifiers: rank of the gates' matrices; 0 = full")
+    gate_bias: bool = Field(True, description="mogrifiers: give the gates biases")
+    zigzag: bool = Field(
+        True, description="mogrifiers: gates read the latest input and state, not the original ones"
     )
-    input_scale: bool = Field(False, description="whether every unit of the inputs has a learned factor")
+    cap_input_gate: bool = Field(False, description="LSTM cells: limit the input gate to 1 - the forget gate")
+    input_scale: bool = Field(False, description="multiply every unit of the inputs by a learned factor")
     weight_rank: Count = Field(
-        0, description="largest rank of W_ih and W_hh, as products of two; 0 is one matrix each"
+        0, description="largest rank of W_ih and W_hh as products of two matrices; 0 = no factorisation"
     )
     layer_norm: bool = Field(
-        False, description="LSTM cells: whether what each gate squashes is normalised over its units"
+        False, description="LSTM cells: apply layer normalisation to the argument of each gate"
     )
     init: Literal["uniform", "truncated"] = Field(
         "uniform",
-        description="uniform, or truncated normal by the size of what is read, with the forget gate's bias"
-        " around 1, as in the code of the Mogrifier",
+        description="initialisation: uniform, or truncated normal scaled by fan-in with the forget gate's"
+        " bias around 1, as in the Mogrifier's code",
     )
 
     def of(self, kind: CellKind) -> "CellConfig":
-        """A cell of this kind; it reads those of the settings that it has."""
+        """The config of a cell of a kind, which ignores settings of other kinds."""
         return CellConfig.model_construct(kind=kind, **self.model_dump())
 
 
 class CellConfig(CellSettings):
-    """A recurrent cell: of every layer of a language model, or, by its kind, of a part of a dialog model."""
+    """Recurrent cell of every layer of a language model, or of a part of a dialog model."""
 
-    kind: CellKind = Field("lstm", description="lstm, mogrifier, mlstm, gru or mogrifier_gru")
+    kind: CellKind = Field("lstm", description="kind of cell: lstm, mogrifier, mlstm, gru or mogrifier_gru")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -63,24 +63,24 @@ class CellConfig(CellSettings):
 
     @property
     def mogrifies(self) -> bool:
-        """Whether input and state gate each other."""
+        """True if input and state gate each other."""
         return self.kind in ("mogrifier", "mogrifier_gru")
 
     @property
     def is_gru(self) -> bool:
-        """Whether the equations are those of a GRU, which has no c."""
+        """True for the equations of a GRU, which has no c."""
         return self.kind in ("gru", "mogrifier_gru")
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch has this cell."""
+        """True if torch has this cell."""
         other_gates = (self.cap_input_gate or self.layer_norm) and not self.is_gru
         other_weights = self.input_scale or self.weight_rank > 0 or self.init != "uniform"
         return self.kind in ("lstm", "gru") and not other_gates and not other_weights
 
     @property
     def floats(self) -> int:
-        """Per unit and step, what backpropagation keeps: gates, outputs, and those of the gating."""
+        """Numbers kept for backpropagation per unit and step: gates, outputs and gating."""
         gating = 2 * self.rounds if self.mogrifies else 3 * (self.kind == "mlstm")
         normalised = 4 if self.layer_norm and not self.is_gru else 0
         return (4 if self.is_gru else 6) + gating + normalised + self.input_scale

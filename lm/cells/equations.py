@@ -1,7 +1,7 @@
-"""The equations of recurrent cells, one step after another, with analytic gradients.
+"""Equations of recurrent cells, step by step, with analytic gradients.
 
-They read W x + b and the state that :mod:`lm.cells.gating` leaves them. As there, a step works on its own
-rows, and what the gradients need is kept for all tokens.
+They read W x + b and the state as gated by :mod:`lm.cells.gating`. As there, a step works on its own rows,
+and the values that gradients need are kept for all tokens.
 
 N tokens, packed time-major · R rows of a step · H hidden size.
 """
@@ -20,16 +20,16 @@ _EPSILON = 1e-5  # added to variances that divide
 
 
 class Equations(ABC):
-    """The equations of one call; the backward pass opens what the forward pass has kept.
+    """The equations of one call; the backward pass uses the buffers that the forward pass filled.
 
     Args:
-        kept: what :meth:`fresh` returned.
-        weight_hh: (G·H, H), the rows of gate after gate as in torch.
-        extra: what else the equations have to learn.
-        sizes: rows of every step.
+        kept: the buffers that :meth:`fresh` returned.
+        weight_hh: (G·H, H), with the rows of one gate after another as in torch.
+        extra: further learned parameters of the equations.
+        sizes: number of rows of every step.
     """
 
-    kinds: ClassVar[int]  # G, how many gates and candidates there are
+    kinds: ClassVar[int]  # G, the number of gates and candidates
 
     def __init__(
         self, kept: Sequence[Tensor], weight_hh: Tensor, extra: Tensor | None, sizes: Sequence[int]
@@ -39,43 +39,43 @@ class Equations(ABC):
     @staticmethod
     @abstractmethod
     def fresh(act: Tensor, hidden_size: int, extra: Tensor | None) -> tuple[Tensor, ...]:
-        """W x + b (N, G·H), which becomes the activated gates; the outputs (N, H); what else is kept."""
+        """Buffers: W x + b (N, G·H), later the activated gates; outputs (N, H); further ones."""
 
     @abstractmethod
     def step(self, t: int, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """The state after step t, from the gated h (R, H) and c (R, H)."""
+        """State after step t, from the gated h (R, H) and c (R, H)."""
 
     @abstractmethod
     def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
-        """Begins the way back, from what steps read as h, (N, H), c before the first, (R, H), its mask."""
+        """Prepare the backward pass, given gated h of all steps (N, H), initial c (R, H) and its mask."""
 
     @abstractmethod
     def step_back(self, t: int, dh: Tensor, dc: Tensor) -> None:
-        """Turns the gradients of the state after step t into those of what it read, in place."""
+        """Replace the gradients of the state after step t by those of the state it read, in place."""
 
     @cached_property
     def rows(self) -> list[Sequence[Tensor]]:
-        """What is kept, step by step."""
+        """Rows of every kept buffer, step by step."""
         return [rows_of(one, self.sizes) for one in self.kept]
 
     @property
     @abstractmethod
     def of_inputs(self) -> Tensor:
-        """The gradient of W x + b (N, G·H), whose rows of step t are final after :meth:`step_back`."""
+        """Gradient of W x + b (N, G·H); the rows of step t are final after :meth:`step_back`."""
 
     @property
     @abstractmethod
     def of_products(self) -> Tensor:
-        """The same of W_hh h, and of its bias if the equations have one."""
+        """Gradient of W_hh h (N, G·H), and of its bias if the equations have one."""
 
     @property
     def of_extra(self) -> Tensor | None:
-        """The same of ``extra``."""
+        """Gradient of ``extra``; None without it."""
         return None
 
 
 class LstmEquations(Equations):
-    """Of the LSTM, gates i, f, g, o as in torch; kept are W x + b, h, c and tanh c."""
+    """LSTM with gates i, f, g, o as in torch; keeps W x + b, h, c and tanh c."""
 
     kinds = 4
     capped: ClassVar[bool] = False
@@ -99,10 +99,10 @@ class LstmEquations(Equations):
         return torch.mul(o, torch.tanh(c, out=squashed), out=outputs), c
 
     def _arguments(self, t: int, a: Tensor) -> None:
-        """Turns W x + b + W_hh h of step t, (R, 4H), into what the gates squash, in place."""
+        """Turn W x + b + W_hh h of step t, (R, 4H), into the arguments of the gates, in place."""
 
     def _arguments_back(self, t: int, grad: Tensor) -> Tensor:
-        """The gradient of W x + b + W_hh h, from that of what the gates squash."""
+        """Gradient of W x + b + W_hh h, from that of the arguments of the gates."""
         return grad
 
     @cached_property
@@ -115,7 +115,7 @@ class LstmEquations(Equations):
         of_i, of_f = g * i * (1 - i), shifted(cells, c0, self.sizes)
         if mask is not None:
             of_f *= mask
-        if self.capped:  # where the cap holds, also at equality as in lamb, i has the gradient of 1 - f
+        if self.capped:  # if capped, also at equality as in lamb, i has the gradient of 1 - f
             held = i == 1 - f
             of_i, of_f = of_i.masked_fill(held, 0), of_f - g * held
         self._grads = torch.empty_like(act)
@@ -149,16 +149,16 @@ class LstmEquations(Equations):
 
 
 class CappedLstmEquations(LstmEquations):
-    """The input gate is min(i, 1 - f), so that |c| stays below 1."""
+    """LSTM with the input gate min(i, 1 - f), so that |c| stays below 1."""
 
     capped = True
 
 
 class NormalizedLstmEquations(LstmEquations):
-    """What each gate squashes is normalised over its units first: LN(W x + W_hh h) ⊙ gain + shift.
+    """LSTM with layer normalisation of the arguments of each gate: LN(W x + W_hh h) ⊙ gain + shift.
 
-    The layer normalisation of Ba et al. (2016), of the sum; ``extra`` holds gains and shifts, (2, 4H). Kept
-    besides are the normalised sums, and the inverse of the deviation of each gate.
+    LN is that of Ba et al. (2016), applied to the sum over the units of a gate. ``extra`` holds gains and
+    shifts, (2, 4H). The cell also keeps the normalised sums, and the inverse standard deviation of each gate.
     """
 
     @staticmethod
@@ -201,15 +201,15 @@ class NormalizedLstmEquations(LstmEquations):
 
 
 class NormalizedCappedLstmEquations(NormalizedLstmEquations):
-    """Both."""
+    """LSTM with layer normalisation and a capped input gate."""
 
     capped = True
 
 
 class GruEquations(Equations):
-    """Of the GRU as torch has them, gates r, z, n; kept are W x + b, h and W_hn h with its bias, ``extra``.
+    """GRU with gates r, z, n as in torch; keeps W x + b, h and W_hn h plus its bias ``extra``.
 
-    c is not read and passes untouched.
+    c is returned unread.
     """
 
     kinds = 3
@@ -247,8 +247,8 @@ class GruEquations(Equations):
         self._slopes = [
             rows_of(one, self.sizes)
             for one in (
-                torch.stack((of_r, of_z, of_n), 1),  # d (arguments of the gates) / d h, by the way of x
-                torch.stack((of_r, of_z, of_n * r), 1),  # by the way of the state
+                torch.stack((of_r, of_z, of_n), 1),  # d (arguments of the gates) / d h, through x
+                torch.stack((of_r, of_z, of_n * r), 1),  # through the state
                 z,
                 self._grads,
                 self._of_products,

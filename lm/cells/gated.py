@@ -1,7 +1,7 @@
-"""A recurrent layer whose cell changes what it reads before its equations.
+"""Recurrent layer whose cell gates input and state before its equations.
 
-The state is (h, c) throughout. A GRU has no c: what it is given as c, of any width, it hands back, masked
-as c is, so that whoever carries, saves or resets a state need not know the cell.
+GRUs ignore c, of any width, and return it unchanged except for its mask. Callers can therefore treat every
+state as (h, c).
 
 T time · B streams · N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
@@ -28,7 +28,7 @@ from lm.regularize import dropout
 
 
 class Reading(NamedTuple):
-    """How a call's input and state become what the equations read."""
+    """Gating of a call: its type, its tensors, and if it changes the input."""
 
     gating: Callable[[MaybeTensors, Sequence[int]], Gating]
     tensors: MaybeTensors = ()
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What a layer is unrolled with."""
+    """Arguments of :func:`lm.cells.unrolled.unrolled` for a call."""
 
     cell: Cell
     inputs: Tensor
@@ -45,9 +45,10 @@ class _Call(NamedTuple):
 
 
 class GatedLayer(nn.Module, ABC):
-    """One layer of LSTM or GRU equations with one bias vector; what comes before them is a subclass's.
+    """One layer of LSTM or GRU equations with one bias vector; subclasses provide the gating.
 
-    The parameters start as those of ``torch.nn.LSTM``; in training, every call drops recurrent weights anew.
+    Parameters are initialised as in ``torch.nn.LSTM``. In training, every call draws a new mask of recurrent
+    weights.
     """
 
     def __init__(self, sizes: tuple[int, int], equations: type[Equations], weight_dropout: float) -> None:
@@ -67,10 +68,11 @@ class GatedLayer(nn.Module, ABC):
         return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
     def truncate(self) -> None:
-        """Starts weights and biases anew as the code of Melis et al. (2020) does; gates keep their start.
+        """Initialise weights and biases as the code of Melis et al. (2020) does; gates are unchanged.
 
-        All are truncated normal at two deviations, (1.3 / n)^½ before the truncation and n^-½ after it, where
-        n is what a matrix reads, and H for biases. The mean is 0, but 1 for the bias of a forget gate.
+        All are normal, truncated at two standard deviations. The deviation is (1.3 / n)^½ before the
+        truncation and n^-½ after it, where n is the fan-in of a matrix, and H for biases. The mean is 0,
+        except 1 for the bias of a forget gate.
         """
         for parameter in self.parameters(recurse=False):
             count = parameter.shape[1] if parameter.dim() == 2 else self.hidden_size
@@ -81,20 +83,20 @@ class GatedLayer(nn.Module, ABC):
         self.truncated = True
 
     def scale_inputs(self) -> None:
-        """Multiplies every unit of the inputs by a learned factor, before all gating."""
+        """Multiply every unit of the inputs by a learned factor, before all gating."""
         self.input_scale = Scale(self.input_size)
 
     def factorise(self, rank: int) -> None:
-        """Makes W_ih and W_hh products of two matrices, of their full rank where ``rank`` is above that.
+        """Make W_ih and W_hh products of two matrices, of full rank if ``rank`` is above it.
 
-        They start so that the products vary as the matrices did.
+        The factors are initialised so that the products have the variance of the matrices.
         """
         for name in ("weight_ih", "weight_hh"):
             product = Product(min(rank, *getattr(self, name).shape))
             parametrize.register_parametrization(self, name, product)
 
     def normalise(self) -> None:
-        """Normalises what every gate of an LSTM squashes; the bias becomes the shift afterwards."""
+        """Apply layer normalisation to the arguments of an LSTM's gates; the bias becomes its shift."""
         is_capped = self.equations is CappedLstmEquations
         self.equations = NormalizedCappedLstmEquations if is_capped else NormalizedLstmEquations
         self.gain = Scale(len(self.bias))
@@ -106,17 +108,17 @@ class GatedLayer(nn.Module, ABC):
         state_mask: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> tuple[Tensor, CellState]:
-        """Reads one window.
+        """Run over one window.
 
         Args:
             inputs: (T, B, I), after their dropout.
             state: (h, c), each (B, H).
-            state_mask: what multiplies h wherever a step reads it, before all gating: (B, H) for all steps or
-                (T, B, H), a constant. Outputs and the state that is returned are not masked.
-            keep: (T, B), 1, or 0 where a step reads h and c as zero.
+            state_mask: constant factor on h as each step reads it, before all gating: (B, H) for all steps,
+                or (T, B, H). Outputs and the returned state are not masked.
+            keep: (T, B), 0 for steps that read h and c as zero, else 1.
 
         Returns:
-            outputs (T, B, H) and the last state, in the precision of the parameters, under autocast too.
+            Outputs (T, B, H) and the last state, in the precision of the parameters, also under autocast.
         """
         steps, streams = inputs.shape[:2]
         masks = self._masks(steps, state_mask, keep)
@@ -124,7 +126,7 @@ class GatedLayer(nn.Module, ABC):
         return outputs.unflatten(0, (steps, streams)), last
 
     def _masks(self, steps: int, state_mask: Tensor | None, keep: Tensor | None) -> Masks:
-        """Those of :meth:`forward`, for every token."""
+        """Masks of :meth:`forward`, for every token."""
         h = None if state_mask is None else state_mask.expand(steps, -1, self.hidden_size).flatten(0, 1)
         if keep is None:
             return Masks(h)
@@ -138,19 +140,19 @@ class GatedLayer(nn.Module, ABC):
         state: CellState | None = None,
         masks: Masks = UNMASKED,
     ) -> tuple[Tensor, CellState]:
-        """Reads packed sequences.
+        """Run over packed sequences.
 
         Args:
             inputs: (N, I), after their dropout.
-            sizes: how many sequences run at each time step, falling.
-            state: (h, c), each (R, H); zeros if left out.
+            sizes: number of sequences at each time step, non-increasing.
+            state: (h, c), each (R, H); zeros if omitted.
             masks: of h, as in :meth:`forward`, and of c.
 
         Returns:
-            outputs (N, H) and the last state of every sequence.
+            Outputs (N, H) and the last state of every sequence.
 
         Raises:
-            ValueError: no time step.
+            ValueError: there is no time step.
         """
         if not sizes:
             raise ValueError("no time step to read; give at least one")
@@ -169,7 +171,7 @@ class GatedLayer(nn.Module, ABC):
         state_mask: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """What the gates of :meth:`forward` are, (T, B, G, H), as in torch; weights are not dropped."""
+        """Gate values of :meth:`forward`, (T, B, G, H), in torch's order; without weight dropout."""
         steps, streams = inputs.shape[:2]
         masks = self._masks(steps, state_mask, keep)
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
@@ -201,7 +203,7 @@ class GatedLayer(nn.Module, ABC):
         extra: Tensor | None = self.inner_bias
         if self.gain is not None:
             bias, extra = None, torch.stack((self.gain.weight, self.bias))
-        if not changes_input:  # then one product does it for all tokens
+        if not changes_input:  # then one product serves all tokens
             inputs, weight, bias = nn.functional.linear(inputs, self.weight_ih, bias), None, None
         return _Call(
             Cell(gating, self.equations), inputs, CellWeights(weight, recurrent, bias, extra), tensors
@@ -209,11 +211,11 @@ class GatedLayer(nn.Module, ABC):
 
     @abstractmethod
     def _reading(self, inputs: Tensor) -> Reading:
-        """The gating of a call, with buffers for its inputs (N, I)."""
+        """Gating of a call, with buffers for its inputs (N, I)."""
 
 
 class Scale(nn.Module):
-    """A learned factor of every unit, 1 at first."""
+    """Learned factor of every unit, initially 1."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ class Scale(nn.Module):
 
 
 class Product(nn.Module):
-    """A matrix of some rank, as the product of two; its first numbers vary as those that it replaces."""
+    """Product of two matrices of a rank, initialised to the variance of the matrix that it replaces."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -236,7 +238,7 @@ class Product(nn.Module):
     def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = matrix.shape
         left, right = matrix.new_empty(rows, self.rank), matrix.new_empty(self.rank, columns)
-        if not matrix.is_meta:  # where arithmetic makes torch load its compiler
+        if not matrix.is_meta:  # on the meta device, arithmetic makes torch load its compiler
             deviation = float(matrix.std() ** 2 / self.rank) ** 0.25
             nn.init.normal_(left, std=deviation)
             nn.init.normal_(right, std=deviation)
@@ -244,10 +246,10 @@ class Product(nn.Module):
 
 
 def start_deviation(count: int) -> float:
-    """Before a truncation at two deviations, of numbers that have the deviation n^-½ after it."""
+    """Standard deviation before truncation at two deviations; after it, n^-½ with n = ``count``."""
     return float((1.3 / count) ** 0.5)
 
 
 def fill_truncated(tensor: Tensor, deviation: float) -> Tensor:
-    """Fills with numbers of a normal distribution that is truncated at two of its deviations."""
+    """Fill from a normal distribution truncated at two standard deviations."""
     return nn.init.trunc_normal_(tensor, std=deviation, a=-2 * deviation, b=2 * deviation)

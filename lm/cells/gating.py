@@ -1,8 +1,9 @@
-"""What a recurrent cell does to its input and its state before its equations, with analytic gradients.
+"""Gating of input and state before the equations of a recurrent cell, with analytic gradients.
 
-``Mogrify`` lets them gate each other in rounds (Melis et al. 2020); ``Multiply`` replaces the state by its
-product with the input (Krause et al. 2016). A step works on the rows of one time step and writes what the
-gradients need into buffers of all tokens, so that a weight gradient is one product after the loop over time.
+``Mogrify`` lets input and state gate each other in rounds (Melis et al. 2020). ``Multiply`` replaces the
+state by its product with the input (Krause et al. 2016). A step works on the rows of one time step, and
+writes the values that gradients need into buffers of all tokens. Each weight gradient is then one product
+after the loop over time.
 
 N tokens, packed time-major · R rows of a step · I input size · H hidden size · k rank.
 """
@@ -21,11 +22,11 @@ MaybeTensors = Sequence[Tensor | None]
 
 
 class Gating(ABC):
-    """Weights and buffers of one call: what the forward pass fills, the backward pass opens again.
+    """Weights and buffers of one call; the forward pass fills the buffers, and the backward pass reads them.
 
     Args:
-        tensors: weights and buffers, as each kind of gating has them.
-        sizes: rows of every step.
+        tensors: weights and buffers of the kind of gating.
+        sizes: number of rows of every step.
     """
 
     def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:
@@ -33,34 +34,34 @@ class Gating(ABC):
 
     @abstractmethod
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """From x (R, I) and h (R, H) of step t to what the equations read in their place."""
+        """Gate x (R, I) and h (R, H) of step t; returns both as the equations read them."""
 
     @abstractmethod
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
-        """Turns the gradients of what :meth:`step` returned into those of its arguments, in place."""
+        """Replace the gradients of the results of :meth:`step` by those of its arguments, in place."""
 
     @abstractmethod
     def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
-        """What all steps returned, from the inputs (N, I) and the states that entered them, (N, H)."""
+        """Gated x and h of all steps, from the inputs (N, I) and the states before them, (N, H)."""
 
     @abstractmethod
     def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
-        """Of each of the tensors, after the last step back."""
+        """Gradient of each of the tensors, after the last :meth:`step_back`."""
 
 
 class Round(NamedTuple):
-    """One gate 2σ(up (down s) + bias) of a Mogrifier, of the target by the source s, and its buffers."""
+    """One gate 2σ(up (down s) + bias) of a Mogrifier, from the source s to the target, with its buffers."""
 
     down: Tensor | None  # (k, source); None for a gate of full rank
     up: Tensor  # (target, k), or (target, source)
     bias: Tensor | None  # (target,)
     inner: Tensor | None  # (N, k), down s
-    gate: Tensor  # (N, target), holds the bias at first
+    gate: Tensor  # (N, target), initially the bias
     gated: Tensor  # (N, target), the target times its gate
 
     @staticmethod
     def over(inputs: Tensor, down: Tensor | None, up: Tensor, bias: Tensor | None) -> "Round":
-        """With fresh buffers for inputs (N, ·)."""
+        """A round with fresh buffers for inputs (N, ·)."""
         tokens = len(inputs)
         inner = None if down is None else inputs.new_empty(tokens, down.shape[0])
         gate, gated = inputs.new_zeros(tokens, up.shape[0]), inputs.new_empty(tokens, up.shape[0])
@@ -70,12 +71,12 @@ class Round(NamedTuple):
 
 
 class Mogrify(Gating):
-    """The rounds of Melis et al. (2020), eqs. 1 and 2: odd ones gate x by h, even ones h by x.
+    """Rounds of Melis et al. (2020), eqs. 1 and 2: odd rounds gate x by h, even rounds h by x.
 
     Args:
-        tensors: those of every :class:`Round`, one after another.
-        sizes: rows of every step.
-        zigzag: gates read the latest x and h; without, the original ones (their §4.1).
+        tensors: tensors of every :class:`Round`, one after another.
+        sizes: number of rows of every step.
+        zigzag: True: gates read the latest x and h; False: the original ones (their §4.1).
     """
 
     def __init__(self, tensors: MaybeTensors, sizes: Sequence[int], zigzag: bool = True) -> None:
@@ -153,11 +154,11 @@ class Mogrify(Gating):
 
 
 class Multiply(Gating):
-    """The mLSTM of Krause et al. (2016): h becomes (W_mx x) ⊙ (W_mh h), of which nothing is squashed.
+    """mLSTM of Krause et al. (2016): h becomes (W_mx x) ⊙ (W_mh h), without a nonlinearity.
 
     Args:
         tensors: W_mx x of all tokens (N, H), W_mh (H, H), buffers (N, H) for W_mh h and the product.
-        sizes: rows of every step.
+        sizes: number of rows of every step.
     """
 
     def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent layers whose cells let input and state act on each other before the equations of LSTM or GRU.
+"""Recurrent layers: LSTM, GRU, Mogrifier and mLSTM.
 
 T time · B streams · N tokens, packed time-major · I input size · H hidden size · k rank.
 """
@@ -22,7 +22,7 @@ from lm.cells.unrolled import Masks
 
 
 class MogrifiableLayer(GatedLayer):
-    """An LSTM or GRU that torch's own layer runs where nothing gates or masks; it may be mogrified."""
+    """LSTM or GRU that can be mogrified; without gating and masks, torch's own layer runs it."""
 
     def __init__(self, sizes: tuple[int, int], equations: type[Equations], weight_dropout: float) -> None:
         super().__init__(sizes, equations, weight_dropout)
@@ -31,14 +31,14 @@ class MogrifiableLayer(GatedLayer):
     def mogrify(self, rounds: int = 5, rank: int = 0, biased: bool = True, zigzag: bool = True) -> Self:
         """Let input and state gate each other before every step (Melis et al. 2020); returns the layer.
 
-        Odd rounds: x ← 2σ(Q h + b) ⊙ x; even rounds: h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2), each with matrices
-        of its own. The equations read the last x and h. The c of an LSTM is not gated.
+        Odd rounds compute x ← 2σ(Q h + b) ⊙ x, and even rounds h ← 2σ(R x + b) ⊙ h (eqs. 1 and 2). Each round
+        has its own matrices. The equations read the last x and h. The c of an LSTM is not gated.
 
         Args:
-            rounds: r.
-            rank: k, of Q and R as products of two matrices; 0 is full rank.
-            biased: whether gates have biases, as the authors' code has and the equations have not.
-            zigzag: gates read the latest x and h; without, the original ones (their §4.1).
+            rounds: number r of rounds.
+            rank: rank k of Q and R as products of two matrices; 0 = full rank.
+            biased: give gates biases, as in the authors' code but not in their equations.
+            zigzag: True: gates read the latest x and h; False: the original ones (their §4.1).
         """
         sizes = (self.input_size, self.hidden_size)
         self.gates.extend(Gate(sizes[1 - n % 2], sizes[n % 2], rank, biased) for n in range(rounds))
@@ -67,7 +67,7 @@ class MogrifiableLayer(GatedLayer):
 
     @abstractmethod
     def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
-        """A window (T, B, I) without any gating, by torch's own layer."""
+        """Run a window (T, B, I) without gating by torch's own layer."""
 
 
 class GatedLSTM(MogrifiableLayer):
@@ -75,8 +75,8 @@ class GatedLSTM(MogrifiableLayer):
 
     Args:
         input_size, hidden_size: I and H.
-        cap_input_gate: the input gate is min(i, 1 - f), as in all models that Melis et al. (2020) tuned.
-        weight_dropout: of W_hh (Merity et al. 2018, §2).
+        cap_input_gate: use the input gate min(i, 1 - f), as in all models that Melis et al. (2020) tuned.
+        weight_dropout: dropout rate of W_hh (Merity et al. 2018, §2).
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class GatedLSTM(MogrifiableLayer):
         super().__init__((input_size, hidden_size), _lstm(cap_input_gate), weight_dropout)
 
     def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
-        """Bit for bit ``WeightDropLSTM``."""
+        """Bit-identical to ``WeightDropLSTM``."""
         parameters = (self.weight_ih, recurrent, self.bias, torch.zeros_like(self.bias))
         return lstm_window(inputs, state, parameters, self.training)
 
 
 class GatedGRU(MogrifiableLayer):
-    """``torch.nn.GRU``, whose biases of r and of z add up to one each.
+    """GRU as in torch, but with one bias each for r and z, the sum of torch's two.
 
-    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)). Mogrified, as Melis et al.
-    (2020) propose in their §5, it reads the gated x and h throughout. From two rounds on, h is scaled by up
-    to 2, so it can grow.
+    h' = (1 - z) ⊙ n + z ⊙ h with n = tanh(W_in x + b_n + r ⊙ (W_hn h + b_hn)). A mogrified GRU, proposed in
+    §5 of Melis et al. (2020), reads the gated x and h throughout. From two rounds on, gates scale h by up to
+    2, so h can grow.
 
     Args:
         input_size, hidden_size, weight_dropout: see :class:`GatedLSTM`.
@@ -116,11 +116,11 @@ class GatedGRU(MogrifiableLayer):
 
 
 class Gate(nn.Module):
-    """The weights of one round: 2σ(up (down source) + bias) multiplies the target.
+    """Weights of one round: 2σ(up (down source) + bias) multiplies the target.
 
-    They start as in the authors' code, truncated normal at two deviations. A full matrix and its bias start
-    as those of the cell, see :meth:`GatedLayer.truncate`. Each of two factors has the variance
-    (source · k)^-½ before the truncation, and their bias is zero.
+    The initialisation is that of the authors' code: normal, truncated at two standard deviations. A full
+    matrix and its bias are initialised as in :meth:`GatedLayer.truncate`. Each of two factors has the
+    variance (source · k)^-½ before the truncation, and their bias starts at zero.
     """
 
     def __init__(self, source: int, target: int, rank: int, biased: bool) -> None:
@@ -133,19 +133,19 @@ class Gate(nn.Module):
             fill_truncated(self.bias, start_deviation(target))
 
     def forward(self, inputs: Tensor) -> Round:
-        """The round, with buffers for inputs (N, ·)."""
+        """A round with buffers for inputs (N, ·)."""
         return Round.over(inputs, self.down, self.up, self.bias)
 
 
 class MLSTM(GatedLayer):
-    """The multiplicative LSTM of Krause et al. (2016), as Melis et al. (2020) define it in their §4.2.
+    """Multiplicative LSTM of Krause et al. (2016), as Melis et al. (2020) define it in their §4.2.
 
-    The LSTM equations read (W_mx x) ⊙ (W_mh h) for h.
+    The LSTM equations read (W_mx x) ⊙ (W_mh h) instead of h.
 
     Args:
         input_size, hidden_size: I and H.
-        cap_input_gate: the input gate is min(i, 1 - f).
-        weight_dropout: of W_hh.
+        cap_input_gate: use the input gate min(i, 1 - f).
+        weight_dropout: dropout rate of W_hh.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def recurrent_layer(config: CellConfig, input_size: int, hidden_size: int, weigh
 def gated_layer(
     config: CellConfig, input_size: int, hidden_size: int, weight_dropout: float = 0.0
 ) -> GatedLayer:
-    """The same, with the loop over time of this module for every cell."""
+    """One layer with the cell of ``config``, as a :class:`GatedLayer` for every cell."""
     layer: GatedLayer
     if config.is_gru:
         layer = GatedGRU(input_size, hidden_size, weight_dropout)
@@ -199,7 +199,7 @@ def gated_layer(
 
 
 def uniform_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """All but those that start in a way of their own: of gates, factors, factored and truncated matrices."""
+    """Parameters without an own initialiser, unlike gates, scales, factors and truncated matrices."""
     own = {
         id(parameter)
         for part in module.modules()

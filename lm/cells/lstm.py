@@ -1,8 +1,8 @@
 """Recurrent layers.
 
-``LSTM`` is ``torch.nn.LSTM`` with two faster paths on CPUs: for packed sequences, as torch's own backward
-pass over one fills a zero tensor of the whole input at every time step (see :mod:`lm.cells.unrolled`), and
-for single steps without gradients, as torch's layer rearranges its weights in every call.
+``LSTM`` is ``torch.nn.LSTM`` with two faster paths on CPUs. Packed sequences use :mod:`lm.cells.unrolled`,
+because torch's backward pass fills a zero tensor of the whole input at every time step. Single steps without
+gradients use torch's cell, because torch's layer rearranges its weights in every call.
 
 N tokens, packed time-major · R sequences · I input size · H hidden size.
 """
@@ -21,18 +21,21 @@ from lm.cells.packing import CellState, over_packed, run_layers
 from lm.cells.unrolled import Cell, CellWeights, activations, unrolled
 from lm.regularize import dropout
 
-_CELL = Cell(Mogrify, LstmEquations)  # of no rounds
+_CELL = Cell(Mogrify, LstmEquations)  # with no rounds
 _LOGGER = logging.getLogger(__name__)
-FEW_TOKENS = 16  # tokens of a window up to which the own loop is faster than torch's layer, on the CPU
+FEW_TOKENS = 16  # most tokens of a window for which our loop is faster than torch's layer on CPUs
 
 
 class LSTM(nn.LSTM):
-    """``torch.nn.LSTM`` to the parameter name; packed input with gradients, and a step, take fast paths."""
+    """``torch.nn.LSTM`` with fast paths for packed input with gradients and for single steps.
+
+    Parameter names are those of torch.
+    """
 
     def forward(  # type: ignore[override]
         self, inputs: Tensor | PackedSequence, state: CellState | None = None
     ) -> tuple[Tensor | PackedSequence, CellState]:
-        """As ``torch.nn.LSTM``: outputs and the last (h, c), each (layers x directions, R, H)."""
+        """Outputs and the last (h, c), each (layers x directions, R, H), as in ``torch.nn.LSTM``."""
         data = inputs.data if isinstance(inputs, PackedSequence) else inputs
         if _stays_float32(data):
             dtype = self.all_weights[0][0].dtype
@@ -46,7 +49,7 @@ class LSTM(nn.LSTM):
             return super().forward(inputs, state)
         if isinstance(inputs, PackedSequence) and torch.is_grad_enabled():
             return over_packed(self._layers, inputs, state)
-        is_step = self.batch_first and data.shape[1:-1] == (1,)  # which packed data never are
+        is_step = self.batch_first and data.shape[1:-1] == (1,)  # never true of packed data
         if is_step and state is not None and len(state[0]) == 1 and not torch.is_grad_enabled():
             start, weights = (state[0][0], state[1][0]), tuple(self.all_weights[0])
             outputs, (h, c) = lstm_window(data.transpose(0, 1), start, weights, self.training)
@@ -77,10 +80,10 @@ class LSTM(nn.LSTM):
 
 
 class WeightDropLSTM(nn.LSTM):
-    """One LSTM layer whose recurrent weights are dropped while it trains (Merity et al. 2018, §2).
+    """One LSTM layer with dropout of recurrent weights in training (Merity et al. 2018, §2).
 
-    The raw matrix is the only parameter: every call in training draws one mask, for all time steps and
-    streams of the window, and runs the layer with the scaled remainder, so gradients reach the raw matrix.
+    The raw matrix is the only parameter. Every call in training draws one mask for all time steps and streams
+    of the window. It runs the layer with the scaled remaining weights, so gradients reach the raw matrix.
     """
 
     weight_ih_l0: Tensor
@@ -95,13 +98,13 @@ class WeightDropLSTM(nn.LSTM):
     def forward(  # type: ignore[override]
         self, inputs: Tensor, state: CellState
     ) -> tuple[Tensor, CellState]:
-        """inputs (T, B, I) and the state (h, c), each (B, H) → outputs (T, B, H) and the last state."""
+        """Map inputs (T, B, I) and state (h, c), each (B, H), to outputs (T, B, H) and the last state."""
         recurrent = dropout(self.weight_hh_l0, self.weight_dropout, self.training)
         weights = (self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0)
         return lstm_window(inputs, state, weights, self.training)
 
     def gate_values(self, inputs: Tensor, state: CellState) -> Tensor:
-        """What the gates of :meth:`forward` are, (T, B, 4, H), as in torch; weights are not dropped."""
+        """Gate values of :meth:`forward`, (T, B, 4, H), in torch's order; without weight dropout."""
         steps, streams = inputs.shape[:2]
         weights = CellWeights(None, self.weight_hh_l0, None)
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
@@ -116,20 +119,20 @@ class WeightDropLSTM(nn.LSTM):
 def lstm_window(
     inputs: Tensor, state: CellState, weights: tuple[Tensor, ...], training: bool
 ) -> tuple[Tensor, CellState]:
-    """One LSTM layer over a window by torch's layer, or for few tokens on CPUs by what is faster.
+    """One LSTM layer over a window, by the fastest of torch's layer and two alternatives.
 
-    That is torch's cell for a step without gradients, and the loop of :mod:`lm.cells.unrolled` with
-    gradients. Torch's layer rearranges the weights in every call, which for few tokens costs more than the
-    rest.
+    Torch's layer rearranges the weights in every call, which costs more than the rest for few tokens. On
+    CPUs, a single step without gradients therefore uses torch's cell. Few tokens with gradients use the loop
+    of :mod:`lm.cells.unrolled`.
 
     Args:
         inputs: (T, B, I).
         state: (h, c), each (B, H).
-        weights: W_ih, W_hh and the two biases, as torch has them.
-        training: whether gradients through cuDNN are wanted.
+        weights: W_ih, W_hh and the two biases, as in torch.
+        training: True if gradients through cuDNN are needed.
 
     Returns:
-        outputs (T, B, H) and the last state.
+        Outputs (T, B, H) and the last state.
     """
     if _stays_float32(inputs):
         inputs, h, c = (part.to(weights[0].dtype) for part in (inputs, *state))
@@ -152,13 +155,13 @@ def lstm_window(
 
 
 def _stays_float32(inputs: Tensor) -> bool:
-    """Whether autocast has to be left for these inputs."""
+    """True if autocast must be disabled for ``inputs``."""
     return not inputs.is_cuda and torch.is_autocast_enabled("cpu") and not has_bfloat16_layer()
 
 
 @cache
 def has_bfloat16_layer() -> bool:
-    """Whether torch's LSTM runs under autocast on this CPU, tried out with one number; logged if not."""
+    """True if torch's LSTM runs in bfloat16 on this CPU, by a test run; logs a warning if not."""
     one = torch.zeros(1, 1, 1, requires_grad=True)
     weights = [torch.zeros(4, 1), torch.zeros(4, 1)]
     try:

@@ -1,4 +1,4 @@
-"""Sequences of different lengths side by side, packed as torch packs them: time-major, the longest first.
+"""Packed sequences of different lengths, as in torch: time-major, the longest first.
 
 N tokens · R sequences · I input size · H hidden size.
 """
@@ -13,13 +13,13 @@ from torch.nn.utils.rnn import PackedSequence
 CellState = tuple[Tensor, Tensor]  # (h, c)
 Direction = Callable[
     [Tensor, Sequence[int], CellState | None], tuple[Tensor, CellState]
-]  # of a layer, packed
+]  # runs one direction of a layer on packed sequences
 
 
 def over_packed(
     run: Direction, inputs: PackedSequence, state: CellState | None
 ) -> tuple[PackedSequence, CellState]:
-    """Runs on what is packed, the states in its order, and gives states in the order of the caller."""
+    """Run on packed data, with states in its order; returns states in the caller's order."""
     if state is not None and inputs.sorted_indices is not None:
         state = (state[0][:, inputs.sorted_indices], state[1][:, inputs.sorted_indices])
     data, last = run(inputs.data, inputs.batch_sizes.tolist(), state)
@@ -35,17 +35,17 @@ def run_layers(
     state: CellState | None,
     between: Callable[[Tensor], Tensor] = lambda data: data,
 ) -> tuple[Tensor, CellState]:
-    """Layer after layer over packed sequences.
+    """Run layer after layer over packed sequences.
 
     Args:
-        layers: of each the forward direction, and the backward one if there is one.
+        layers: the forward direction of each layer, and the backward one if any.
         data: (N, I).
-        sizes: how many sequences are alive at each time step, falling.
-        state: (h, c) of all layers and directions, each (layers x directions, R, H); zeros if left out.
-        between: what happens to the outputs of every layer but the last.
+        sizes: number of sequences at each time step, non-increasing.
+        state: (h, c) of all layers and directions, each (layers x directions, R, H); zeros if omitted.
+        between: function of the outputs of every layer except the last.
 
     Returns:
-        outputs (N, directions x H), and (h, c) as ``state``.
+        Outputs (N, directions x H), and (h, c) as ``state``.
     """
     backwards = _reversal(sizes).to(data.device) if len(layers[0]) == 2 else None
     hidden: list[Tensor] = []
@@ -65,7 +65,7 @@ def run_layers(
 
 
 def _reversal(sizes: Sequence[int]) -> Tensor:
-    """The permutation that turns every sequence of a packed batch around; it is its own inverse."""
+    """Permutation that reverses every sequence of a packed batch; it is its own inverse."""
     starts = torch.tensor([0, *accumulate(sizes)][:-1])
     steps = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     rows = torch.cat([torch.arange(size) for size in sizes])
@@ -74,8 +74,8 @@ def _reversal(sizes: Sequence[int]) -> Tensor:
 
 
 def shifted(states: Tensor, first: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The state before every token, (N, H): the first state, then the states one step earlier."""
-    if sizes[0] == sizes[-1]:  # as in a window, and in one piece
+    """State before every token, (N, H): the first state, then the states one step earlier."""
+    if sizes[0] == sizes[-1]:  # a window, in one piece
         return torch.cat([first, states[: len(states) - sizes[0]]])
     pieces, start = [first], 0
     for size, following in pairwise(sizes):
@@ -85,5 +85,5 @@ def shifted(states: Tensor, first: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def rows_of(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Views of the rows of every step of a packed tensor (N, ·); none of None."""
+    """Views of the rows of every step of a packed tensor (N, ·); empty for None."""
     return () if tensor is None else tensor.split(list(sizes))

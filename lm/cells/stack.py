@@ -19,7 +19,7 @@ from lm.cells.packing import CellState, Direction, over_packed, run_layers
 class Stack(nn.Module):
     """Layers with the cell of ``config``, each in one or two directions.
 
-    Like torch's, a stack of LSTM cells has the state (h, c), and one of GRU cells h alone.
+    As in torch, a stack of LSTM cells has the state (h, c), and a stack of GRU cells only h.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Stack(nn.Module):
     def forward(
         self, inputs: Tensor | PackedSequence, state: CellState | Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, CellState | Tensor]:
-        """As a batch-first ``torch.nn.LSTM`` or ``GRU``.
+        """Run like a batch-first ``torch.nn.LSTM`` or ``GRU``.
 
         Args:
             inputs: packed, or (R, T, I).
-            state: (layers x directions, R, H), of LSTM cells two such; zeros if left out.
+            state: (layers x directions, R, H), for LSTM cells a pair of these; zeros if omitted.
 
         Returns:
-            outputs, packed or (R, T, directions x H), and the last state.
+            Outputs, packed or (R, T, directions x H), and the last state.
         """
         before = (state, state[..., :0]) if isinstance(state, Tensor) else state
         outputs: Tensor | PackedSequence
@@ -72,7 +72,7 @@ class Stack(nn.Module):
 def recurrent_stack(
     config: CellConfig, input_size: int, hidden_size: int, layers: int = 1, bidirectional: bool = False
 ) -> nn.Module:
-    """The fastest module of such layers: for plain cells torch's GRU or the LSTM of :mod:`lm.cells.lstm`."""
+    """The fastest stack for a config: torch's GRU or :class:`lm.cells.lstm.LSTM` for plain cells."""
     if not config.is_plain:
         return Stack(config, input_size, hidden_size, layers, bidirectional)
     plain = nn.GRU if config.is_gru else LSTM

@@ -1,11 +1,11 @@
-"""A recurrent layer unrolled over time in one autograd function, for cells that gate what they read.
+"""Recurrent layer unrolled over time in one autograd function, for cells with gating.
 
-Inside the loop is only what is truly sequential: products with the rows of a step and its elementwise work.
-Every weight gradient is one product over all tokens, after the loop. There are no autograd nodes for steps.
+The loop contains only sequential work: products with the rows of a step and elementwise operations. Every
+weight gradient is one product over all tokens after the loop. Steps have no autograd nodes.
 
-Sequences of different lengths run side by side, packed as torch packs them: time-major, the longest first,
-without padding, so that the rows of a step are those of the sequences that still run. A window of streams is
-the special case in which all do.
+Sequences of different lengths are packed as in torch: time-major, the longest first, without padding. The
+rows of a step belong to the sequences that have not ended. In a window of streams, all sequences have equal
+length.
 
 N tokens · R sequences · I input size · H hidden size · G gates and candidates.
 """
@@ -23,16 +23,16 @@ from lm.cells.packing import CellState, rows_of, shifted
 
 
 class CellWeights(NamedTuple):
-    """Of the equations; the rows are those of gate after gate, as in torch."""
+    """Weights of the equations, with the rows of one gate after another as in torch."""
 
-    inputs: Tensor | None  # (G·H, I); None where the inputs are W x + b already
+    inputs: Tensor | None  # (G·H, I); None if the inputs are W x + b already
     hidden: Tensor  # (G·H, H)
-    bias: Tensor | None  # (G·H,); None where there is none, or it is in the inputs
+    bias: Tensor | None  # (G·H,); None without a bias, or if it is in the inputs
     extra: Tensor | None = None  # GRU: (H,), the bias of W_hn h; normalised: (2, G·H), gains and shifts
 
 
 class Masks(NamedTuple):
-    """What multiplies h and c wherever a step reads them, (N, H) or (N, 1), as constants; outputs are not."""
+    """Constant factors on h and c as each step reads them, (N, H) or (N, 1); outputs are not masked."""
 
     h: Tensor | None = None
     c: Tensor | None = None
@@ -42,7 +42,7 @@ UNMASKED = Masks()
 
 
 class Cell(NamedTuple):
-    """The static part of a cell."""
+    """Types of gating and equations of a cell."""
 
     gating: Callable[[MaybeTensors, Sequence[int]], Gating]
     equations: type[Equations]
@@ -57,20 +57,20 @@ def unrolled(
     tensors: MaybeTensors = (),
     masks: Masks = UNMASKED,
 ) -> tuple[Tensor, CellState]:
-    """One layer in one direction.
+    """Run one layer in one direction.
 
     Args:
-        inputs: (N, I), or W x + b of them, (N, G·H), if ``weights`` leave that out.
-        sizes: how many sequences run at each time step, falling.
+        inputs: (N, I), or W x + b, (N, G·H), if ``weights`` has no W.
+        sizes: number of sequences at each time step, non-increasing.
         state: (h, c) before the first step, each (R, H).
         tensors: weights and buffers of the gating.
-        masks: of the state.
+        masks: masks of the state.
 
     Returns:
-        outputs (N, H) and (h, c) of every sequence after its last step.
+        Outputs (N, H) and (h, c) of every sequence after its last step.
 
     Raises:
-        ValueError: no time step, or a state of more or fewer sequences than run at the first one.
+        ValueError: there is no time step, or the state has another number of sequences than the first one.
     """
     _require_fitting(sizes, state)
     h, c = state[0].contiguous(), state[1].contiguous()
@@ -89,7 +89,7 @@ def activations(
     tensors: MaybeTensors = (),
     masks: Masks = UNMASKED,
 ) -> Tensor:
-    """The gates of :func:`unrolled` after their squashing, (N, G·H); no gradients."""
+    """Gate values of :func:`unrolled` after their nonlinearities, (N, G·H); without gradients."""
     _require_fitting(sizes, state)
     with torch.no_grad():
         return _forward(cell, inputs, sizes, state, weights, tensors, masks)[0].kept[0]
@@ -100,7 +100,9 @@ def _require_fitting(sizes: Sequence[int], state: CellState) -> None:
         raise ValueError("no time step to read; give at least one")
     if any(len(part) != sizes[0] for part in state):
         rows = " and ".join(str(len(part)) for part in state)
-        raise ValueError(f"{sizes[0]} sequences cannot go on from a state of {rows}")
+        raise ValueError(
+            f"{sizes[0]} sequences do not fit a state of {rows} sequences; give a matching state"
+        )
 
 
 def _forward(
@@ -112,7 +114,7 @@ def _forward(
     tensors: MaybeTensors,
     masks: Masks,
 ) -> tuple[Equations, Tensor, Tensor]:
-    """The equations with all they keep, h and c of every sequence after its last step."""
+    """Equations with filled buffers, and h and c of every sequence after its last step."""
     weight_ih, weight_hh, bias, extra = weights
     if weight_ih is None:
         act = inputs.clone()
@@ -152,7 +154,9 @@ class _Unrolled(torch.autograd.Function):
             cell, inputs, sizes, (h, c), weights, tensors[_WEIGHTS:], Masks(mask_h, mask_c)
         )
         ctx.cell, ctx.sizes, ctx.count = cell, sizes, len(equations.kept)
-        read = inputs.new_empty(0) if weights.inputs is None else inputs  # by what is not in them already
+        read = (
+            inputs.new_empty(0) if weights.inputs is None else inputs
+        )  # needed only for W, which the inputs do not include
         ctx.save_for_backward(*equations.kept, read, h, c, mask_h, mask_c, *tensors)
         return equations.kept[1], last_h, last_c
 
@@ -197,5 +201,5 @@ class _Unrolled(torch.autograd.Function):
 
 
 def _first(count: int, rows: Tensor) -> Tensor:
-    """The first rows; no view where that is all, which is what makes steps of few rows slow."""
+    """The first rows; the tensor itself if it has no more, because views make steps of few rows slow."""
     return rows if len(rows) == count else rows[:count]

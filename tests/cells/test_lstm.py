@@ -111,7 +111,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     _, ours = both(1, False)
     packed = pack_padded_sequence(torch.randn(5, 7, 4).double(), LENGTHS, True, enforce_sorted=False)
     state = (torch.zeros(1, 8, 6).double(), torch.zeros(1, 8, 6).double())
-    with pytest.raises(ValueError, match="5 sequences cannot go on from a state of 8 and 8"):
+    with pytest.raises(ValueError, match="5 sequences do not fit a state of 8 and 8 sequences"):
         lstm_window(torch.randn(2, 5, 4), (torch.zeros(8, 6), torch.zeros(8, 6)), weights_of(4, 6), True)
     with pytest.raises(ValueError, match="no time step"):
         lstm_window(torch.randn(0, 5, 4), (torch.zeros(5, 6), torch.zeros(5, 6)), weights_of(4, 6), True)
