@@ -193,11 +193,7 @@ class _Search:
 
 @torch.no_grad()
 def beam_search(
-    step: StepFunction[StateT],
-    state: StateT,
-    sources: int,
-    config: DecodeConfig,
-    marks: Marks,
+    step: StepFunction[StateT], state: StateT, sources: int, config: DecodeConfig, marks: Marks
 ) -> list[list[Hypothesis]]:
     """Search at most ``config.nbest`` responses per source, best first, from a ``state`` of ``sources`` rows.
 

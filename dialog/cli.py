@@ -178,10 +178,7 @@ def show_corpus(
 
     chosen = choose_dialogs(corpus, split, dialog)
     shown = chosen[:limit]
-    show(
-        *(line for one in shown for line in dialog_lines(one)),
-        f"{len(shown):,} of {len(chosen):,} dialogs",
-    )
+    show(*(line for one in shown for line in dialog_lines(one)), f"{len(shown):,} of {len(chosen):,} dialogs")
 
 
 @app.command()

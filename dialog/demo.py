@@ -29,9 +29,7 @@ DEMO_SETTINGS = (
 
 
 def demo(
-    out: Path,
-    report: Callable[[str], Reporter],
-    progress: OnProgress = no_progress,
+    out: Path, report: Callable[[str], Reporter], progress: OnProgress = no_progress
 ) -> dict[str, dict[str, Any]]:
     """Train and evaluate one model per head, and write ``results.json``.
 

@@ -19,12 +19,7 @@ from lm.stop import SIGNALS, StopFlag, postpone
 
 INTERRUPTED = "interrupted; run the same command again to start over or to resume"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
-_UNWRITABLE = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: _ELSEWHERE,
-    errno.EIO: _ELSEWHERE,
-}
+_UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # what libraries say in errors that are no MemoryError, in lower case
     "can't allocate memory",  # torch's allocator
     "cannot allocate memory",

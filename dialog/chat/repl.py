@@ -229,10 +229,7 @@ class Repl:
         lines = [
             line
             for exchange in self.conversation.exchanges
-            for line in (
-                f"{HUMAN}  {exchange.said.text}",
-                f"{MODEL}  {exchange.reply.text or SAYS_NOTHING}",
-            )
+            for line in (f"{HUMAN}  {exchange.said.text}", f"{MODEL}  {exchange.reply.text or SAYS_NOTHING}")
         ]
         return lines or ["(nothing was said yet)"]
 

@@ -44,9 +44,7 @@ class ReferenceItem:
 
 
 def build_references(
-    train: Sequence[Dialog],
-    test: Sequence[Dialog],
-    neighbours: int = 10,
+    train: Sequence[Dialog], test: Sequence[Dialog], neighbours: int = 10
 ) -> list[ReferenceItem]:
     """Retrieve the responses to the nearest training contexts for every test context.
 

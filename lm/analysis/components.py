@@ -63,9 +63,7 @@ class _PriorSums:
 
 
 def component_statistics(
-    blocks: Iterator[tuple[Tensor, Tensor]],
-    words: Sequence[str],
-    shown: int = WORDS,
+    blocks: Iterator[tuple[Tensor, Tensor]], words: Sequence[str], shown: int = WORDS
 ) -> dict[str, Any]:
     """Statistics of :func:`prior_statistics` and of the components' predictions. Memory is O(K·V).
 

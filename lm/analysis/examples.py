@@ -108,10 +108,7 @@ def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[dict[str, A
 
 
 def compare_runs(
-    first: "TrainedLm",
-    second: "TrainedLm",
-    ids: "Ids",
-    wanted: Wanted = Wanted(),
+    first: "TrainedLm", second: "TrainedLm", ids: "Ids", wanted: Wanted = Wanted()
 ) -> dict[str, Any]:
     """Apply :func:`find_examples` to two runs. Raises DataError if their vocabularies differ.
 
@@ -124,11 +121,7 @@ def compare_runs(
         raise DataError("the text has no tokens for examples; name a longer text")
     rows = max(1, min(ROWS, (8 << 20) // len(words)))  # of a block of at most 64 MB in float64
     result = find_examples(
-        first.log_probs(ids, rows=rows),
-        second.log_probs(ids, rows=rows),
-        ids,
-        words,
-        wanted,
+        first.log_probs(ids, rows=rows), second.log_probs(ids, rows=rows), ids, words, wanted
     )
     for key, trained in (("a", first), ("b", second)):
         if trained.model.head.temperature is not None:

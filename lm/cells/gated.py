@@ -102,11 +102,7 @@ class GatedLayer(nn.Module, ABC):
         self.gain = Scale(len(self.bias))
 
     def forward(
-        self,
-        inputs: Tensor,
-        state: CellState,
-        state_mask: Tensor | None = None,
-        keep: Tensor | None = None,
+        self, inputs: Tensor, state: CellState, state_mask: Tensor | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, CellState]:
         """Run over one window.
 
@@ -134,11 +130,7 @@ class GatedLayer(nn.Module, ABC):
         return Masks(c if h is None else h * c, c)
 
     def packed(
-        self,
-        inputs: Tensor,
-        sizes: Sequence[int],
-        state: CellState | None = None,
-        masks: Masks = UNMASKED,
+        self, inputs: Tensor, sizes: Sequence[int], state: CellState | None = None, masks: Masks = UNMASKED
     ) -> tuple[Tensor, CellState]:
         """Run over packed sequences.
 
@@ -165,11 +157,7 @@ class GatedLayer(nn.Module, ABC):
             return self._run(self._scaled(inputs.to(recurrent.dtype)), sizes, state, recurrent, masks)
 
     def gate_values(
-        self,
-        inputs: Tensor,
-        state: CellState,
-        state_mask: Tensor | None = None,
-        keep: Tensor | None = None,
+        self, inputs: Tensor, state: CellState, state_mask: Tensor | None = None, keep: Tensor | None = None
     ) -> Tensor:
         """Gate values of :meth:`forward`, (T, B, G, H), in torch's order; without weight dropout."""
         steps, streams = inputs.shape[:2]
@@ -183,12 +171,7 @@ class GatedLayer(nn.Module, ABC):
         return found.view(steps, streams, self.equations.kinds, self.hidden_size)
 
     def _run(
-        self,
-        inputs: Tensor,
-        sizes: Sequence[int],
-        state: CellState,
-        recurrent: Tensor,
-        masks: Masks,
+        self, inputs: Tensor, sizes: Sequence[int], state: CellState, recurrent: Tensor, masks: Masks
     ) -> tuple[Tensor, CellState]:
         cell, rows, weights, tensors = self._call(inputs, recurrent)
         return unrolled(cell, rows, sizes, state, weights, tensors, masks)

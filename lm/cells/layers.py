@@ -50,12 +50,7 @@ class MogrifiableLayer(GatedLayer):
         return Reading(partial(Mogrify, zigzag=self.zigzag), tensors, len(self.gates) > 0)
 
     def _run(
-        self,
-        inputs: Tensor,
-        sizes: Sequence[int],
-        state: CellState,
-        recurrent: Tensor,
-        masks: Masks,
+        self, inputs: Tensor, sizes: Sequence[int], state: CellState, recurrent: Tensor, masks: Masks
     ) -> tuple[Tensor, CellState]:
         is_window = sizes[0] == sizes[-1]
         is_masked = any(mask is not None for mask in masks)

@@ -43,10 +43,7 @@ class OptimConfig(Section):
         "none", description="average of weights that is evaluated and used: none, ema or uniform"
     )
     ema_decay: float = Field(
-        0.999,
-        gt=0,
-        lt=1,
-        description="decay of the exponential average, per update; bias-corrected",
+        0.999, gt=0, lt=1, description="decay of the exponential average, per update; bias-corrected"
     )
     average_start: int = Field(
         0,
@@ -128,23 +125,17 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(
         0, ge=0, description="number of updates between checkpoints; 0 = only at validations"
     )
-    checkpoint_minutes: float = Field(
-        5.0,
-        ge=0,
-        description="most minutes between checkpoints; 0 = no limit",
-    )
+    checkpoint_minutes: float = Field(5.0, ge=0, description="most minutes between checkpoints; 0 = no limit")
     keep_best: int = Field(1, ge=1, description="number of best checkpoints to keep")
     keep_last: int = Field(2, ge=1, description="number of newest checkpoints to keep")
     log_every: int = Field(50, ge=1, description="number of updates between lines of metrics.jsonl")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="bfloat16 runs the model under autocast, except cells that torch does not have",
+        "float32", description="bfloat16 runs the model under autocast, except cells that torch does not have"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto, cpu or cuda; auto = CUDA if available"
     )
     threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0 = torch's default")
     compat: Literal["none", "paper"] = Field(
-        "none",
-        description="paper: with the deviations of the authors' code that docs/reproduction.md lists",
+        "none", description="paper: with the deviations of the authors' code that docs/reproduction.md lists"
     )

@@ -65,11 +65,7 @@ def one_pass_loss(
 
 @torch.no_grad()
 def one_pass_nll(
-    contexts: Tensor,
-    log_prior: Tensor,
-    output: Output,
-    targets: Tensor,
-    options: LossOptions,
+    contexts: Tensor, log_prior: Tensor, output: Output, targets: Tensor, options: LossOptions
 ) -> Tensor:
     """−log P(y_n) of every token, (N,) nats, by one exact product and without gradients."""
     products = _Products(contexts, output, replace(options, bf16_products=False))
@@ -88,11 +84,7 @@ def one_pass_nll(
 
 @torch.no_grad()
 def one_pass_log_probs(
-    contexts: Tensor,
-    log_prior: Tensor,
-    output: Output,
-    options: LossOptions,
-    operand: Tensor | None = None,
+    contexts: Tensor, log_prior: Tensor, output: Output, options: LossOptions, operand: Tensor | None = None
 ) -> Tensor:
     """log P(v) of every word, (N, V), normalised, by one product and without gradients.
 

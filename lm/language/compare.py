@@ -15,11 +15,7 @@ from lm.language.evaluate import BLOCK
 from lm.runs.compare import Comparison, Pairs
 from lm.runs.evaluations import Evaluation, Result
 
-REFINED = (
-    "temperature_search",
-    "mc_dropout",
-    "mc_temperature",
-)  # optional results of an evaluation
+REFINED = ("temperature_search", "mc_dropout", "mc_temperature")  # optional results of an evaluation
 _KEPT = (
     *("head", "components", "parameters", "checkpoint", "seed", "method", "compat"),
     *("tokens", "nll", "perplexity"),

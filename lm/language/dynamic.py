@@ -124,12 +124,7 @@ def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str)
     return {
         "setting": asdict(setting),
         "setting_normalised": asdict(setting.normalised(windows, tensors)),
-        "statistics": {
-            "source": source,
-            "windows": windows,
-            "streams": setting.streams,
-            "tensors": tensors,
-        },
+        "statistics": {"source": source, "windows": windows, "streams": setting.streams, "tensors": tensors},
     }
 
 

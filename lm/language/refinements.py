@@ -105,11 +105,7 @@ def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
 
 
 def search_mc_temperature(
-    trained: TrainedLm,
-    sampler: LanguageModel,
-    samples: int,
-    *,
-    paper: bool = False,
+    trained: TrainedLm, sampler: LanguageModel, samples: int, *, paper: bool = False
 ) -> Result:
     """The best factor on the logits for :func:`mc_nll`, which runs its passes again for each factor."""
     source, ids = _searched(trained)

@@ -104,12 +104,7 @@ def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) ->
 
 
 def score_file(
-    run: Path,
-    path: Path,
-    output: Path,
-    *,
-    checkpoint: str = "best",
-    independent: bool = False,
+    run: Path, path: Path, output: Path, *, checkpoint: str = "best", independent: bool = False
 ) -> Result:
     """Write the results of :func:`score_lines` to ``output`` as JSONL. Return the sums.
 

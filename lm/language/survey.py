@@ -36,11 +36,7 @@ class SplitCounts:
 
 
 def read_tokens(
-    parts: Iterable[Part],
-    tokenizer: Tokenizer,
-    log: InputLog,
-    *,
-    blank_lines: bool = True,
+    parts: Iterable[Part], tokenizer: Tokenizer, log: InputLog, *, blank_lines: bool = True
 ) -> Iterator[TokenLine]:
     """Yield the lines of a split as tokens, with or without blank ones.
 
@@ -72,13 +68,7 @@ def count_split(lines: Iterable[TokenLine]) -> SplitCounts:
 
 
 def learn_tokenizer(
-    kind: StoredKind,
-    train: Sequence[Part],
-    *,
-    lowercase: bool,
-    vocab_size: int,
-    seed: int,
-    log: InputLog,
+    kind: StoredKind, train: Sequence[Part], *, lowercase: bool, vocab_size: int, seed: int, log: InputLog
 ) -> Tokenizer:
     """A tokenizer. Sentencepiece learns ``vocab_size`` − 2 pieces, besides ``<eos>`` and ``<unk>``."""
     if kind not in ("unigram", "bpe"):
@@ -130,11 +120,7 @@ def build_vocabulary(
 
 
 def learn_codec(
-    splits: Mapping[str, Sequence[Part]],
-    tokenizer: Tokenizer,
-    *,
-    size: int,
-    log: InputLog,
+    splits: Mapping[str, Sequence[Part]], tokenizer: Tokenizer, *, size: int, log: InputLog
 ) -> Codec:
     """Tokenizer and vocabulary of ``train``. Words of other splits only decide if ``<unk>`` is needed."""
     counts = {name: count_split(read_tokens(parts, tokenizer, log)) for name, parts in splits.items()}

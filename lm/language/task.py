@@ -113,12 +113,7 @@ class LmTask:
 
 @torch.no_grad()
 def score_streams(
-    model: LanguageModel,
-    shards: Sequence[Ids],
-    streams: int,
-    eos: int,
-    *,
-    paper: bool = False,
+    model: LanguageModel, shards: Sequence[Ids], streams: int, eos: int, *, paper: bool = False
 ) -> tuple[float, int]:
     """Σ nll in nats and its divisor in tokens, over all tokens except a last incomplete row.
 

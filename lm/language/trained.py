@@ -101,12 +101,7 @@ class TrainedLm:
         return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
 
     def readings(
-        self,
-        ids: Ids,
-        *,
-        paper: bool = False,
-        model: LanguageModel | None = None,
-        window: int = READ_LENGTH,
+        self, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None, window: int = READ_LENGTH
     ) -> Iterator[tuple[Layers, Tensor]]:
         """Yield the hidden states (n, 1, H) of each window and the tokens (n,) to predict from them.
 
@@ -116,10 +111,7 @@ class TrainedLm:
         yield from reader.readings(tokens, window)
 
     def log_probs(
-        self,
-        ids: Ids,
-        rows: int = READ_LENGTH,
-        dtype: torch.dtype = torch.float64,
+        self, ids: Ids, rows: int = READ_LENGTH, dtype: torch.dtype = torch.float64
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
         head = copy.deepcopy(self.model.head).to(dtype)

@@ -94,12 +94,7 @@ class Run:
         self._files = self._files or file_hashes(self.folder)  # all is there before the first commit
         size, sha256 = self.metrics.offset, self.metrics.sha256()
         free = sorted(key for key in config if key in self._free)
-        return {
-            "files": self._files,
-            "config": config,
-            "free": free,
-            "log": {"size": size, "sha256": sha256},
-        }
+        return {"files": self._files, "config": config, "free": free, "log": {"size": size, "sha256": sha256}}
 
     def preflight(self, bytes_needed: int) -> None:
         """Raises StorageError, naming both sizes, unless so many bytes are free."""

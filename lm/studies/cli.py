@@ -90,8 +90,7 @@ def reverse_copy(
         typer.Option(metavar="DIR", help="Folder of `lm prepare reverse-copy`; repeat for more lengths."),
     ] = None,
     lengths: Annotated[
-        str | None,
-        typer.Option(metavar="L,L,…", help="Lengths of random sequences; default 10,20,30,40."),
+        str | None, typer.Option(metavar="L,L,…", help="Lengths of random sequences; default 10,20,30,40.")
     ] = None,
     vocab: Annotated[
         int | None, typer.Option(help="Number of symbols of random sequences; default 32.")

@@ -130,10 +130,7 @@ class Copier(nn.Module):
 
 
 def copying(
-    options: CopyOptions,
-    out: Path,
-    progress: OnProgress = no_progress,
-    corpora: Sequence[Corpus] = (),
+    options: CopyOptions, out: Path, progress: OnProgress = no_progress, corpora: Sequence[Corpus] = ()
 ) -> dict[str, Any]:
     """Train every cell at every length and rate, and save each result to ``out`` at once.
 
@@ -181,12 +178,7 @@ def copying(
 
 
 def train_point(
-    options: CopyOptions,
-    seed: int,
-    length: int,
-    kind: str,
-    lr: float,
-    corpus: Corpus | None = None,
+    options: CopyOptions, seed: int, length: int, kind: str, lr: float, corpus: Corpus | None = None
 ) -> dict[str, Any]:
     """Train one model, and measure it.
 

@@ -228,11 +228,7 @@ class OutputFolder:
             self._restore()
 
     def finish(
-        self,
-        folder: Path,
-        wanted: Mapping[str, Any],
-        report: Mapping[str, Any],
-        dropped: Iterable[Dropped],
+        self, folder: Path, wanted: Mapping[str, Any], report: Mapping[str, Any], dropped: Iterable[Dropped]
     ) -> Prepared:
         """Write the report, the dropped pieces and, last, the manifest into the ``folder`` being built."""
         (folder / "report.json").write_bytes(_json(report, indent=1))
