@@ -115,7 +115,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         lstm_window(torch.randn(2, 5, 4), (torch.zeros(8, 6), torch.zeros(8, 6)), weights_of(4, 6), True)
     with pytest.raises(ValueError, match="no time step"):
         lstm_window(torch.randn(0, 5, 4), (torch.zeros(5, 6), torch.zeros(5, 6)), weights_of(4, 6), True)
-    with pytest.raises(ValueError, match="5 sequences cannot go on"):
+    with pytest.raises(ValueError, match="5 sequences do not fit"):
         ours(packed._replace(sorted_indices=None, unsorted_indices=None), state)
 
 
