@@ -52,7 +52,6 @@ app = new_app(
     "[bold]dialog evaluate runs/smalltalk_mos[/bold], [bold]dialog chat runs/smalltalk_mos[/bold]."
 )
 
-
 Config = Annotated[str, config_argument("dialog")]
 DecodeOverrides = Annotated[
     list[str] | None,

@@ -78,8 +78,6 @@ BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
-
-
 Checkpoint = Annotated[
     str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
 ]

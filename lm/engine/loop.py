@@ -342,9 +342,8 @@ class _Engine(Generic[BatchT]):
         """True if this step is due for validation, at an interval or as the last, and not yet validated."""
         progress, every = self.progress, self.train.validate_every
         due = progress.step % every == 0 if every else progress.index == 0
-        counts = progress.step > 0 or bool(
-            self.train.start_from
-        )  # the weights of start_from are the first to beat
+        # the weights of start_from are the first to beat
+        counts = progress.step > 0 or bool(self.train.start_from)
         return (bool(reason) or (due and counts)) and progress.validated != progress.step
 
     def validate(self) -> None:

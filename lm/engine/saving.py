@@ -178,9 +178,8 @@ class Saver:
         """
         self._training.load(commit)
         progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
-        progress.best = [
-            entry for entry in progress.best if entry[1] in kept
-        ]  # a damaged commit may have displaced others
+        # a damaged commit may have displaced others
+        progress.best = [entry for entry in progress.best if entry[1] in kept]
         self._point()
         self._store.prune(kept)
         self._journal.cut(_log_of(commit)[0] if keep_log else 0)

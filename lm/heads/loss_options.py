@@ -12,11 +12,7 @@ from lm.heads.links import Link
 # Bytes of the (R, V) buffer: enough for products at full speed, and small enough for caches. A GPU needs
 # more, because a product of few rows ends before the next one is launched.
 SCRATCH = {"cpu": 12 * 2**20, "cuda": 2**26}
-
-
 MIN_ROWS, MAX_ROWS = 160, 4096
-
-
 EVEN = 32  # number of rows whose multiples run at twice the speed on matrix units
 
 

@@ -14,8 +14,6 @@ Data = Annotated[
     str | None,
     typer.Option("--data", metavar="F", parser=nonempty, help="Text; default: the run's test split."),
 ]
-
-
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Score only the first N tokens of the text.")
 ]

@@ -23,9 +23,8 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # each process says what it has to
+    # each process says what it has to
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     threads = max(1, (os.cpu_count() or 1) // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config = LaunchConfig(
