@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
 from lm.disk.storage import JSON
@@ -25,65 +25,43 @@ WORLD, RANK = "WORLD_SIZE", "RANK"  # environment variables of torchrun
 _BEAT = "exchange/{}"  # key of the store under which a rank counts its exchanges
 
 
-class Group(Protocol):
-    """Processes that compute together, seen from one of them."""
+class Group:
+    """Processes that compute together, seen from one of them: here one, which exchanges nothing."""
 
-    rank: int
-    size: int
+    rank, size = 0, 1
 
     def share(self, work: Callable[[], JSON]) -> Any:
         """Do some work on rank 0; its result, or its HighrankError, reaches every rank."""
+        return work()
 
     def every(self, work: Callable[[], T]) -> T:
         """Do some work on every rank; a HighrankError on one ends all of them."""
+        return work()
 
     def first(self, value: JSON) -> Any:
         """Rank 0's value, on every rank."""
+        return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: JSON) -> list[Any]:
         """The values of all ranks, in their order."""
+        return [value]
 
     def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
         """The tensors of all ranks, each of one shape, rank r giving ``counts[r]`` of them."""
+        return list(tensors)
 
     def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Rank 0's named tensors, on every rank."""
+        return dict(tensors)
 
     def sum_(self, tensor: "Tensor") -> None:
         """Add up a tensor over all ranks, in place, in an order that depends on their number."""
 
 
-class Alone:
-    """The group of one process, which exchanges nothing."""
-
-    rank, size = 0, 1
-
-    def share(self, work: Callable[[], JSON]) -> Any:
-        return work()
-
-    def every(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def first(self, value: JSON) -> Any:
-        return value
-
-    def gather(self, value: JSON) -> list[Any]:
-        return [value]
-
-    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
-        return list(tensors)
-
-    def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        return dict(tensors)
-
-    def sum_(self, tensor: "Tensor") -> None:
-        pass
+ALONE = Group()
 
 
-ALONE = Alone()
-
-
-class ProcessGroup:
+class ProcessGroup(Group):
     """The group of ``torch.distributed``; gloo on the CPU, NCCL on GPUs.
 
     Every method raises WorkerError, naming the rank, where another process is lost or silent.
@@ -156,19 +134,6 @@ class ProcessGroup:
         if failed:
             raise failure if failure and self.rank == failed[0] else _again(told[failed[0]], printed=True)
         return done
-
-    def first(self, value: JSON) -> Any:
-        import torch
-
-        data = json.dumps(value).encode() if self.rank == 0 else b""
-        size = torch.tensor([len(data)])
-        with self._exchange():
-            self._dist.broadcast(size, 0)
-            buffer = torch.zeros(int(size), dtype=torch.uint8)
-            if self.rank == 0:
-                buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            self._dist.broadcast(buffer, 0)
-        return json.loads(bytes(buffer.tolist()))
 
     def gather(self, value: JSON) -> list[Any]:
         import torch
