@@ -1,10 +1,10 @@
-"""The program ``lm``, also ``python -m lm``: signals end it with 75 from its first moment on."""
+"""Entry point of ``lm`` and ``python -m lm``; a signal ends it with 75 from its first moment."""
 
 from lm.ending import begin
 
 
 def main() -> None:
-    """Run ``lm`` with the arguments of the process; raises SystemExit with the exit code."""
+    """Run ``lm`` with the arguments of the process. Raises SystemExit with the exit code."""
     begin()
     from lm.cli import main as run
 

@@ -1,8 +1,8 @@
-"""The paired bootstrap: how certain is it that one run is better than another on the same data?
+"""Paired bootstrap tests of the difference between two runs on the same data.
 
-What is resampled are units of text, conversations or blocks of it, since tokens and contexts that stand
-together share topic and words: resampled one by one, differences would look more certain than they are.
-Each unit contributes sums (nats and tokens, BLEU and contexts), and a score is a ratio of sums.
+The resampled units are conversations or blocks of text. Neighbouring tokens and contexts share topic and
+words, so resampling them one by one would overstate certainty. Each unit contributes sums (nats and tokens,
+BLEU and contexts), and a score is a ratio of sums.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from lm.errors import ConfigError
 Floats = NDArray[np.float64]
 
 FEWEST_RESAMPLES = 1000
-FEWEST_UNITS = 5  # below which a p-value would mean nothing
+FEWEST_UNITS = 5  # minimum for a meaningful p-value
 SIGNIFICANT = 0.05
 _CONFIDENCE = 1.96  # standard errors of a 95 % interval
 
 
 def half_interval(values: Floats) -> float:
-    """Half the 95 % interval of a mean, by the normal distribution; 0 of fewer than two values."""
+    """Half the 95 % confidence interval of a mean (normal distribution); 0 for fewer than two values."""
     return float(_CONFIDENCE * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def draws(units: int, resamples: int, seed: int) -> Floats:
-    """How often each of the units is drawn in each of the resamples, (R, U); ConfigError for too few."""
+    """Counts of each of the U units in each of the R resamples, (R, U). ConfigError for too few resamples."""
     if resamples < FEWEST_RESAMPLES:
         raise ConfigError(f"--resamples {resamples}: must be at least {FEWEST_RESAMPLES}")
     drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
@@ -34,20 +34,20 @@ def draws(units: int, resamples: int, seed: int) -> Floats:
 
 
 def by_unit(units: ArrayLike, values: ArrayLike) -> Floats:
-    """Sums of the values over each of the U units that they belong to, (U,)."""
+    """Sums of the values by unit, (U,)."""
     _, unit = np.unique(units, return_inverse=True)
     return np.bincount(unit, weights=np.asarray(values)).astype(np.float64)
 
 
 def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict[str, float | None]:
-    """Two-sided p-values of differences, by score; None below 5 units.
+    """Two-sided p-values of differences, by score. None below 5 units.
 
-    The share of resamples in which the difference is not on its side of 0, doubled; the estimate adds one to
-    both counts so that it is never 0. Runs with equal scores get 1.
+    A p-value is twice the share of resamples in which the difference changes its sign. The estimate adds one
+    to both counts, so it is never 0. Runs with equal scores get 1.
 
     Args:
         pairs: for each score the differences of the units' sums, and the units' sizes, each (U,).
-        counts: what :func:`draws` gave.
+        counts: counts from :func:`draws`.
     """
     if counts.shape[1] < FEWEST_UNITS:
         return dict.fromkeys(pairs)
@@ -55,7 +55,7 @@ def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict
 
 
 def mark(p: float | None) -> str:
-    """An asterisk where a difference is significant."""
+    """An asterisk for a significant difference, else nothing."""
     return "*" if p is not None and p < SIGNIFICANT else ""
 
 

@@ -1,4 +1,4 @@
-"""The ``lm`` command line: every command imports what it needs, calls it, and shows the result."""
+"""The ``lm`` command line. Each command imports its modules, calls them, and shows the result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,16 +56,16 @@ app = new_app(
 Config = Annotated[str, config_argument("lm")]
 Compat = Annotated[
     Literal["none", "paper"] | None,
-    typer.Option(help="paper: count tokens as the authors' code does; the run's train.compat if left out."),
+    typer.Option(help="paper: count tokens like the authors' code. Default: the run's train.compat."),
 ]
 TemperatureSearch = Annotated[
-    bool, typer.Option("--temperature-search", help="Also with the best temperature on validation.")
+    bool, typer.Option("--temperature-search", help="Also score at the best temperature on validation.")
 ]
 McSamples = Annotated[
     int,
-    typer.Option(metavar="N", min=0, help="Also the mean of N passes with dropout, tempered if so asked."),
+    typer.Option(metavar="N", min=0, help="Also score the mean of N passes with dropout; 0 = off."),
 ]
-McRate = Annotated[float, typer.Option(help="Factor on the rates of dropout in these passes.")]
+McRate = Annotated[float, typer.Option(help="Factor on the dropout rates of --mc-samples.")]
 
 
 def _size(config: LmConfig) -> dict[str, Any]:
@@ -88,41 +88,43 @@ def prepare(
     ],
     out: Annotated[Path, output_folder("Folder to write.")],
     format: Annotated[
-        str, typer.Option(help="Format of the source; auto looks at names and content.")
+        str, typer.Option(help="Format of the source; auto = detect by names and content.")
     ] = "auto",
-    language: Annotated[str, typer.Option(help="Which of several corpora in one folder.")] = "",
+    language: Annotated[str, typer.Option(help="Language of the corpus, if a folder has several.")] = "",
     tokenizer: Annotated[
         Literal["auto", "wordpunct", "whitespace", "char", "unigram", "bpe"],
         typer.Option(
             metavar="KIND", help="auto (as published), wordpunct, whitespace, char, unigram or bpe."
         ),
     ] = "auto",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case the text.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert the text to lower case.")] = False,
     vocab_size: Annotated[
-        int, typer.Option(min=0, help="Most frequent tokens kept, <eos> and <unk> included; 0 is all.")
+        int, typer.Option(min=0, help="Maximum size of the vocabulary, with <eos> and <unk>; 0 = all.")
     ] = 0,
     vocabulary: Annotated[
         Literal["train", "train+valid+test"],
-        typer.Option(metavar="SPLITS", help="Words are taken from train, or from train+valid+test."),
+        typer.Option(metavar="SPLITS", help="Splits that give the vocabulary: train, or train+valid+test."),
     ] = "train",
     blank_lines: Annotated[
-        Literal["keep", "drop"], typer.Option(help="Whether a blank line is an <eos>.")
+        Literal["keep", "drop"], typer.Option(help="keep: a blank line becomes an <eos>.")
     ] = "keep",
-    valid_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
-    test_fraction: Annotated[float, typer.Option(help="Share of the text, if it has no such split.")] = 0.05,
-    text_column: Annotated[str, typer.Option(help="Column of a dataset.")] = "text",
+    valid_fraction: Annotated[
+        float, typer.Option(help="Share of the text for a missing valid split.")
+    ] = 0.05,
+    test_fraction: Annotated[float, typer.Option(help="Share of the text for a missing test split.")] = 0.05,
+    text_column: Annotated[str, typer.Option(help="Text column of a dataset.")] = "text",
     length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: tokens of a sequence.")] = 50,
     vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: different tokens.")] = 1000,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a stored piece.")] = 10_000_000,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a stored file.")] = 10_000_000,
     on_bad_line: BadLineOption = "error",
     seed: Annotated[
-        int, typer.Option(min=0, help="Seeds sequences, and the sample that sentencepiece learns from.")
+        int, typer.Option(min=0, help="Seed of sequences, and of the text sample for sentencepiece.")
     ] = 1,
 ) -> None:
     """Read a text of any size and write train, valid and test splits as token ids, with a report.
 
-    Knows the layouts of PTB (words and characters), WikiText, enwik8, text8, MWC and One Billion Word.
-    The source reverse-copy makes up random sequences, each followed by "|" and its reverse.
+    Detects the layouts of PTB (words and characters), WikiText, enwik8, text8, MWC and One Billion Word.
+    The source reverse-copy generates random sequences, each followed by "|" and its reverse.
 
     Example: lm prepare path/to/ptb --out data/ptb
     """
@@ -164,7 +166,7 @@ add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 
 
 @app.command()
 def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
-    """Go on from the best weights of a run with averaged SGD until validation stalls, into a new run.
+    """Finetune the best weights of a run with averaged SGD until validation stalls, as a new run.
 
     Example: lm finetune runs/ptb_mos --set optim.lr=25
     """
@@ -186,7 +188,7 @@ def evaluate(
     compat: Compat = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Perplexity of a run on a text, every token scored once, and losses by frequency of the word.
+    """Evaluate a run on a text: perplexity with every token scored once, and losses by word frequency.
 
     Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
     """
@@ -210,24 +212,28 @@ def dynamic(
     setting: Annotated[
         str, typer.Option(metavar="NAME", help="default, or paper-mos-ptb, paper-mos-wt2, paper-awd")
     ] = "default",
-    lr: Annotated[float | None, typer.Option(help="η, in place of the setting's.")] = None,
-    decay: Annotated[float | None, typer.Option(help="λ, in place of the setting's.")] = None,
-    eps: Annotated[float | None, typer.Option(help="ε, in place of the setting's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="η instead of the setting's.")] = None,
+    decay: Annotated[float | None, typer.Option(help="λ instead of the setting's.")] = None,
+    eps: Annotated[float | None, typer.Option(help="ε instead of the setting's.")] = None,
     scaling: Annotated[
         Literal["normalised", "original", "elements"] | None,
-        typer.Option(metavar="KIND", help="Of these: normalised, original (MoS paper) or elements (lamb)."),
+        typer.Option(
+            metavar="KIND", help="Scaling of η, λ and ε: normalised, original (MoS paper) or elements (lamb)."
+        ),
     ] = None,
     window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
     streams: Annotated[
-        int | None, typer.Option(help="Streams that statistics are gathered in, 100 or, in lamb, 1024.")
+        int | None, typer.Option(help="Batch size of the statistics; default 100, in lamb 1024.")
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="Choose η and λ on validation from the published grid.")
+        bool, typer.Option("--grid", help="Search η and λ on validation in the published grid.")
     ] = False,
     trials: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Choose η, λ and ε on validation, of N from the ranges of Melis et al."
+            metavar="N",
+            min=1,
+            help="Search η, λ and ε on validation: N draws from the ranges of Melis et al.",
         ),
     ] = None,
     temperature_search: TemperatureSearch = False,
@@ -238,10 +244,9 @@ def dynamic(
     compat: Compat = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Dynamic evaluation: the model goes on learning from the text that it is evaluated on.
+    """Dynamic evaluation: train the model on the text that it is evaluated on.
 
-    The statistics of the training data, and what was searched, are kept in the run: the same command goes on
-    where it was stopped.
+    Statistics of the training data and search results are stored in the run, so the same command resumes.
 
     Example: lm dynamic runs/ptb_mos --grid
     """
@@ -278,21 +283,21 @@ def dynamic(
 @app.command()
 def generate(
     run: RunFolder,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Longest text in tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Below 1 keeps to the probable words.")] = 1.0,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum length in tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Temperature; below 1 favours probable words.")] = 1.0,
     temperature_on: Annotated[
         Literal["mixture", "components"],
         typer.Option(help="Temper the mixed distribution or every component's logits."),
     ] = "mixture",
-    top_k: Annotated[int, typer.Option(help="Draw among the k most probable words; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the smallest set with this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds the drawing.")] = 1,
-    count: Annotated[int, typer.Option(help="How many texts.")] = 1,
-    unknown: Annotated[bool, typer.Option("--unk/--no-unk", help="Whether <unk> may be drawn.")] = True,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most probable words; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1,
+    count: Annotated[int, typer.Option(help="Number of texts.")] = 1,
+    unknown: Annotated[bool, typer.Option("--unk/--no-unk", help="Allow or forbid <unk>.")] = True,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write text with a run, word by word, after the prompt; words of it that are unknown are named.
+    """Generate text with a run, word by word, after the prompt. Lists unknown words of the prompt.
 
     Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
     """
@@ -319,10 +324,10 @@ def generate(
 @app.command()
 def score(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, a line a time.")],
-    output: Annotated[Path, output_file("Where the lines go.", metavar="F")] = Path("scores.jsonl"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text file, scored by line.")],
+    output: Annotated[Path, output_file("Output file.", metavar="F")] = Path("scores.jsonl"),
     independent: Annotated[
-        bool, typer.Option("--independent", help="Forget every line before the next.")
+        bool, typer.Option("--independent", help="Reset the state before each line.")
     ] = False,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
@@ -357,7 +362,7 @@ add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compar
 
 
 def _config_of(run: Path) -> LmConfig:
-    """The config of a run; what is no run of ours is refused here, before torch is loaded."""
+    """The config of a run. Rejects other folders before torch is loaded."""
     from lm.runs.inputs import config_of
 
     return config_of(run, LmConfig).config
@@ -371,5 +376,5 @@ add_runs(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``lm`` with the given or the process's arguments; raises SystemExit with the exit code."""
+    """Run ``lm`` with the given or the process's arguments. Raises SystemExit with the exit code."""
     run_app(app, "lm", arguments)

@@ -1,6 +1,6 @@
-"""How a process begins and ends: signals, closed or full standard streams, one-line errors, exit codes.
+"""Start and end of a process: signals, closed or full standard streams, one-line errors, exit codes.
 
-Free of everything that takes time to import: :func:`begin` comes before all other imports.
+Imports nothing slow, because :func:`begin` comes before all other imports.
 """
 
 import errno
@@ -20,23 +20,23 @@ from lm.stop import SIGNALS, StopFlag, postpone
 INTERRUPTED = "interrupted; run the same command again to start over or to resume"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
-_SHORTAGE = (  # what libraries say in errors that are no MemoryError, in lower case
+_SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
     "can't allocate memory",  # torch's allocator
     "cannot allocate memory",
     "not enough memory",
     "out of memory",
     "std::bad_alloc",
-    "could not create a primitive",  # oneDNN, which does not tell why
+    "could not create a primitive",  # oneDNN, which gives no reason
     "could not execute a primitive",
-    "failed to map segment",  # a library that is loaded
+    "failed to map segment",  # while a library is loaded
     "alloc_failed",  # cuBLAS
-    "pyobject pointer is null",  # safetensors, whose panic is no Exception
+    "pyobject pointer is null",  # safetensors, whose panic is not an Exception
 )
 _lost = ContextVar[OSError | None]("lost", default=None)
 
 
 def begin() -> None:
-    """The first thing that a process does: from here on a signal ends it with 75, and it can print."""
+    """Set up signals and standard streams, first in every process; from here on a signal exits with 75."""
     for number in SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _leave)
@@ -44,17 +44,17 @@ def begin() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process: nothing has begun, or all is done."""
+    """Signal handler that exits at once, before the work begins or after its end."""
     with suppress(OSError):
         os.write(2, f"{INTERRUPTED}\n".encode())
     os._exit(Interrupted.exit_code)
 
 
 class EarlyStop(StopFlag):
-    """The end of all commands except training: the first signal is a KeyboardInterrupt, wherever it comes.
+    """Signal handling of all commands except training: the first signal raises KeyboardInterrupt anywhere.
 
-    In a section of :func:`lm.stop.deferred_signals` the KeyboardInterrupt comes at the end of the section.
-    Where exceptions get lost, as in an import or a finaliser, the first signal ends the process.
+    In a section of :func:`lm.stop.deferred_signals` the KeyboardInterrupt comes at the end of the section. In
+    an import or a finaliser, which may swallow exceptions, the first signal ends the process.
     """
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -77,7 +77,7 @@ def _loses_exceptions(frame: FrameType | None) -> bool:
 
 
 class _StandardError(io.TextIOWrapper):
-    """Leaves out what cannot be written: no exit code and no work depends on who reads it."""
+    """Standard error that ignores write errors, so that neither work nor exit code depends on its reader."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -90,9 +90,9 @@ class _StandardError(io.TextIOWrapper):
 
 
 def _open_streams() -> None:
-    """Standard streams on the null device where they are closed; none fails at a character."""
+    """Open closed standard streams on the null device, and make encoding errors impossible."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # its descriptor is the lowest free one: the next file would get it
+        if getattr(sys, name) is None:  # else the next opened file would get its descriptor
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -107,9 +107,9 @@ def _open_streams() -> None:
 
 
 def not_printed(error: OSError) -> None:
-    """Remember that something could not be printed: :func:`flush_output` tells, once the work is done.
+    """Record that something could not be printed; :func:`flush_output` reports it at the end of the work.
 
-    A reader who is gone ends the work instead: raises BrokenPipeError.
+    For a closed pipe, raise BrokenPipeError, which ends the work.
     """
     if isinstance(error, BrokenPipeError):
         raise error
@@ -117,9 +117,9 @@ def not_printed(error: OSError) -> None:
 
 
 def flush_output(code: str | int | None) -> str | int | None:
-    """Write out what was printed; returns the exit code, which a full disk makes that of storage.
+    """Flush the output. Return the exit code, which becomes that of storage if the disk is full.
 
-    A reader who is gone changes nothing, nor does an error that has a code of its own.
+    A closed pipe changes nothing, and an error keeps its own code.
     """
     lost = _lost.get()
     _lost.set(None)
@@ -133,7 +133,7 @@ def flush_output(code: str | int | None) -> str | int | None:
 
 
 def report(error: BaseException) -> int:
-    """Say what went wrong in one line on stderr; returns the exit code."""
+    """Print an error in one line on stderr. Return the exit code."""
     message, code = _told(shortage(error) or error)
     if not getattr(error, "told", False):
         rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
@@ -143,7 +143,7 @@ def report(error: BaseException) -> int:
 
 
 def shortage(error: BaseException) -> OutOfMemory | None:
-    """The error of a process that has no more memory, where this one, or what caused it, says so."""
+    """OutOfMemory if this error or one of its causes is a lack of memory, else None."""
     cause: BaseException | None = error
     while cause is not None:
         kind, text = type(cause).__name__, str(cause).lower()
@@ -166,7 +166,7 @@ def _told(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        if not place and error.errno in _UNWRITABLE:  # whoever writes a file names it
+        if not place and error.errno in _UNWRITABLE:  # errors of files name the file
             place, remedy = "standard output: ", f"; {_UNWRITABLE[error.errno]}"
             return f"{place}{error.strerror}{remedy}", StorageError.exit_code
         return f"{place}{error.strerror}", StorageError.exit_code

@@ -1,15 +1,15 @@
-"""What can go wrong, and the exit code each kind of failure has.
+"""Exceptions and their exit codes.
 
-Every message is one line that names the file, line or key at fault and says what to do about it. The
-command line prints the message alone; a traceback is only ever shown for our own bugs.
+Every message is one line with the file, line or key at fault and a remedy. The command line prints only the
+message, and a traceback only for our own bugs.
 """
 
 
 class HighrankError(Exception):
-    """A failure that the user can act on; ``exit_code`` is what the command line ends with."""
+    """A failure that the user can act on; ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
-    told = False  # another process of the same training prints it
+    told = False  # True if another process of the same training prints the error
 
     def __init__(self, message: object) -> None:
         super().__init__(visible(message))
@@ -40,7 +40,7 @@ class DivergenceError(HighrankError):
 
 
 class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
-    """Memory ran out; what was saved before stands, and the same command goes on where there is more."""
+    """Memory ran out. Saved files are intact, and the same command resumes with more memory."""
 
     exit_code = 6
 
@@ -52,23 +52,23 @@ class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
 
 
 class WorkerError(HighrankError):
-    """Another process of the same training or evaluation is lost, silent, or computes something else."""
+    """Another process of the same training or evaluation died, hangs, or has different results."""
 
     exit_code = 7
 
 
 class Interrupted(HighrankError):  # noqa: N818 (an ending, not an error: everything is saved)
-    """A signal ended the command: a training after saving, which the same command resumes, others at once."""
+    """A signal ended the command: training after saving, so that it can resume. Other commands at once."""
 
     exit_code = 75
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise ConfigError with ``message`` unless an option or key is as it must be."""
+    """Raise ConfigError with ``message`` unless ``holds``."""
     if not holds:
         raise ConfigError(message)
 
 
 def visible(value: object) -> str:
-    """A path, name or text for a message: what a terminal would not print is written as escapes."""
+    """A path, name or text for a message, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))

@@ -1,4 +1,4 @@
-"""Perplexity, and when a number shows that a model has learnt nothing."""
+"""Perplexity, and tests for a model that has learnt nothing."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from lm.errors import DivergenceError
 
 
 def perplexity(nll: float) -> float:
-    """exp of nats a token, infinite where that overflows."""
+    """exp of nats a token. Infinite on overflow."""
     try:
         return math.exp(nll)
     except OverflowError:
@@ -15,24 +15,24 @@ def perplexity(nll: float) -> float:
 
 
 def require_finite(value: float, what: str) -> float:
-    """The value, which a model's probabilities came to; DivergenceError where it is not finite."""
+    """Return a value of a model's probabilities. DivergenceError if it is not finite."""
     if not math.isfinite(value):
         raise DivergenceError(f"{what}: the model's probabilities are not finite; choose another checkpoint")
     return value
 
 
 def learnt(nll: float, words: int) -> bool:
-    """Whether a loss is of less than twice the perplexity of guessing; NaN is not."""
+    """True if the perplexity of a loss is below twice that of uniform guessing. False for NaN."""
     return nll < math.log(2 * words)
 
 
 def guessing(nll: float, words: int) -> bool:
-    """Whether a loss is of more than half the perplexity of guessing among so many words."""
+    """True if the perplexity of a loss is above half that of uniform guessing among ``words`` words."""
     return nll > math.log(words / 2)
 
 
 def guessing_note(nll: float, words: int) -> str:
-    """A warning where a model is near guessing; nothing otherwise."""
+    """A warning if a model is near uniform guessing, else an empty string."""
     if not guessing(nll, words):
         return ""
     return (
@@ -42,9 +42,9 @@ def guessing_note(nll: float, words: int) -> str:
 
 
 def require_learnt(best_nll: float, words: int, run: Path) -> None:
-    """DivergenceError where a training's best validation has twice the perplexity of guessing, or more.
+    """Raise DivergenceError if the best validation perplexity is at least twice that of uniform guessing.
 
-    So ends what diverges in numbers that stay finite, as those of a ReLU head do (Kanai et al. 2018, §5).
+    So a training fails that diverges with finite numbers, such as with a ReLU head (Kanai et al. 2018, §5).
     """
     if not learnt(best_nll, words):
         raise DivergenceError(

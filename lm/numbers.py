@@ -1,4 +1,4 @@
-"""Numbers as people read them: one format for each kind, chosen by the name of what is measured."""
+"""Number formats for display, chosen by the name of the measure."""
 
 import math
 import re
@@ -15,13 +15,13 @@ _FORMATS = {
     r"nll|nats|kl": "{:,.4f}",
 }
 _KINDS = [(re.compile(rf"\b(?:{words})\b"), form) for words, form in _FORMATS.items()]
-_LARGE = 1000  # from here on decimals say nothing
+_LARGE = 1000  # from here on, no decimals
 
 
 def number(name: str, value: float) -> str:
-    """A number by the name of what it measures, as in ``perplexity``, ``oov_rate`` or ``nats a token``.
+    """Format a number by the name of its measure, such as ``perplexity``, ``oov_rate`` or ``nats a token``.
 
-    Whole numbers have thousands separators. A number of no known kind has four digits.
+    Whole numbers have thousands separators. A number of unknown kind has four digits.
     """
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "∞" if value > 0 else "-∞"
@@ -35,7 +35,7 @@ def number(name: str, value: float) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """What a cell of a table shows: a number as :func:`number` writes it, a dash for nothing, or text."""
+    """The text of a table cell: a number formatted by :func:`number`, a dash for nothing, or text."""
     if value is None:
         return NOTHING
     if isinstance(value, bool) or not isinstance(value, int | float):

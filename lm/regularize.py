@@ -1,4 +1,4 @@
-"""The regularisation of AWD-LSTM (Merity et al. 2018): dropout of every kind, penalties on activations, L2.
+"""Regularisation of AWD-LSTM (Merity et al. 2018): kinds of dropout, penalties on activations, L2.
 
 T time · B streams · D features.
 """
@@ -13,11 +13,11 @@ _LEVELS = 2**16
 
 
 def dropout_mask(like: Tensor, shape: Sequence[int], rate: float) -> Tensor:
-    """0 with probability ``rate``, else what keeps the mean at 1; in type and place of ``like``.
+    """Mask of inverted dropout: 0 with probability ``rate``, mean 1, dtype and device of ``like``.
 
-    Four entries come out of one random number, sixteen bits each: on a CPU that is ten times as fast as
-    torch's own draws, which otherwise take 6 % of a training step. The rate is rounded to 2⁻¹⁶, and the mean
-    is 1 at the rounded rate.
+    One random number gives four entries of sixteen bits. On a CPU this is ten times as fast as torch's own
+    draws, which take 6 % of a training step. The rate is rounded to 2⁻¹⁶, and the mean is 1 at the rounded
+    rate.
     """
     count = math.prod(shape)
     dropped = min(_LEVELS - 1, round(rate * _LEVELS))
@@ -27,7 +27,7 @@ def dropout_mask(like: Tensor, shape: Sequence[int], rate: float) -> Tensor:
 
 
 def dropout(states: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout of every entry on its own (Srivastava et al. 2014)."""
+    """Independent dropout of every entry (Srivastava et al. 2014)."""
     if not training or rate == 0:
         return states
     return states * dropout_mask(states, states.shape, rate)
@@ -41,9 +41,9 @@ def locked_dropout(states: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def word_dropout(words: Tensor, tokens: Tensor, vocab_size: int, rate: float, training: bool) -> Tensor:
-    """Drops whole words from a window: one draw for each word of the vocabulary (Merity et al. 2018, §4.3).
+    """Dropout of whole words in a window, one draw per word of the vocabulary (Merity et al. 2018, §4.3).
 
-    Equal to dropping rows of the embedding matrix, of which the output layer sees the undropped one.
+    Equivalent to dropping rows of the embedding matrix, except that a tied output layer sees the full matrix.
 
     Args:
         words: embedded tokens, (T, B, D).
@@ -67,5 +67,5 @@ def slowness_penalty(raw: Tensor) -> Tensor:
 
 
 def weight_penalty(parameters: Iterable[Tensor]) -> Tensor:
-    """L2: half the square norm of all parameters, biases included, (); its gradient is the parameters."""
+    """L2: half the squared norm of all parameters, biases included, (); its gradient is the parameters."""
     return 0.5 * torch.stack([parameter.square().sum() for parameter in parameters]).sum()

@@ -1,26 +1,26 @@
-"""Progress of long work, for a bar."""
+"""Progress of long work for a progress bar."""
 
 from collections.abc import Callable
 
-OnProgress = Callable[[int, int], None]  # called with the work that is done, and all of it
+OnProgress = Callable[[int, int], None]  # called with (work done, total work)
 
 
 def no_progress(done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """No-op callback."""
 
 
 class Steps:
-    """A sum of the work that is done; ``total`` and the parts are in the same, any, unit."""
+    """A counter of finished work; ``total`` and the parts share an arbitrary unit."""
 
     def __init__(self, total: int, progress: OnProgress = no_progress) -> None:
         self._total, self._done = max(1, total), 0
         self._progress = progress
 
     def advance(self, work: int) -> None:
-        """Add ``work`` to what is done."""
+        """Add ``work`` to the finished work."""
         self._done = min(self._done + work, self._total)
         self._progress(self._done, self._total)
 
     def reach(self, done: int) -> None:
-        """Make the sum ``done``."""
+        """Set the finished work to ``done``."""
         self.advance(done - self._done)

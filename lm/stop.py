@@ -1,4 +1,4 @@
-"""Signals: a flag for training, and sections that no signal cuts off."""
+"""Cooperative handling of signals: a flag for training, and sections that defer signals."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ RESUME = "the same command resumes it"
 
 
 class StopFlag:
-    """A flag set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; the second one ends the process with 75.
+    """A flag set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; a second signal ends the process with 75.
 
-    A context manager, which holds the signals. Training polls the flag, for it has to save. ``remedy`` ends
-    the message of Interrupted. Signals reach the main thread only: elsewhere installing has no effect. Under
+    A context manager that installs its signal handlers. Training polls the flag so that it can save.
+    ``remedy`` ends the message of Interrupted. Outside of the main thread, installing has no effect. Under
     nohup, SIGHUP stays ignored.
     """
 
@@ -41,7 +41,7 @@ class StopFlag:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """A section that the first signal ends at once, by Interrupted, as do signals from before it."""
+        """A section in which the first signal, also one received before, raises Interrupted at once."""
         try:
             try:
                 self._raises = True
@@ -49,12 +49,12 @@ class StopFlag:
                 yield
             finally:
                 self._raises = False
-        except KeyboardInterrupt:  # of _receive: no library takes one for a failure of its own
+        except KeyboardInterrupt:  # from _receive, because libraries do not catch KeyboardInterrupt
             self.check()
             raise
 
     def install(self) -> None:
-        """Take over the signals; :meth:`uninstall` gives them back."""
+        """Install the signal handlers; :meth:`uninstall` restores the earlier ones."""
         if threading.current_thread() is not threading.main_thread() or self._previous:
             return
         for number in SIGNALS:
@@ -63,7 +63,7 @@ class StopFlag:
             self._previous[number] = signal.signal(number, self._receive)
 
     def uninstall(self) -> None:
-        """Put the earlier handlers back; without effect where nothing was installed."""
+        """Restore the earlier handlers. No effect if nothing was installed."""
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -86,7 +86,7 @@ class StopFlag:
 
 
 class _Shield:
-    """State of the sections below, in the main thread: Python runs its handlers nowhere else."""
+    """State of the sections below; only for the main thread, in which Python runs signal handlers."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -102,17 +102,17 @@ _shield = _Shield()
 
 
 def postpone() -> bool:
-    """Whether a signal has to wait for the end of a section, where its KeyboardInterrupt comes."""
+    """Return true if a signal must wait, so that its KeyboardInterrupt comes at the end of a section."""
     _shield.pending = _shield.depth > 0
     return _shield.pending
 
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """A section that the first signal cannot cut off. Its KeyboardInterrupt comes at the end of the section.
+    """A section that defers the KeyboardInterrupt of the first signal to its end.
 
-    It is for the few steps of the commands that publish files. :class:`lm.ending.EarlyStop` asks
-    :func:`postpone`. The second signal still ends the process at once.
+    Use it for the few steps that publish files. :class:`lm.ending.EarlyStop` calls :func:`postpone`. A second
+    signal still ends the process at once.
     """
     with _depth(1):
         yield
@@ -120,7 +120,7 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def delivered_signals() -> Iterator[None]:
-    """Long work inside of a section of :func:`deferred_signals`, which a signal may cut off."""
+    """A section of interruptible long work inside of :func:`deferred_signals`."""
     with _depth(-1):
         yield
 

@@ -20,7 +20,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def flat_config(config: BaseModel) -> Flat:
-    """The values of a config by dotted key, as JSON has them."""
+    """The JSON values of a config by dotted key."""
     return flat(config.model_dump(mode="json"))
 
 

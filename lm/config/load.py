@@ -1,9 +1,9 @@
-"""TOML files into frozen, strict, typed configs, every value knowing where it came from.
+"""Loader of TOML files into frozen, strict, typed configs that record the origin of every value.
 
-A config file sets keys of the sections of its schema and may start from one other file with
-``extends = "parent.toml"`` (relative to itself). ``--set section.key=value`` comes last. TOML has no null:
-the string ``none`` leaves an optional key empty. Unknown keys and ill-typed values are errors that name file,
-line, key and the nearest valid name; nothing heavy is imported.
+A config file sets keys of the sections of its schema. It may inherit from another file with
+``extends = "parent.toml"``, relative to itself. ``--set section.key=value`` comes last. TOML has no null, so
+the string ``none`` leaves an optional key empty. Unknown keys and ill-typed values are errors with file,
+line, key and the nearest valid name. The loader imports no heavy library.
 """
 
 import json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=BaseModel)
 DEFAULT, COMMAND_LINE = "default", "--set"
-WORDING = {  # pydantic's words for what was expected, and ours
+WORDING = {  # pydantic's wording of expectations, and ours
     "Input should be": "must be",
     "a valid boolean": "true or false",
     "a valid integer": "an integer",
@@ -51,7 +51,7 @@ class Resolved(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as a file or the command line gave it, and where."""
+    """A value from a file or the command line, and its place."""
 
     value: object
     where: str
@@ -80,10 +80,10 @@ def override(
     sections: Collection[str],
     place: str = COMMAND_LINE,
 ) -> Resolved[C]:
-    """Change keys of a config already read, and only those of the named sections.
+    """Change keys of a loaded config, only in the named sections.
 
-    ``place`` is where they stand, for messages. Raises ConfigError as ``load_config`` does, and for keys of
-    other sections.
+    ``place`` names the origin of the overrides in messages. Raises ConfigError like ``load_config``, and for
+    keys of other sections.
     """
     changes = _override_settings(overrides, schema, place)
     for key in changes:
@@ -96,14 +96,14 @@ def override(
 
 
 def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
-    """A config already read with other values; ConfigError names where the first bad one is from."""
+    """A loaded config with other values. ConfigError names the place of the first bad one."""
     settings = _flatten(resolved.config.model_dump(), {}, schema, Path("config.json"))
     merged = _build(schema, settings | changes)
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
 
 def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
-    """The field of a dotted key; raises ConfigError with the nearest valid name where there is none."""
+    """The field of a dotted key. ConfigError with the nearest valid name if there is none."""
     keys = known_keys(schema)
     if key not in keys:
         raise ConfigError(f"{where}: {_unknown(key, schema, is_table=False)}")
@@ -111,7 +111,7 @@ def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
 
 
 def save_config(resolved: Resolved[C], path: Path) -> None:
-    """Write ``config.json``: family, values, where each came from, and its SHA-256. Raises StorageError."""
+    """Write ``config.json``: family, values, the origin of each, and a SHA-256. Raises StorageError."""
     saved: dict[str, JSON] = {
         "family": family_of(type(resolved.config)),
         "config": resolved.config.model_dump(mode="json"),
@@ -121,10 +121,10 @@ def save_config(resolved: Resolved[C], path: Path) -> None:
 
 
 def read_config(path: Path, schema: type[C]) -> Resolved[C]:
-    """Read what ``save_config`` wrote.
+    """Read a file of ``save_config``.
 
-    Raises StorageError for a file that is missing or not one of ours, ConfigError for keys or values that
-    this version does not know.
+    Raises StorageError for a missing or foreign file, ConfigError for keys or values that this version does
+    not know.
     """
     if not path.parent.is_dir():
         raise StorageError(f"{path.parent}: no such run; check the path")
@@ -145,18 +145,18 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
 
 
 def family_of(schema: type[BaseModel]) -> str:
-    """``dialog`` or ``lm``: the command line that a config belongs to; "" for one that belongs to none."""
+    """The command line of a config, ``dialog`` or ``lm``. Empty for a config of neither."""
     return str(getattr(schema, "family", ""))
 
 
 def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
-    """Keys that configs saved before they came lack, and the key of such a config that had their part."""
+    """Keys that older saved configs lack, and the older key that each replaces."""
     found: Mapping[str, str] = getattr(schema, "before", {})
     return found
 
 
 def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
-    """Raises StorageError where the config.json of a run is that of a run of another family."""
+    """Raise StorageError if the config.json belongs to a run of another family."""
     family = family_of(schema)
     if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
         raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
@@ -164,7 +164,7 @@ def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
 
 @cache
 def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """Every dotted key of a schema with its field, sections opened."""
+    """Every dotted key of a schema with its field, nested sections included."""
     keys: dict[str, FieldInfo] = {}
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -181,10 +181,10 @@ def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
 
 
 def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Preset:
-    """The config that a file extends: one relative to it, or else a preset or base by its name."""
+    """The parent config of a file: a path relative to it, or else a preset or base by its name."""
     name, family = str(extends.value), family_of(schema)
     parent = path.parent / name
-    with suppress(OSError, ValueError):  # too long for a name, or no name
+    with suppress(OSError, ValueError):  # too long for a name, or not a name
         if preset := preset_of_path(parent, family):
             return preset
         if parent.exists():
@@ -199,7 +199,7 @@ def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Pre
 def _file_settings(
     source: Path | Preset, schema: type[BaseModel], descendants: tuple[Path | str, ...]
 ) -> Settings:
-    """The settings of a config on top of its parents'; ``descendants`` are the configs that led here."""
+    """The settings of a config merged over its parents'; ``descendants`` are the configs that extend it."""
     if isinstance(source, Preset):
         path = short_path(source.path)
         settings = _preset_settings(source, path, schema)
@@ -211,9 +211,7 @@ def _file_settings(
         return settings
     parent, lineage = _parent(path, extends, schema), (*descendants, _identity(source))
     if _identity(parent) in lineage:
-        raise ConfigError(
-            f"{extends.where}: extends {extends.value!r} goes round in a circle; remove one extends"
-        )
+        raise ConfigError(f"{extends.where}: extends {extends.value!r} forms a cycle; remove one extends")
     return _file_settings(parent, schema, lineage) | settings
 
 
@@ -231,7 +229,7 @@ def _identity(source: Path | Preset) -> Path | str:
 def _flatten(
     data: Mapping[str, object], lines: Lines, schema: type[BaseModel], path: Path, table: tuple[str, ...] = ()
 ) -> Settings:
-    """The tables of a document as dotted keys; unknown names and misplaced tables are errors."""
+    """The tables of a document by dotted key. Unknown names and misplaced tables are errors."""
     keys, tables, settings = known_keys(schema), known_tables(schema), Settings()
     for name, value in data.items():
         here = (*table, name)
@@ -251,7 +249,7 @@ def _flatten(
 def _override_settings(
     overrides: Sequence[str], schema: type[BaseModel], place: str = COMMAND_LINE
 ) -> Settings:
-    """``section.key=value`` texts; a value is TOML, or a string where it is not TOML or the key wants one."""
+    """Parse ``section.key=value`` texts; a value is TOML, or a string if that fails or the key needs one."""
     settings = Settings()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -269,7 +267,7 @@ def _override_settings(
 def _value(text: str, field: FieldInfo) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, or a number of more digits than Python reads
+    except (ValueError, RecursionError):  # not TOML, or a number of more digits than Python parses
         return text
     value = parsed["value"]
     wants_text = field.annotation is str and not isinstance(value, str)
@@ -294,12 +292,12 @@ def _build(schema: type[C], settings: Settings) -> Resolved[C]:
 
 
 def _frozen(value: object) -> object:
-    """Arrays as tuples, which is what strict fields hold."""
+    """Convert arrays to tuples, the type of strict fields."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
-    """What to say about a key or table that the schema does not have."""
+    """The message for an unknown key or table."""
     keys, tables = known_keys(schema), known_tables(schema)
     if not name:
         return "a key is missing before =; write it as in train.seed=2"
@@ -324,7 +322,7 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
 
 
 def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:
-    """One line about the first error of a validation: where, which key, what was expected, what was given."""
+    """One line on the first validation error: place, key, expected value, given value."""
     keys = known_keys(schema)
     location = [str(part) for part in error["loc"]]
     key = ".".join(location)
@@ -353,7 +351,7 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
 
 
 def _blame(table: str, message: str, settings: Settings) -> str:
-    """Where the key that a message of a whole table names first was set."""
+    """The place of the first key that a message about a whole table names."""
     for word in re.findall(r"[\w.]+", message):
         dotted = word.strip(".")
         if (key := dotted if dotted in settings else f"{table}.{dotted}") in settings:
@@ -362,7 +360,7 @@ def _blame(table: str, message: str, settings: Settings) -> str:
 
 
 def _choices(annotation: object) -> list[str]:
-    """The strings that a Literal, or a union with one, allows."""
+    """The strings of a Literal, or of a union with one."""
     if get_origin(annotation) is Literal:
         return [choice for choice in get_args(annotation) if isinstance(choice, str)]
     return [choice for part in get_args(annotation) for choice in _choices(part)]
@@ -373,6 +371,6 @@ def _shown(value: object) -> str:
         return "a table"
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
-    except ValueError:  # it has more digits than Python writes
+    except ValueError:  # more digits than Python prints
         return "a number of more than 4,300 digits"
     return text if len(text) <= 60 else text[:57] + "..."

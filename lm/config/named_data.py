@@ -1,4 +1,4 @@
-"""Corpora that a config names: there or not, one or several; seen before anything heavy is loaded."""
+"""Early checks of the corpora that a config names, before any heavy import."""
 
 import os
 from itertools import combinations
@@ -8,11 +8,11 @@ from typing import Protocol
 from lm.errors import DataError, visible
 
 SPLITS = ("train", "valid", "test")
-_MADE_UP = ("smalltalk:",)  # begins the names of corpora that are not read from files
+_MADE_UP = ("smalltalk:",)  # prefixes of synthetic corpora, which have no file
 
 
 class NamedSplits(Protocol):
-    """The section of a config that names corpora."""
+    """A config section that names corpora."""
 
     @property
     def train(self) -> str: ...
@@ -23,7 +23,7 @@ class NamedSplits(Protocol):
 
 
 def missing(source: str, command: str, instead: str = "") -> DataError:
-    """The error of a source that is not there; it names the commands that make a split or need none."""
+    """The error for a missing source, with the commands that prepare a split or train without one."""
     path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{source}: no such file or folder; check the path")
@@ -35,7 +35,7 @@ def missing(source: str, command: str, instead: str = "") -> DataError:
 
 
 def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[str]:
-    """Raise DataError where the text of a training is not there; return warnings about equal splits."""
+    """Raise DataError if a training text is missing. Return warnings about equal splits."""
     for name in SPLITS[:2]:
         source: str = getattr(data, name)
         if not source:
@@ -44,7 +44,7 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
             raise missing(source, command, instead)
     return [
         f"warning: data.{one} and data.{other} are both {visible(getattr(data, one))}; "
-        "scores do not tell how the model does on other text"
+        "scores do not measure generalisation to other text"
         for one, other in combinations(SPLITS, 2)
         if _same(getattr(data, one), getattr(data, other))
     ]

@@ -1,4 +1,4 @@
-"""The configs that come with Highrank: their names, files and recorded sizes.
+"""Presets, the configs that come with Highrank: names, files and recorded sizes.
 
 A file STEM.toml holds a family of presets. Its table ``[presets.NAME]`` is the preset STEM_NAME, its table
 ``[bases.NAME]`` is _STEM_NAME, and its keys above all tables are _STEM. Its tables extend _STEM unless they
@@ -22,13 +22,13 @@ from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError
 
 SIZES = "parameters.json"
-TABLES = {"bases": "_", "presets": ""}  # of a family's file, and what the names of their configs begin with
+TABLES = {"bases": "_", "presets": ""}  # tables of a family's file, and the prefix of their configs' names
 PACKAGES = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(frozen=True, eq=False)
 class Preset:
-    """A preset or base: its keys, and the line of each in the file."""
+    """A preset or base: its keys and their lines in the file."""
 
     name: str
     path: Path
@@ -37,19 +37,19 @@ class Preset:
 
 
 def preset_names(family: str) -> list[str]:
-    """The presets of ``dialog`` or ``lm``, sorted; no bases."""
+    """The presets of ``dialog`` or ``lm``, sorted and without bases."""
     return sorted(name for name in presets_and_bases(family) if not name.startswith("_"))
 
 
 @cache
 def presets_and_bases(family: str) -> Mapping[str, Preset]:
-    """Every preset and base of ``dialog`` or ``lm`` by its name. Raises ConfigError for a damaged file."""
+    """Every preset and base of ``dialog`` or ``lm`` by name. Raises ConfigError for a damaged file."""
     files = sorted(preset_folder(family).glob("*.toml"))
     return {preset.name: preset for path in files for preset in read_presets(path)}
 
 
 def read_presets(path: Path) -> Iterator[Preset]:
-    """The presets and bases of a file; a table that names no other config extends the file's own base."""
+    """The presets and bases of a file; by default a table extends the file's own base."""
     data, lines = read_toml(path)
     own = {name: value for name, value in data.items() if name not in TABLES}
     plain, base = len(own) == len(data), f"_{path.stem.lstrip('_')}"
@@ -75,14 +75,14 @@ def preset_folder(family: str) -> Path:
 
 
 def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
-    """What ``scripts/preset_sizes.py`` has written: parameters by preset, and the sizes that they are of."""
+    """Parameters by preset and fingerprints of their sizes, from ``scripts/preset_sizes.py``."""
     path = preset_folder(family) / SIZES
     found: dict[str, dict[str, str | int]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return found
 
 
 def sizes_of(config: BaseModel) -> str:
-    """A fingerprint of all that the number of parameters may depend on."""
+    """A fingerprint of all settings that may affect the number of parameters."""
     vocabulary = {"train", "vocab_size", "tokenizer"}
     sized: dict[str, Any] = dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True)
     sized["data"] = vocabulary
@@ -92,9 +92,9 @@ def sizes_of(config: BaseModel) -> str:
 
 
 def find_config(source: str, family: str) -> Path | Preset:
-    """The preset, by its exact name, or the file that ``source`` means.
+    """The preset with the exact name ``source``, or else the file.
 
-    Raises ConfigError where there is neither, naming the nearest preset.
+    Raises ConfigError, with the nearest preset, if there is neither.
     """
     names = preset_names(family)
     if not source:
@@ -121,13 +121,14 @@ def find_config(source: str, family: str) -> Path | Preset:
 def preset_of_path(path: Path, family: str) -> Preset | None:
     """The preset or base NAME of a path to NAME.toml in the folder of presets.
 
-    Each had such a file once, which configs written then extend. Raises ConfigError for a file of several.
+    Older configs extend such paths, because each preset had its own file. Raises ConfigError for a file of
+    several configs.
     """
     known = presets_and_bases(family)
     family_of_presets = [name for name, preset in known.items() if preset.path.name == path.name]
     if path.suffix != ".toml" or not (path.stem in known or family_of_presets):
         return None
-    with suppress(OSError, ValueError):  # no path
+    with suppress(OSError, ValueError):  # not a path
         if path.parent.resolve() == preset_folder(family):
             if path.stem in known:
                 return known[path.stem]
@@ -136,9 +137,9 @@ def preset_of_path(path: Path, family: str) -> Preset | None:
 
 
 def find_space(source: str, family: str) -> Path:
-    """The file that ``--space`` means: a search space by its exact name, or a path.
+    """The file for ``--space``: a search space by its exact name, or a path.
 
-    Raises ConfigError where there is no such file, naming the nearest space.
+    Raises ConfigError, with the nearest space, if there is no such file.
     """
     spaces = {path.stem: path for path in space_paths(family)}
     if source in spaces:
@@ -151,6 +152,6 @@ def find_space(source: str, family: str) -> Path:
 
 
 def short_path(path: Path) -> Path:
-    """Relative to the working folder where that is shorter to read: errors and provenance name it."""
+    """The path relative to the working folder if that is shorter, for errors and provenance."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -1,4 +1,4 @@
-"""What all tables of config files have in common: strict types, and limits beyond which nothing works."""
+"""Base class of all tables of config files: strict types, and limits of sizes and numbers."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-MAX_SEED = 2**63 - 1  # the largest that torch and NumPy both take
-MAX_SIZE = 10_000_000  # of a vector, a batch, a list: beyond all models, and short of overflow
-MAX_LAYERS = 1000  # and other parts that are made one by one
+MAX_SEED = 2**63 - 1  # the largest seed for both torch and NumPy
+MAX_SIZE = 10_000_000  # of a vector, a batch, a list: above all models, and without overflow
+MAX_LAYERS = 1000  # also of other parts that are built one by one
 MAX_NUMBER = 1e30  # float32 holds it, with room for products
 MAX_TEXT = 4096  # characters
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
 class Owner(NamedTuple):
-    """The values of one key with which another key does something."""
+    """A key and those of its values for which another key has an effect."""
 
     name: str  # in messages
     values: Collection[str]
@@ -25,7 +25,7 @@ class Owner(NamedTuple):
 class Section(BaseModel):
     """A table of a config file.
 
-    ``owners`` has, for a key that decides, the keys that do nothing with some of its values.
+    ``owners`` maps a deciding key to the keys that have no effect for some of its values.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -34,7 +34,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: object) -> object:
-        """ValueError for numbers that overflow sooner or later, and texts that are no name of anything."""
+        """Raise ValueError for numbers that risk overflow, and for texts that are too long or contain NUL."""
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, int) and abs(item) > MAX_SEED:
                 raise ValueError(f"must be less than or equal to {MAX_SEED}")
@@ -45,7 +45,7 @@ class Section(BaseModel):
         return value
 
     def misplaced(self, key: str, values: Collection[str]) -> str | None:
-        """The first setting that is not at its default and does nothing with any of ``values`` of ``key``."""
+        """The first non-default setting that has no effect for any of ``values`` of ``key``."""
         for name, owner in self.owners.get(key, {}).items():
             changed = getattr(self, name) != type(self).model_fields[name].default
             if changed and not set(owner.values).intersection(values):

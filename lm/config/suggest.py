@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-MOST_SUGGESTIONS = 3  # names that are suggested at once
-LONGEST_NAME = 200  # characters of a name that may be meant to be another; comparing takes their product
+MOST_SUGGESTIONS = 3  # maximum number of suggestions
+LONGEST_NAME = 200  # maximum characters of a compared name; the cost is the product of lengths
 ALIKE = 0.65  # share of equal letters
 
 
 def nearest(name: str, candidates: Iterable[str]) -> list[str]:
-    """The likeliest candidates, up to ``MOST`` equal ones; names may be dotted (``section.key``).
+    """The most similar candidates, up to ``MOST_SUGGESTIONS`` ties. Names may be dotted (``section.key``).
 
-    The right key in another section comes first, then the closest name.
+    An equal key in another section comes first, then the closest name.
     """
     wanted = _plain(name)
     names = {one: _plain(one) for one in candidates if len(name) <= LONGEST_NAME}
@@ -24,13 +24,13 @@ def nearest(name: str, candidates: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """``; did you mean X or Y?`` as the end of a message; empty without a near candidate."""
+    """The suffix ``; did you mean X or Y?`` of a message. Empty without a similar candidate."""
     *others, last = nearest(name, candidates) or [""]
     return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
 def _likeness(wanted: str, name: str) -> tuple[float, float]:
-    """Shares of equal letters in order, half of it for the key, and in any order."""
+    """Shares of equal letters in order, with half the weight on the key, and in any order."""
     key = SequenceMatcher(None, _key(wanted), _key(name))
     whole = SequenceMatcher(None, wanted, name)
     return (key.ratio() + (whole if "." in wanted else key).ratio()) / 2, whole.quick_ratio()

@@ -1,8 +1,8 @@
-"""TOML documents whose values know the line they were written on.
+"""TOML documents with the line number of every key.
 
-``tomllib`` gives no positions, but a line of errors is worth little without one. A TOML document is a
-sequence of table headers and ``key = value`` statements, and a statement ends with a line outside of all
-strings and brackets; reading statement by statement therefore gives exact lines without a second TOML parser.
+``tomllib`` gives no positions, but error messages need them. A TOML document is a sequence of table headers
+and ``key = value`` statements. A statement ends with a line outside of all strings and brackets. So parsing
+statement by statement gives exact lines without a second TOML parser.
 """
 
 import re
@@ -18,7 +18,7 @@ Lines = dict[tuple[str, ...], int]
 
 MAX_TOML = 1 << 20  # bytes of a config
 MAX_DEPTH = 32  # brackets in brackets, and parts of a dotted key; a config has two
-_TOKEN = re.compile(  # a string that does not end runs to where the document or the line does
+_TOKEN = re.compile(  # an unterminated string runs to the end of the document or line
     r'''"""(?:[^\\]|\\.)*?(?:"{3,5}|\\?\Z)|"(?:[^"\\\n]|\\.)*"?|'''
     r"""'''.*?(?:'{3,5}|\Z)|'[^'\n]*'?|#[^\n]*|[\[{\]}\n]""",
     re.DOTALL,
@@ -29,9 +29,9 @@ _LONG_NUMBER = re.compile(r"[0-9_]{4301}")
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """Parse a file; returns its data and the line of every key and table.
+    """Parse a file. Return its data and the line of every key and table.
 
-    Raises ConfigError for a file that is missing, no regular file, too large, not UTF-8 or not TOML.
+    Raises ConfigError for a file that is missing, not regular, too large, not UTF-8 or not TOML.
     """
     try:
         text = read_file(path, limit=MAX_TOML).decode("utf-8-sig")
@@ -49,7 +49,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
         raise ConfigError(_syntax_message(path, text, str(error))) from None
     except RecursionError:
         raise ConfigError(f"{path}: not a config: nested too deeply") from None
-    except ValueError as error:  # Python reads no longer numbers
+    except ValueError as error:  # Python parses no longer numbers
         line = next((n for n, part in enumerate(text.split("\n"), 1) if _LONG_NUMBER.search(part)), 1)
         raise ConfigError(
             f"{path}:{line}: a number of more than 4,300 digits; write a shorter one"
@@ -57,7 +57,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def key_lines(text: str) -> Lines:
-    """The line (from 1) on which every key, table and table of a dotted key of valid TOML first stands."""
+    """The first line (from 1) of every key, table and table of a dotted key in valid TOML."""
     found: Lines = {}
     table: tuple[str, ...] = ()
     for line, statement in _statements(text):
@@ -71,7 +71,7 @@ def key_lines(text: str) -> Lines:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Every header and every key with its value, of valid TOML, and the line on which it begins."""
+    """Yield every header and every key with its value in valid TOML, with its first line."""
     line = number = 1
     start = depth = 0
     for token in _TOKEN.finditer(text):
@@ -84,9 +84,9 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _too_deep(text: str) -> int:
-    """The line of a bracket in too many brackets, or of a key of too many parts; 0 where there is none.
+    """The line of the first bracket nested too deeply, or of a key with too many parts; 0 if there is none.
 
-    Beyond that tomllib takes a time that grows with the square of the depth, and runs out of stack.
+    The time of tomllib grows with the square of the depth, and very deep nesting overflows the stack.
     """
     bare = _TOKEN.sub(_without_text, text)
     depth = 0
@@ -99,14 +99,14 @@ def _too_deep(text: str) -> int:
 
 
 def _without_text(token: re.Match[str]) -> str:
-    """A string as one letter, with its line ends; no comments."""
+    """The replacement of a token: one letter and the line ends for a string, nothing for a comment."""
     found = token[0]
     lines = "\n" * found.count("\n")
     return f"s{lines}" if found[0] in "\"'" else "" if found[0] == "#" else found
 
 
 def _key_paths(data: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Every path of nested tables, outer ones first; of an array of tables, its own."""
+    """Every path of nested tables, outer ones first; for an array of tables only its own path."""
     paths: list[tuple[str, ...]] = []
     for key, value in data.items():
         paths.append((key,))
@@ -121,6 +121,6 @@ def _syntax_message(path: Path, text: str, problem: str) -> str:
     lines = text.split("\n")
     number = int(position[1]) if position and position[1] else len(lines)
     if reason.startswith(("Cannot overwrite", "Cannot declare")):
-        reason = "this key or table is already there; remove one of the two"
+        reason = "key or table occurs twice; remove one of the two"
     content = lines[number - 1].strip()
     return f"{path}:{number}: not valid TOML: {reason}" + (f": {content[:60]!r}" if content else "")

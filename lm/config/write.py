@@ -1,4 +1,4 @@
-"""Configs as TOML text, for files that people edit."""
+"""Writer of configs as TOML text for files that people edit."""
 
 import json
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from lm.config.difference import flat_config
 
 
 def config_text(config: BaseModel) -> str:
-    """A whole config with every key, which loads without any other file."""
+    """A complete config with every key, which loads without other files."""
     return toml_text({key: value for key, value in flat_config(config).items() if key != "extends"})
 
 
 def toml_text(values: Mapping[str, object]) -> str:
-    """Dotted keys and their values as TOML, one table a section; None becomes ``none``."""
+    """Dotted keys and their values as TOML, one table per section. None becomes ``none``."""
     tables: dict[str, list[str]] = {"": []}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -24,6 +24,6 @@ def toml_text(values: Mapping[str, object]) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value in TOML, which spells it as JSON does; what a terminal would not print is escaped."""
+    """A value as TOML, which equals its JSON. Unprintable characters are escaped."""
     text = json.dumps("none" if value is None else value, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

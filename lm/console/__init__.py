@@ -1,1 +1,1 @@
-"""What both command lines share: options, tables, terminal."""
+"""Shared parts of both command lines: options, tables, terminal."""

@@ -1,4 +1,4 @@
-"""What the command lines share: commands and options, tables and the JSON they write."""
+"""Shared infrastructure of the command lines: commands, options, tables, JSON output."""
 
 import importlib.metadata
 import math
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from lm.engine.loop import FitResult
 
 _command = ContextVar("command", default="")
-_form = ContextVar("form", default="")  # of tables: --markdown, --csv, or nothing for a terminal
+_form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
 
 def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
-    """Raise DataError where the text of a training is not there, and warn where its splits are one file.
+    """Raise DataError if a training text is missing, and warn if splits are the same file.
 
     The error names ``command``, which prepares a corpus, and ``instead``, which trains on any file.
     """
@@ -49,9 +49,9 @@ def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
 
 
 def in_processes(count: int, shards: int = 0) -> None:
-    """Run the command again as several processes, and end with their exit code; 1 goes on here.
+    """Run the command again as several processes and exit with their code. Return if ``count`` is 1.
 
-    ConfigError where ``count`` does not divide ``shards`` of a training.
+    ConfigError if ``count`` does not divide ``shards`` of a training.
     """
     if count > 1:
         shards_of(0, count, shards)
@@ -80,20 +80,20 @@ def csv_wanted() -> bool:
 
 
 def utf8() -> bool:
-    """Whether stdout can show more than ASCII."""
+    """True if stdout can show more than ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 class Commands(TyperGroup):
-    """A group of commands in which Ctrl-C and a closed pipe end the program the documented way."""
+    """A group of commands with the documented exit codes for Ctrl-C and a closed pipe."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command; ends as :meth:`invoke` does."""
+        """Parse the options before the command. Ends like :meth:`invoke`."""
         with _documented_endings():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> object:
-        """Run the command; raises Interrupted for Ctrl-C, and ends quietly when nobody reads the output."""
+        """Run the command. Raise Interrupted for Ctrl-C, and exit silently if the output pipe is closed."""
         with _documented_endings():
             return super().invoke(ctx)
 
@@ -107,7 +107,9 @@ def _documented_endings() -> Iterator[None]:
     except BrokenPipeError:
         raise typer.Exit from None
     except SystemExit as ending:
-        if isinstance(ending.__context__, BrokenPipeError):  # rich's ending for help that nobody reads
+        if isinstance(
+            ending.__context__, BrokenPipeError
+        ):  # rich's exit if the pipe of a help text is closed
             raise typer.Exit from None
         raise
     except Exception as error:
@@ -131,7 +133,7 @@ def new_app(description: str) -> typer.Typer:
         version: Annotated[
             bool,
             typer.Option(
-                "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+                "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
             ),
         ] = False,
         debug: Annotated[
@@ -151,10 +153,10 @@ def new_app(description: str) -> typer.Typer:
 
 
 def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line to its exit code; ``arguments`` default to those of the process.
+    """Run a command line and exit; ``arguments`` default to those of the process.
 
-    Errors that the user can act on are one line on stderr, and so are our own bugs unless ``--debug`` is
-    given. Raises SystemExit, with the codes of :mod:`lm.errors`.
+    User errors are one line on stderr. So are our own bugs, unless ``--debug`` is given. Raises SystemExit
+    with the codes of :mod:`lm.errors`.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
@@ -168,7 +170,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
     except SystemExit as ending:
         code = ending.code
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a Rust library is not an Exception
         failure = error
     finally:
         early.uninstall()
@@ -181,7 +183,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where that is a terminal, for a loop that tells (done, total)."""
+    """A progress bar on stderr, if that is a terminal. Yields a callback with arguments (done, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -208,10 +210,10 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def show(*parts: Table | str) -> None:
-    """Print tables and lines, as ``--markdown`` or ``--csv`` asks; a pipe gets lines whole, without colours.
+    """Print tables and lines in the format of ``--markdown`` or ``--csv``; pipes get no colours or wraps.
 
-    Where CSV is asked for, tables stand apart by an empty line, and other lines go to stderr. Names are shown
-    as :func:`lm.errors.visible` does. A full disk is told when the work is done. Only rank 0 prints.
+    In CSV, an empty line separates tables, and other lines go to stderr. Names are escaped by
+    :func:`lm.errors.visible`. A full disk is reported at the end of the work. Only rank 0 prints.
     """
     for number, part in enumerate(parts if leads() else ()):
         try:
@@ -221,7 +223,7 @@ def show(*parts: Table | str) -> None:
 
 
 def show_text(text: str) -> None:
-    """Print the content of a file as it is, regardless of the width of the terminal."""
+    """Print the content of a file unchanged, regardless of the width of the terminal."""
     try:
         typer.echo(text, nl=False)
     except OSError as error:
@@ -255,9 +257,9 @@ def _console() -> "Console":
 def write_result(
     path: Path | None, result: Mapping[str, Any], *, config: BaseModel | None = None, seed: int | None = None
 ) -> None:
-    """Write a measured result as JSON with the fields that all have: command, config, versions, seed, device.
+    """Write a result as JSON with common fields: command, config, versions, seed, device.
 
-    ``device`` is the result's own where it has one. Does nothing without a path. Raises StorageError.
+    ``device`` is the result's own if it has one. Does nothing without a path. Raises StorageError.
     """
     if path is None:
         return
@@ -272,7 +274,7 @@ def write_result(
 
 
 def versions() -> dict[str, JSON]:
-    """Versions of Python, of Highrank and of the libraries that its numbers depend on."""
+    """Versions of Python, Highrank and the libraries that affect its numbers."""
     found: dict[str, JSON] = {"highrank": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "nltk", "sacrebleu", "sentencepiece", "datasets"):
         try:

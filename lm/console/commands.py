@@ -1,4 +1,4 @@
-"""Commands that both command lines have: ``presets``, ``describe``, ``compare`` and ``check``."""
+"""Commands of both command lines: ``presets``, ``describe``, ``compare``, ``runs`` and ``check``."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,16 +22,16 @@ C = TypeVar("C", bound=BaseModel)
 
 
 def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result]) -> None:
-    """Gives a command line the command ``presets``; ``size`` is the family's own ``describe``."""
+    """Add the command ``presets`` to a command line; ``size`` is the family's own ``describe``."""
 
     @app.command()
     def presets() -> None:
-        """List the configs that come with Highrank; parameters are for the largest vocabulary they allow."""
+        """List the configs that come with Highrank. Parameters are for their largest vocabulary."""
         rows, recorded = [], recorded_parameters(family)
         for name in preset_names(family):
-            config: Any = load_config(name, schema, family=family).config  # every family's has about
+            config: Any = load_config(name, schema, family=family).config  # every family has the key about
             known = recorded.get(name, {})
-            fresh = known.get("of") == sizes_of(config)  # a preset that was changed since is counted
+            fresh = known.get("of") == sizes_of(config)  # if the preset has changed, count again
             parameters = known["parameters"] if fresh else size(config)["parameters"]
             rows.append({"preset": name, "about": config.about, "parameters": parameters})
         show(Table("Presets", rows))
@@ -40,7 +40,7 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
 def add_describe(
     app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result], example: str
 ) -> None:
-    """Gives a command line the command ``describe``."""
+    """Add the command ``describe`` to a command line."""
     text = "Show a config with the origin of every value, its parameters and estimated memory, without data."
 
     @app.command(help=f"{text}\n\nExample: {family} describe {example} --set head.components=8")
@@ -61,7 +61,7 @@ def add_describe(
         from lm.console.report import config_table, description_tables
 
         result = size(resolved.config) | {"provenance": resolved.provenance}
-        chosen: Any = resolved.config  # of whichever family: each has the section train
+        chosen: Any = resolved.config  # every family has the section train
         write_result(json_file, result, config=chosen, seed=chosen.train.seed)
         if not toml:
             show(config_table(config, resolved), *description_tables(result))
@@ -72,7 +72,7 @@ def add_compare(
     example: str,
     compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence[Table | str]]],
 ) -> None:
-    """Gives a command line the command ``compare``; ``compared`` gives a result and the tables of it."""
+    """Add the command ``compare`` to a command line; ``compared`` returns a result and its tables."""
     text = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
 
     @app.command(help=f"{text}\n\nExample: {example}")
@@ -82,7 +82,7 @@ def add_compare(
         ],
         name: Annotated[
             str | None,
-            typer.Option(help="Which evaluation, as named in RUN/evaluation, if they share several."),
+            typer.Option(help="File name of the evaluation in RUN/evaluation, if the runs share several."),
         ] = None,
         resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = RESAMPLES,
         json_file: JsonFile = None,
@@ -94,9 +94,9 @@ def add_compare(
 
 
 def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The runs among paths, such as a shell's ``runs/*`` gives, and a note of what else exists there.
+    """The runs among paths, such as from a shell's ``runs/*``, and a note about other existing paths.
 
-    Raises DataError where nothing is a run. A path that does not exist stays, for the error that names it.
+    Raises DataError if no path is a run. A path that does not exist is kept for a later error with its name.
     """
     runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
     others = ", ".join(visible(path) for path in paths if path not in runs)
@@ -106,7 +106,7 @@ def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def add_runs(app: typer.Typer) -> None:
-    """Gives a command line the command ``runs``."""
+    """Add the command ``runs`` to a command line."""
 
     @app.command()
     def runs(
@@ -115,7 +115,7 @@ def add_runs(app: typer.Typer) -> None:
         ] = Path("runs"),
         json_file: JsonFile = None,
     ) -> None:
-        """List runs with family, state, last step, best validation and size; of one run also the curve.
+        """List runs with family, state, last step, best validation and size; for one run also the curve.
 
         The family is lm or dialog. The state is running, finished, interrupted, diverged, not begun, or
         damaged.
@@ -134,11 +134,11 @@ def add_runs(app: typer.Typer) -> None:
 
 
 def add_check(app: typer.Typer) -> None:
-    """Gives a command line the command ``check``."""
+    """Add the command ``check`` to a command line."""
 
     @app.command()
     def check(run: RunFolder, json_file: JsonFile = None) -> None:
-        """Compare every file of a run with what was written; print the state_sha256 of the last checkpoint.
+        """Verify every file of a run against its manifests. Print the state_sha256 of the last checkpoint.
 
         Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
         """

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Shared arguments and options of commands."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from lm.config.presets import preset_names
 from lm.disk.storage import require_writable
 from lm.runs.outputs import require_foreign
 
-RESAMPLES = 10_000  # of a paired bootstrap, unless another number is asked for
+RESAMPLES = 10_000  # default of paired bootstraps
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -21,19 +21,19 @@ Overrides = Annotated[
 
 
 def filename(text: str) -> Path:
-    """The parser of files to write: refuses an empty name, which would mean ``.``."""
+    """Typer parser of output files: reject an empty name, which would mean ``.``."""
     return Path(nonempty(text))
 
 
 def nonempty(text: str) -> str:
-    """The parser of names of files: refuses an empty one, as of a variable that is not set."""
+    """Typer parser of file names: reject an empty name, for example from an unset variable."""
     if not text:
         raise typer.BadParameter("is empty; name a file")
     return text
 
 
 def writable(path: Path | None) -> Path | None:
-    """The callback of options that name a file to write: refuses one before the work that it would lose."""
+    """Typer callback: reject an unwritable output path before any work."""
     if path is not None:
         require_foreign(path)
         require_writable(path)
@@ -48,12 +48,12 @@ def output_file(text: str, *names: str, metavar: str = "FILE") -> OptionInfo:
 
 JsonFile = Annotated[
     Path | None,
-    output_file("Also write the result to FILE as one JSON object, in place of what is there.", "--json"),
+    output_file("Also write the result to FILE as one JSON object, overwriting FILE.", "--json"),
 ]
 
 
 def named(text: str) -> Path:
-    """The parser of folders: refuses an empty name, as of a variable that is not set; it would mean ``.``."""
+    """Typer parser of folders: reject an empty name, for example from an unset variable."""
     if not text:
         raise typer.BadParameter("is empty; name a folder")
     return Path(text)
@@ -75,7 +75,7 @@ NewRun = Annotated[
     Path | None, output_folder("Run folder; default: runs/<config name>, or RUN-finetuned.", "--run")
 ]
 BadLineOption = Annotated[
-    Literal["error", "skip"], typer.Option(help="Stop at bad input, or leave it out and list it.")
+    Literal["error", "skip"], typer.Option(help="error: stop at bad input. skip: drop and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
 Checkpoint = Annotated[
@@ -84,7 +84,7 @@ Checkpoint = Annotated[
 
 
 def config_argument(family: str) -> ArgumentInfo:
-    """The argument that names a config: a preset of the family or a file, completed by the shell."""
+    """Typer argument for a config: a preset of the family or a file, with shell completion."""
     info: ArgumentInfo = typer.Argument(
         metavar="CONFIG",
         help=f"A preset (`{family} presets` lists them) or a .toml file.",
@@ -94,7 +94,7 @@ def config_argument(family: str) -> ArgumentInfo:
 
 
 def config_completion(family: str) -> Callable[[str], list[str]]:
-    """What completes the name of a config in the shell: presets of the family, and files and folders."""
+    """Shell completion of configs: presets of the family, and files and folders."""
 
     def complete(incomplete: str) -> list[str]:
         names = [name for name in preset_names(family) if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""Figures as files: PNG or SVG by the suffix, and the same bytes for the same figure."""
+"""Figures as PNG or SVG files, chosen by the suffix. Equal figures have equal bytes."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ _METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither vers
 
 
 def require_format(path: Path) -> None:
-    """ConfigError for the suffix of a format that pictures do not come in."""
+    """Raise ConfigError for a suffix other than those of PNG and SVG."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: pictures end in {' or '.join(SUFFIXES)}")
 
@@ -29,9 +29,9 @@ def save_figure(
     size: tuple[float, float],
     style: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what ``draw`` puts on an empty figure of ``size`` inches to every path, atomically.
+    """Let ``draw`` fill an empty figure of ``size`` inches, and write it to every path atomically.
 
-    ``style`` has settings of matplotlib (``rcParams``) that the figure is drawn and saved under.
+    ``style`` has matplotlib settings (``rcParams``) for the figure.
 
     Raises:
         ConfigError: a suffix of another format; nothing is drawn then.

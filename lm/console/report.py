@@ -1,4 +1,4 @@
-"""Tables of configs, of what they amount to, of prepared corpora and of p-values, of either family."""
+"""Tables of configs, their sizes, prepared corpora and p-values, for both families."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from lm.console.tables import Table, without_common_folder
 
 
 def config_table(name: str, resolved: Resolved[C]) -> Table:
-    """Every key with its value and where that was set."""
+    """A table of every key with its value and the origin of the value."""
     rows = []
     for key in known_keys(type(resolved.config)):
         value: Any = resolved.config
@@ -20,7 +20,7 @@ def config_table(name: str, resolved: Resolved[C]) -> Table:
 
 
 def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words: str) -> list[Table | str]:
-    """A row of counts for each split; then ``words``, on the vocabulary, and what was left out."""
+    """A row of counts for each split, the text ``words`` on the vocabulary, and the dropped lines."""
     rows = [
         {"split": split, **{column: counts[column] for column in columns}}
         for split, counts in report["splits"].items()
@@ -30,7 +30,7 @@ def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words:
 
 
 def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
-    """Parameters by part, memory, sizes, and the vocabulary that they are for."""
+    """Tables of parameters by part, memory and sizes, and the vocabulary that they assume."""
     words = f"{description['vocabulary']:,}"
     if description["vocabulary_assumed"]:
         words += ", the most that data.vocab_size and the corpus allow"
@@ -49,19 +49,19 @@ def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
 
 
 def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[Table | str]:
-    """The p-values of every run but the first, by the names of ``scores``; none of one run alone."""
+    """Tables of p-values of every run except the first, by the names of ``scores``. None for a single run."""
     bootstrap, runs = comparison["bootstrap"], comparison["runs"]
     _, (first, *others) = without_common_folder([row["run"] for row in runs])
     rows = [
         {f"p against {first}": other, **{name: row["p"].get(key) for name, key in scores.items()}}
         for other, row in zip(others, runs[1:], strict=True)
     ]
-    from lm.bootstrap import FEWEST_UNITS  # loads numpy, which `describe` does without
+    from lm.bootstrap import FEWEST_UNITS  # loads numpy, which `describe` avoids
 
     units = f"{bootstrap['units']:,} unit{'s' if bootstrap['units'] > 1 else ''} ({bootstrap['unit']})"
     if not rows:
         return []
     few = bootstrap["units"] < FEWEST_UNITS
-    reason = f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, and there is {units}"
+    reason = f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, but the text has {units}"
     reason = reason.replace("there is", "there are") if bootstrap["units"] > 1 else reason
     return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *([reason] if few else [])]

@@ -1,6 +1,6 @@
-"""Tables that are whole on any terminal: as they are, turned on their side, or in several pieces.
+"""Tables that fit any terminal: unchanged, transposed, or split into several pieces.
 
-No cell is ever cut. Numbers are not broken; text with spaces in it may go over several lines.
+No cell is ever truncated. Numbers are not broken. Text with spaces may wrap over several lines.
 """
 
 import csv
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 Row = Mapping[str, object]
-_TEXT = 24  # cells that a column of text may be squeezed to
+_TEXT = 24  # minimum width of a wrapped column of text, in cells
 _EDGE = 3  # cells of the border and the padding of a column
 _RUNS = ("run", "model")  # first columns whose cells are folders
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of equal keys; the first column says what a row is.
+    """Rows with equal keys. The first column names the row.
 
-    Numbers are written by the names of their columns, or all of them by ``measure`` (:mod:`lm.numbers`). A
+    The name of a column, or ``measure`` for all columns, decides the number format (:mod:`lm.numbers`). A
     table of one ``upright`` row is a list of measures and their values.
     """
 
@@ -37,12 +37,12 @@ class Table:
 
     @property
     def heading(self) -> str:
-        """The title, and the folder that the runs of the first column have in common."""
+        """The title, and the common folder of the runs in the first column."""
         folder, _ = without_common_folder(self._runs())
         return visible(f"{self.title}, in {folder}/" if folder else self.title)
 
     def cells(self) -> list[dict[str, str]]:
-        """What the cells show, row by row."""
+        """The text of the cells by row."""
         rows = [
             {name: shown(self.measure or name, value) for name, value in row.items()} for row in self.rows
         ]
@@ -52,12 +52,12 @@ class Table:
         return [row | {next(iter(row)): run} for row, run in zip(rows, runs, strict=True)] if runs else rows
 
     def _runs(self) -> list[str]:
-        """The first column, where it holds the folders of runs."""
+        """The first column if it holds the folders of runs, else nothing."""
         first = next(iter(self.rows[0]), "") if self.rows else ""
         return [visible(row[first]) for row in self.rows] if first in _RUNS else []
 
     def columns(self) -> list["Column"]:
-        """The columns as they are shown."""
+        """The columns for display."""
         rows, found = self.cells(), list[Column]()
         for name in rows[0] if rows else ():
             numeric = not self.upright and all(isinstance(row[name], int | float | None) for row in self.rows)
@@ -66,7 +66,7 @@ class Table:
         return found
 
     def markdown(self) -> str:
-        """The table as GitHub shows it, under its title."""
+        """The table in GitHub's Markdown, under its title."""
         columns = self.columns()
         lines = [
             [column.head for column in columns],
@@ -79,7 +79,7 @@ class Table:
         return f"**{self.heading}**\n\n{text}\n"
 
     def csv(self) -> str:
-        """The values as they were measured, not rounded, under the names of the columns."""
+        """The table as CSV with unrounded values and a header."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         rows = [list(row.items()) for row in self.rows]
@@ -100,7 +100,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is shown: its head and its cells."""
+    """A column for display: its head and its cells."""
 
     head: str
     cells: Sequence[str]
@@ -108,14 +108,14 @@ class Column:
 
     @property
     def most(self) -> int:
-        """Cells of a terminal that it fills on one line."""
+        """Width in terminal cells without wrapping."""
         from rich.cells import cell_len
 
         return max(map(cell_len, (self.head, *self.cells)))
 
     @property
     def least(self) -> int:
-        """Cells that it needs: heads go over several lines, and so does text; numbers and names do not."""
+        """Minimum width in terminal cells. Heads and text wrap, numbers and names do not."""
         from rich.cells import cell_len
 
         words = max((cell_len(word) for text in (self.head, *self.cells) for word in text.split()), default=1)
@@ -124,7 +124,7 @@ class Column:
 
 
 def without_common_folder(runs: Sequence[str]) -> tuple[str, list[str]]:
-    """The folders that the names of several runs begin with, and the names without them."""
+    """The common leading folders of several run names, and the names without these folders."""
     if len(set(runs)) < 2 or len({os.path.isabs(run) for run in runs}) > 1:
         return "", list(runs)
     folder = os.path.commonpath([os.path.dirname(run) for run in runs])
@@ -132,9 +132,9 @@ def without_common_folder(runs: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def fitted(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
-    """The columns in pieces that are no wider than ``width`` cells, if there is a way.
+    """The columns in pieces of at most ``width`` cells, if possible.
 
-    One piece where all fit. Else the table on its side, if that fits; else several pieces that repeat the
+    One piece if all columns fit. Else the transposed table, if that fits. Else several pieces, each with the
     first column.
     """
     if len(columns) < 2 or _needed(columns) <= width:
@@ -151,7 +151,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
 
 
 def turned(columns: Sequence[Column]) -> list[Column]:
-    """Rows as columns and columns as rows; the heads become the first column."""
+    """The transposed table. Heads become the first column."""
     first, *rest = columns
     lines = zip(*(column.cells for column in rest), strict=True)
     heads = Column(first.head, [column.head for column in rest], right=False)
@@ -163,7 +163,7 @@ def _needed(columns: Sequence[Column]) -> int:
 
 
 def _drawn(title: str, columns: Sequence[Column], width: int) -> "RenderableType":
-    """A table of these columns; what room there is beyond their needs goes to those that want it."""
+    """A rich table of these columns. Spare width goes to wrapped columns."""
     from rich.table import Table as Drawing
     from rich.text import Text
 

@@ -226,7 +226,7 @@ def test_every_key_of_every_config_file_has_its_line() -> None:
 # Mistakes
 
 KINDS = "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos', 'moss', 'mixtape', 'plif' or 'doc'"
-TWICE = "this key or table is already there; remove one of the two"
+TWICE = "key or table occurs twice; remove one of the two"
 
 
 def mutants(name: str, chance: random.Random) -> Iterator[str]:
@@ -321,7 +321,7 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[train]\n[train]", f":2: not valid TOML: {TWICE}: '[train]'"),
         ("[train]\nseed = ", ":2: not valid TOML: Invalid value: 'seed ='"),
         ("extends = 'none.toml'", ":1: extends 'none.toml': no such file"),
-        ("extends = 'x.toml'", ":1: extends 'x.toml' goes round in a circle"),
+        ("extends = 'x.toml'", ":1: extends 'x.toml' forms a cycle"),
     ],
 )  # fmt: skip
 def test_messages(tmp_path: Path, text: str, message: str) -> None:
@@ -372,9 +372,7 @@ def test_messages_about_overrides(tmp_path: Path, text: str, message: str) -> No
 
 def test_a_circle_of_two_files(tmp_path: Path) -> None:
     write(tmp_path, 'extends = "x.toml"', "y.toml")
-    assert "y.toml:1: extends 'x.toml' goes round in a circle" in rejection(
-        write(tmp_path, 'extends = "y.toml"')
-    )
+    assert "y.toml:1: extends 'x.toml' forms a cycle" in rejection(write(tmp_path, 'extends = "y.toml"'))
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,9 @@ def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
         path.write_text(json.dumps(record))
     assert set(p_of(*runs).values()) == {None}
     _scores, p, reason, _ = comparison_tables(compare(runs))
-    assert reason == "no p-values: a paired bootstrap needs at least 5 units, and there is 1 unit (dialog)"
+    assert (
+        reason == "no p-values: a paired bootstrap needs at least 5 units, but the text has 1 unit (dialog)"
+    )
     assert isinstance(p, Table)
     assert p.title == "Paired bootstrap over 1 unit (dialog)"
     assert set(p.cells()[0].values()) == {"b", "–"}
