@@ -1,4 +1,4 @@
-"""The ``dialog`` command line: every command imports what it needs, calls it, and shows the result."""
+"""The ``dialog`` command line. Each command imports its modules, calls them, and shows the result."""
 
 import sys
 from collections.abc import Sequence
@@ -67,8 +67,7 @@ def demo(
 ) -> None:
     """Train, evaluate and compare a softmax and a MoS model on the built-in corpus, in about a minute.
 
-    The corpus has a known distribution, so the table also shows the perplexity that no model is expected
-    to beat.
+    The corpus has a known distribution, so the table also shows its true perplexity, the expected optimum.
     """
     from dialog.demo import RESULTS
     from dialog.demo import demo as run_demo
@@ -99,7 +98,7 @@ _PREPARE = f"""Read conversations of any supported format; write train, valid an
 
 Example: dialog prepare chat.txt --out data/chat
 
-Formats, told by the content; {PAGE} has an example of each:
+Formats, detected by content; {PAGE} has an example of each:
 
 \b
 {chr(10).join(f"  {name:<10} {about}" for name, about in FORMATS.items())}
@@ -112,28 +111,28 @@ def prepare(
         str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or hf:NAME for a data set of the hub.")
     ],
     out: Annotated[Path, output_folder("Folder to write.")],
-    format: Annotated[str, typer.Option(help="Format of the source, if its content does not tell.")] = "auto",
+    format: Annotated[str, typer.Option(help="Format of the source; auto = detect by content.")] = "auto",
     on_bad_line: BadLineOption = "error",
     tokenizer: Annotated[
         TokenizerKind,
         typer.Option(
-            metavar="KIND", help="Counts tokens in the report: wordpunct, whitespace, char, unigram or bpe."
+            metavar="KIND", help="Tokenizer of the report: wordpunct, whitespace, char, unigram or bpe."
         ),
     ] = "wordpunct",
-    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary of the report.")] = 10_000,
-    lowercase: Annotated[bool, typer.Option(help="Lower-case the text for the report.")] = True,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary size of the report.")] = 10_000,
+    lowercase: Annotated[bool, typer.Option(help="Convert the text to lower case for the report.")] = True,
     valid_fraction: Annotated[
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")
     ] = 0.05,
     test_fraction: Annotated[
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")
     ] = 0.05,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds the split.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 1,
     dialog_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "dialog",
     speaker_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "speaker",
     text_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "text",
     act_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "act",
-    force: Annotated[bool, typer.Option("--force", help="Also write what is likely nonsense.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write the corpus even if it looks wrong.")] = False,
 ) -> None:
     from dialog.corpora.columns import ReadOptions
     from dialog.corpora.prepare import PrepareOptions
@@ -147,7 +146,7 @@ def prepare(
 
 
 def _show_prepared(prepared: "Prepared") -> None:
-    """Counts, the first two dialogs as they were read, and where they are."""
+    """Print the counts, the first two dialogs, and the folder of a prepared corpus."""
     from dialog.corpora.corpus import load_dialogs
     from dialog.report import dialog_lines, prepared_tables
 
@@ -163,12 +162,12 @@ def show_corpus(
         str, typer.Argument(metavar="CORPUS", help="Prepared folder, or anything that prepare reads.")
     ],
     split: Annotated[
-        str, typer.Option(metavar="SPLIT", help="train, valid or test; the first there is if left out.")
+        str, typer.Option(metavar="SPLIT", help="train, valid or test; default: the first existing one.")
     ] = "",
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dialogs.")] = 3,
     dialog: Annotated[str, typer.Option(metavar="ID", help="Only the dialog with this id.")] = "",
 ) -> None:
-    """Show dialogs of a corpus as they were read.
+    """Show dialogs of a corpus after parsing.
 
     Example: dialog show data/chat --split valid --limit 5
     """
@@ -190,8 +189,8 @@ def train(
         typer.Option(
             metavar="F",
             parser=nonempty,
-            help="Your own conversations: prepared in RUN/corpus and trained on. Validation and test get "
-            "10 % of the dialogs each, 5 % with `dialog prepare`.",
+            help="Your own conversations to train on; they are prepared in RUN/corpus. Validation and test "
+            "get 10 % of the dialogs each, 5 % with `dialog prepare`.",
         ),
     ] = None,
     processes: Processes = 1,
@@ -235,11 +234,11 @@ def evaluate(
     run: RunFolder,
     data: Annotated[
         str | None,
-        typer.Option(metavar="F", parser=nonempty, help="Corpus; the run's test split if left out."),
+        typer.Option(metavar="F", parser=nonempty, help="Corpus; default: the run's test split."),
     ] = None,
     references: Annotated[
         Path | None,
-        typer.Option(metavar="F", help="Several references a context; the true response if left out."),
+        typer.Option(metavar="F", help="File of several references per context; default: the true response."),
     ] = None,
     output: Annotated[Path | None, output_file("Write the responses there.", metavar="HYPS.jsonl")] = None,
     json_file: JsonFile = None,
@@ -248,7 +247,9 @@ def evaluate(
     batch: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Contexts decoded together; results change by rounding at most."
+            metavar="N",
+            min=1,
+            help="Number of contexts decoded together; results change at most by rounding.",
         ),
     ] = 16,
     overrides: DecodeOverrides = None,
@@ -283,7 +284,8 @@ def score(
         Path, typer.Argument(metavar="HYPS.jsonl", help="What `dialog evaluate --output` wrote.")
     ],
     true_only: Annotated[
-        bool, typer.Option("--true-only", help="Against the true response alone, the first of each line.")
+        bool,
+        typer.Option("--true-only", help="Score only against the true response, the first of each line."),
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -309,7 +311,7 @@ def references(
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,
 ) -> None:
-    """Find several references for every test context: what was said in the most similar training contexts.
+    """Find several references per test context: the responses to the most similar training contexts.
 
     Example: dialog references --train data/train.jsonl --test data/test.jsonl --out test_multi_ref.json
     """
@@ -342,10 +344,10 @@ def chat(
     overrides: DecodeOverrides = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Say the lines of a saved conversation again, and leave."),
+        typer.Option(metavar="FILE", help="Replay the human's lines of a saved conversation, and exit."),
     ] = None,
 ) -> None:
-    """Talk with a model; /help lists the commands. Lines from a pipe are answered one by one.
+    """Talk with a model; /help lists the commands. From a pipe, each line gets an answer.
 
     Example: dialog chat runs/mos --set decode.method=sample
     """
@@ -360,7 +362,7 @@ add_runs(app)
 
 
 def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
-    """The config of a run, decoding changed as the command line asks."""
+    """The config of a run with decoding overrides of the command line."""
     from lm.runs.inputs import config_of
 
     resolved = config_of(run, DialogConfig)
@@ -368,5 +370,5 @@ def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConf
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``dialog`` with the given or the process's arguments; raises SystemExit with the exit code."""
+    """Run ``dialog`` with the given or the process's arguments. Raises SystemExit with the exit code."""
     run_app(app, "dialog", arguments)

@@ -1,8 +1,8 @@
-"""Runs side by side on the same conversations, with paired bootstrap p-values against the first.
+"""Comparison of runs on the same conversations, with paired bootstrap p-values against the first.
 
-The unit that is resampled is the conversation, not the context: the contexts of one conversation share
-topic, speakers and most of their words, so resampling them one by one would make differences look more
-certain than they are. Resampled are the sums that a score is made of (nats and tokens, BLEU and contexts).
+The bootstrap resamples conversations instead of contexts. Contexts of one conversation share topic, speakers
+and most words, so resampling contexts would overstate certainty. A score is a ratio of resampled sums (nats
+and tokens, BLEU and contexts).
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _KEPT = (
     ),
     *("inter_distinct_1", "inter_distinct_2", "mean_length", "most_common_share"),
 )
-_SCORES = {  # what the tables call the scores that have p-values
+_SCORES = {  # scores with p-values, by their names in tables
     "perplexity": "perplexity",
     **{f"BLEU-{n} {side[0].upper()}": f"bleu/{n}/{side}" for n in _ORDERS for side in _SIDES},
     **{f"legacy BLEU-1 {side[0].upper()}": f"bleu_legacy/1/{side}" for side in _SIDES},
@@ -73,21 +73,20 @@ def compare(
     """Compare evaluations of the same data.
 
     Args:
-        runs: run folders; the first is what the others are compared with.
-        name: which of their evaluations (the file name in ``RUN/evaluation``); the only one that all have,
-            if left out.
-        resamples: bootstrap resamples, at least 1,000.
-        seed: seeds them.
+        runs: run folders. The first is the baseline of the others.
+        name: file name of the evaluations in ``RUN/evaluation``. By default the only one that all runs have.
+        resamples: number of bootstrap resamples, at least 1,000.
+        seed: seed of the resamples.
 
     Returns:
         ``{"name", "data", "bootstrap", "runs": [{"run", "head", "parameters", scores …, "p": {…}}]}``. ``p``
-        is two-sided, by score (``perplexity``, ``bleu/1/precision`` …), None below 5 conversations or where
-        both are ``near_guessing``, and empty for the first run.
+        has a two-sided p-value by score (``perplexity``, ``bleu/1/precision`` …), and is empty for the first
+        run. A p-value is None below 5 conversations, or if both runs are ``near_guessing``.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
         DataError: a run without the evaluation, or runs evaluated on different data or counting other tokens.
-        StorageError: an evaluation that is damaged.
+        StorageError: a damaged evaluation.
     """
     name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
@@ -101,7 +100,7 @@ def compare(
 
 
 def _pairs(first: Evaluation, other: Evaluation) -> Pairs:
-    """Sums by conversation of each score: differences of ``other`` from ``first``, and what divides them."""
+    """Sums of each score by conversation: differences of ``other`` from ``first``, and their divisors."""
     dialogs = first.contexts["dialog"]
     tokens = by_unit(dialogs, first.contexts["tokens"])
     ones = by_unit(dialogs, np.ones(len(dialogs)))
@@ -117,7 +116,7 @@ def _pairs(first: Evaluation, other: Evaluation) -> Pairs:
 
 
 def comparison_tables(comparison: Result) -> list[Table | str]:
-    """A row for each run, and one with the p-values of each run but the first; then how they answered."""
+    """Tables of runs and of p-values of each run except the first, and the runs' decoding."""
     rows = [
         {
             **{name: row[name] for name in ("run", "head", "parameters")},
@@ -132,7 +131,7 @@ def comparison_tables(comparison: Result) -> list[Table | str]:
 
 
 def _caption(rows: Sequence[Result]) -> str:
-    """Checkpoint and decoding: once if all runs have the same, else by run, with a warning."""
+    """Checkpoint and decoding: one line if all runs agree, else by run with a warning."""
     settings = [{"checkpoint": row["checkpoint"], **row["decode"]} for row in rows]
     known = dict.fromkeys(key for setting in settings for key in setting)
     differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]

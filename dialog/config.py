@@ -1,4 +1,4 @@
-"""The typed configuration of a dialog run; free of torch."""
+"""Schema of a dialog run's config, free of torch."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -11,47 +11,52 @@ from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 
-WHOLE_DIALOG = 100  # responses that a whole dialog is taken to have
+WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
 
 
 class DataConfig(Section):
-    """Where conversations come from and how they become tokens and examples."""
+    """Sources of the conversations, and their conversion to tokens and examples."""
 
-    train: str = Field("smalltalk:train", description="file, prepared folder, or smalltalk:train")
-    valid: str = Field("smalltalk:valid", description="the split that decides early stopping")
-    test: str = Field("smalltalk:test", description="the split that evaluate uses without --data")
-    tokenizer: TokenizerKind = Field(
-        "wordpunct", description="wordpunct, whitespace, char, or sentencepiece unigram, bpe"
+    train: str = Field(
+        "smalltalk:train", description="training corpus: a file, a prepared folder, or smalltalk:train"
     )
-    lowercase: bool = Field(True, description="lower-case the text first")
+    valid: str = Field("smalltalk:valid", description="validation corpus, used for early stopping")
+    test: str = Field("smalltalk:test", description="test corpus, used by evaluate without --data")
+    tokenizer: TokenizerKind = Field(
+        "wordpunct", description="tokenizer: wordpunct, whitespace, char, or sentencepiece unigram or bpe"
+    )
+    lowercase: bool = Field(True, description="convert text to lower case before tokenization")
     vocab_size: int = Field(
-        10_000, ge=1, le=MAX_SIZE, description="most frequent training tokens kept, besides <pad> and <unk>"
+        10_000,
+        ge=1,
+        le=MAX_SIZE,
+        description="number of most frequent training tokens in the vocabulary, besides <pad> and <unk>",
     )
     max_tokens: int = Field(
         40,
         ge=3,
         le=MAX_SIZE,
-        description="cap of an utterance of the context, <s> and </s> counted (Zhao et al.: 40)",
+        description="maximum tokens of an utterance in the context, with <s> and </s> (Zhao et al.: 40)",
     )
     max_response: int = Field(
         0,
         ge=0,
         le=MAX_SIZE,
-        description="cap of a response that is learnt and scored, <s> and </s> counted (Zhao et al.: 40);"
-        " 0 = none",
+        description="maximum number of tokens of a response in training and scoring, with <s> and </s>"
+        " (Zhao et al.: 40); 0 = no limit",
     )
     context: int = Field(
-        9, ge=1, le=MAX_SIZE, description="utterances before the response that the encoder sees"
+        9, ge=1, le=MAX_SIZE, description="number of utterances before the response that the encoder reads"
     )
     last_response: bool = Field(
-        False, description="the last utterance of a dialog is a response, too (Zhao et al.: it is not)"
+        False, description="use the last utterance of a dialog as a response, too (Zhao et al.: no)"
     )
     segment: int = Field(
         16,
         ge=0,
         le=MAX_SIZE,
-        description="responses in a row that share their encoded utterances; 0: whole dialogs",
+        description="number of consecutive responses that share their encoded utterances; 0 = whole dialogs",
     )
 
     @model_validator(mode="after")
@@ -67,10 +72,12 @@ class DataConfig(Section):
 
 
 class EncoderConfig(Section):
-    """How the context becomes the decoder's start: one long sequence, or utterances and then the dialog."""
+    """Encoder of the context: flat (one long sequence) or hierarchical (utterances, then the dialog)."""
 
-    kind: Literal["flat", "hierarchical"] = Field("hierarchical", description="flat or hierarchical")
-    cell: CellKind = Field("gru", description=f"{_CELLS}; [cell] says more")
+    kind: Literal["flat", "hierarchical"] = Field(
+        "hierarchical", description="kind of encoder: flat or hierarchical"
+    )
+    cell: CellKind = Field("gru", description=f"recurrent cell: {_CELLS}; its options are in [cell]")
     utterance_size: int = Field(
         300, ge=1, le=MAX_SIZE, description="hierarchical: hidden size per direction of the utterance encoder"
     )
@@ -78,63 +85,72 @@ class EncoderConfig(Section):
         600, ge=1, le=MAX_SIZE, description="hidden size of the context encoder, or of the flat encoder"
     )
     layers: int = Field(
-        1, ge=1, le=MAX_LAYERS, description="layers of the context encoder, or of the flat encoder"
+        1, ge=1, le=MAX_LAYERS, description="number of layers of the context encoder, or of the flat encoder"
     )
 
 
 class DecoderConfig(Section):
-    """The recurrent decoder that the head sits on."""
+    """Recurrent decoder below the output head."""
 
-    cell: CellKind = Field("lstm", description=f"{_CELLS}; [cell] says more")
-    hidden_size: int = Field(400, ge=1, le=MAX_SIZE, description="H, the hidden size")
+    cell: CellKind = Field("lstm", description=f"recurrent cell: {_CELLS}; its options are in [cell]")
+    hidden_size: int = Field(400, ge=1, le=MAX_SIZE, description="hidden size H")
     layers: int = Field(1, ge=1, le=MAX_LAYERS, description="number of layers")
     attention: Literal["none", "dot", "additive"] = Field(
         "none", description="attention over the encoder's states"
     )
     feed_context: bool = Field(
-        False, description="give the encoded context to every step, not only to the first"
+        False, description="feed the encoded context to every step instead of only the first"
     )
-    layer_sum: bool = Field(False, description="the decoder's output is the sum of the outputs of all layers")
+    layer_sum: bool = Field(False, description="use the sum of the outputs of all layers as hidden state")
 
 
 class ModelConfig(Section):
-    """Sizes and regularisation that encoder and decoder share."""
+    """Shared sizes and regularisation of encoder and decoder."""
 
     embedding_size: int = Field(200, ge=1, le=MAX_SIZE, description="size of the shared word embedding")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of embeddings, encoder and decoder outputs")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of embeddings, encoder and decoder outputs"
+    )
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
     init_range: float = Field(
         0.08,
         gt=0,
-        description="embedding, encoder and decoder start uniform in ± this; the head, mogrifiers' gates and"
-        " truncated cells have their own",
+        description="bound of the uniform initialisation of embedding, encoder and decoder. The head,"
+        " mogrifiers' gates and truncated cells have their own",
     )
 
 
 class DecodeConfig(Section):
-    """How a response is searched for or sampled."""
+    """Decoding of responses: beam search or sampling."""
 
-    method: Literal["beam", "sample"] = Field("beam", description="beam search or sampling")
-    beam: int = Field(10, ge=1, le=MAX_SIZE, description="beam width; 1 is greedy")
+    method: Literal["beam", "sample"] = Field("beam", description="decoding method: beam search or sampling")
+    beam: int = Field(10, ge=1, le=MAX_SIZE, description="beam width; 1 = greedy")
     nbest: int = Field(5, ge=1, le=MAX_SIZE, description="responses kept")
-    max_length: int = Field(30, ge=1, le=MAX_SIZE, description="longest response in tokens, </s> not counted")
-    min_length: int = Field(0, ge=0, le=MAX_SIZE, description="shortest response in tokens, </s> not counted")
+    max_length: int = Field(
+        30, ge=1, le=MAX_SIZE, description="maximum length of a response in tokens without </s>"
+    )
+    min_length: int = Field(
+        0, ge=0, le=MAX_SIZE, description="minimum length of a response in tokens without </s>"
+    )
     length_penalty: float = Field(
-        0.0, ge=0, le=10, description="scores are divided by length^this; 0 sums (the papers)"
+        0.0,
+        ge=0,
+        le=10,
+        description="exponent of the length that divides a score; 0 = plain sum (the papers)",
     )
     no_repeat_ngram: int = Field(
-        0, ge=0, le=MAX_SIZE, description="block n-grams that repeat within a response; 0 blocks none"
+        0, ge=0, le=MAX_SIZE, description="size n of n-grams that must not repeat within a response; 0 = off"
     )
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     temperature_on: Literal["mixture", "components"] = Field(
-        "mixture", description="temper the mixed distribution or every component's logits"
+        "mixture", description="target of the temperature: the mixed distribution or every component's logits"
     )
-    top_k: int = Field(0, ge=0, le=MAX_SIZE, description="sample among the k most probable tokens; 0 is all")
+    top_k: int = Field(0, ge=0, le=MAX_SIZE, description="sample among the k most probable tokens; 0 = all")
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="precision of the head's products: float32, bfloat16, which changes some words, or auto,"
-        " the faster when the run was trained",
+        " the faster one at training",
     )
     seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds sampling")
 
@@ -153,8 +169,8 @@ class DialogConfig(Section):
 
     family: ClassVar[str] = "dialog"
     before: ClassVar[Mapping[str, str]] = {"data.max_response": "data.max_tokens"}
-    extends: str = Field("", description="config that this one starts from, relative to its file")
-    about: str = Field("", description="one line for `dialog presets`")
+    extends: str = Field("", description="parent config, relative to this file")
+    about: str = Field("", description="description in one line, shown by `dialog presets`")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     encoder: EncoderConfig = EncoderConfig()

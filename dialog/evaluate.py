@@ -1,7 +1,7 @@
-"""What a trained model is worth on a corpus: perplexity, BLEU of its best responses, and their variety.
+"""Evaluation of a trained model on a corpus: perplexity, BLEU of its best responses, and their variety.
 
-Every evaluation is kept in the run (:mod:`lm.runs.evaluations`): ``{"result": …, "contexts": …}`` with the
-result that is printed and the numbers of each context, which :mod:`dialog.compare` resamples.
+Every evaluation is stored in the run (:mod:`lm.runs.evaluations`) as ``{"result": …, "contexts": …}``: the
+printed result, and the numbers of each context, which :mod:`dialog.compare` resamples.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 EXCHANGE_MINUTES = 60.0  # that processes wait for the slowest slice of the contexts
-ZHAO_BATCH = 30  # examples whose perplexities are averaged by Zhao et al.
+ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
 _PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
@@ -44,13 +44,13 @@ _TRUE_ONLY = "the true response"
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """The contexts that are evaluated, with their references, the true response first."""
+    """Contexts of a test set with their references, the true response first."""
 
     name: str
     source: str
     dialogs: Sequence[Dialog]
     examples: Sequence["Example"]
-    items: Sequence[ReferenceItem] | None  # parallel to ``examples``; None: the true response only
+    items: Sequence[ReferenceItem] | None  # parallel to ``examples``; None = only the true response
     references_file: str | None
 
     def texts(self) -> list[tuple[str, ...]]:
@@ -60,7 +60,7 @@ class EvaluationData:
         return [item.responses for item in self.items]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the conversations and the references: equal where two evaluations can be compared."""
+        """SHA-256 of the conversations and the references. Equal for comparable evaluations."""
         said = [[[u.speaker, u.text] for u in dialog.utterances] for dialog in self.dialogs]
         return hashlib.sha256(canonical_json([said, self.texts()])).hexdigest()
 
@@ -79,23 +79,25 @@ def evaluate(
 ) -> Result:
     """Evaluate a run on a corpus and keep the result in the run.
 
-    Under torchrun, the processes share the contexts by contiguous slices of batches; rank 0 writes.
+    Under torchrun, the processes share the contexts by contiguous slices of batches. Rank 0 writes.
 
     Args:
         run: the folder that training wrote.
-        data: what :func:`dialog.corpora.corpus.load_dialogs` reads; the run's own test split if left out.
-        references: a ``test_multi_ref.json`` with several references for every context; the true response
-            is the only one if left out.
-        output: where to write the responses, one JSON object for each context.
+        data: a source for :func:`dialog.corpora.corpus.load_dialogs`; default: the run's own test split.
+        references: a ``test_multi_ref.json`` with several references for every context. By default the only
+            reference is the true response.
+        output: file for the responses, one JSON object per context.
         checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
-        limit: take the first so many contexts only.
+        limit: evaluate only the first ``limit`` contexts.
         overrides: ``decode.key=value`` texts that override the run's config.
-        batch_size: contexts decoded together; changes speed and memory, and results by no more than
-            the rounding of float32 products.
-        progress: told how many contexts of how many have their responses.
+        batch_size: number of contexts decoded together. It affects speed and memory, and results only by the
+            rounding of float32 products.
+        progress: called with the number of finished contexts and their total.
 
     Raises:
-        ConfigError, DataError, StorageError: bad options; bad data or references; a bad run, a full disk.
+        ConfigError: bad options.
+        DataError: bad data or references.
+        StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
     from dialog.trained import TrainedModel
@@ -145,12 +147,12 @@ def evaluate(
 
 
 def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """What splits text for BLEU: WordPunct where a run's tokens are characters or pieces, else its own."""
+    """Tokenizer of text for BLEU: WordPunct if a run's tokens are characters or pieces, else its own."""
     return WordPunct(tokenizer.lowercase) if tokenizer.kind in _PIECES else tokenizer
 
 
 def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
-    """A response as the tokens that BLEU compares, ``<unk>`` being one; characters and pieces are joined."""
+    """A response as tokens for BLEU, including ``<unk>``. Characters and pieces are joined to words first."""
     tokens = codec.vocabulary.words(ids)
     judge = bleu_tokenizer(codec.tokenizer)
     if judge is codec.tokenizer:
@@ -162,10 +164,10 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
 def load_test_set(
     source: str | None, references: Path | None, limit: int | None, config: DataConfig
 ) -> EvaluationData:
-    """Read a corpus and the references that belong to it.
+    """Read a corpus and its references.
 
-    DataError where there is no context to evaluate or the references are those of other conversations;
-    ConfigError for references with ``last_response``.
+    DataError if there is no context, or if the references belong to other conversations. ConfigError for
+    references with ``last_response``.
     """
     from dialog.batches import list_examples
 
@@ -191,10 +193,11 @@ def load_test_set(
 
 
 def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Result:
-    """Corpus perplexity exp(Σ nll / Σ tokens), ``</s>`` counted, and Zhao et al.'s mean over batches.
+    """Corpus perplexity exp(Σ nll / Σ tokens) including ``</s>``, and Zhao et al.'s mean over batches.
 
-    Theirs hold one place of 30 dialogs; ours are 30 consecutive examples. ``tokens_cut`` of responses that
-    are longer than ``data.max_response`` are in neither. DivergenceError where a number is not finite.
+    A batch of Zhao et al. has the same turn of 30 dialogs, ours has 30 consecutive examples. Neither includes
+    the ``tokens_cut`` of responses longer than ``data.max_response``. DivergenceError if a number is not
+    finite.
     """
     for score in scores:
         require_finite(score.nll, name)
@@ -218,7 +221,7 @@ def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Resu
 def hypotheses_jsonl(
     examples: Sequence["Example"], responses: Responses, answers: Sequence[Sequence["Hypothesis"]]
 ) -> bytes:
-    """``HYPS.jsonl``: a line for each context; references and hypotheses are token lists, the best first."""
+    """``HYPS.jsonl`` with a line per context. References and hypotheses are token lists, the best first."""
     rows = zip(examples, responses.references, responses.hypotheses, answers, strict=True)
     lines = [
         json.dumps(
@@ -240,22 +243,22 @@ def hypotheses_jsonl(
 def score_responses(
     hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]
 ) -> Result:
-    """BLEU in all versions, sacreBLEU, variety and edge cases of given responses; needs no model.
+    """BLEU in all versions, sacreBLEU, variety and edge cases of given responses. Needs no model.
 
     Args:
         hypotheses: for each context token lists, the best first.
         references: for each context token lists, the true response first.
 
     Raises:
-        DataError: no context, contexts that do not pair up, an empty list, or text in place of token lists.
+        DataError: no context, contexts that do not pair up, an empty list, or text instead of token lists.
     """
     return Scorer(references).score(hypotheses)[0]
 
 
 def rescore(path: Path, *, true_only: bool = False) -> Result:
-    """Score a ``HYPS.jsonl`` again, ``true_only`` against the first reference alone, the true response.
+    """Score a ``HYPS.jsonl`` again; ``true_only`` scores only against the first reference, the true response.
 
-    DataError, naming the line, where it is not what ``evaluate`` writes.
+    DataError, with the line, if the file is not from ``evaluate``.
     """
     from lm.disk.regular import open_regular
     from lm.text.lines import InputLog, read_lines
@@ -279,7 +282,7 @@ def rescore(path: Path, *, true_only: bool = False) -> Result:
 
 
 def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:
-    """Share of the response tokens that the run does not know; DataError where that is most of them."""
+    """Share of response tokens outside the run's vocabulary. DataError if most are."""
     codec = model.codec
     words = [token for example in test.examples for token in codec.tokenizer.split(example.response.text)]
     unknown = sum(word == UNK or word not in codec.vocabulary for word in words)
@@ -310,7 +313,7 @@ def evaluation_name(source: str, references: Path | None = None) -> str:
 def setting_name(name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig) -> str:
     """``name`` with the non-default options of the evaluation: ``test.last.beam-3``.
 
-    Named are the checkpoint, unless it is ``best``, and decoding where it differs from the run's config.
+    It contains the checkpoint, except ``best``, and decoding options that differ from the run's config.
     """
     other = [] if checkpoint == "best" else [checkpoint]
     configured = usual.model_dump()

@@ -1,4 +1,4 @@
-"""What the command line shows of results: tables of evaluations and prepared corpora."""
+"""Terminal tables of evaluations and prepared corpora."""
 
 import math
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _CUT = ("responses_cut", "tokens_cut")  # left out of the perplexity, beyond dat
 
 
 def prepared_tables(report: Result) -> list[Table | str]:
-    """A row for each split, and what was left out."""
+    """A row for each split, and the dropped lines."""
     columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
     tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
     return [*tables, *report.get("notes", ())]
 
 
 def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
-    """A dialog as it was read, an utterance a line, safe to show; at most so many, 0 = all."""
+    """A dialog after parsing, one utterance per line, sanitised; at most ``most`` utterances, 0 = all."""
     said = dialog.utterances[: most or None]
     lines = [f"{dialog.id}{' · ' if dialog.topic else ''}{dialog.topic}"]
     for utterance in said:
@@ -40,7 +40,7 @@ def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
 
 
 def evaluation_tables(result: Result) -> list[Table | str]:
-    """The scores of an evaluated run."""
+    """Tables of the scores of an evaluated run."""
     tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
     guess = [guessing_note(result["nll"], result["vocabulary"])] if result.get("near_guessing") else []
     return [
@@ -52,7 +52,7 @@ def evaluation_tables(result: Result) -> list[Table | str]:
 
 
 def score_tables(title: str, result: Result) -> list[Table | str]:
-    """Likelihood, if there is a model, and variety, then BLEU beside its yardsticks, if there are any."""
+    """Tables of likelihood (with a model), variety, and BLEU with its yardsticks (if any)."""
     scores = {name: result[name] for name in _MEASURES if name in result}
     scores |= {name: result[name] for name in _CUT if result.get(name)}
     systems = {"model": result}
@@ -77,12 +77,12 @@ def score_tables(title: str, result: Result) -> list[Table | str]:
 
 
 def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[Result]:
-    """A row for each system: the model, and the yardsticks beside it."""
+    """A row for each system: the model and the yardsticks."""
     return [{"answers": name, **bleu_columns(scores[variant])} for name, scores in systems.items()]
 
 
 def bleu_columns(scores: Result) -> dict[str, float]:
-    """Precision and recall of BLEU-1 … BLEU-4, each in a column of its own."""
+    """Precision and recall of BLEU-1 … BLEU-4, one column each."""
     return {
         f"BLEU-{n} {side[0].upper()}": scores[n][side] for n in _ORDERS for side in ("precision", "recall")
     }

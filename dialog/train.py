@@ -1,4 +1,4 @@
-"""Wiring of a training run: corpus, codec, model and run folder, handed to the engine."""
+"""Wiring of a dialog training run: corpus, codec, model and run folder for the engine."""
 
 import os
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ _Splits = tuple[list[Dialog], list[Dialog]]
 def train(
     resolved: Resolved[DialogConfig], folder: Path, report: Reporter, verdict: Verdict | None = None
 ) -> FitResult:
-    """Train, or resume, the run of a folder, as :func:`lm.engine.session.train_run` does.
+    """Train or resume the run in a folder, see :func:`lm.engine.session.train_run`.
 
-    The codec is learned from the training split only and kept in the folder.
+    The codec is learned only from the training split and stored in the folder.
     """
     return train_run(FAMILY, resolved, folder, report, verdict)
 
 
 def _load(config: DialogConfig, folder: Path) -> tuple[Codec, _Splits]:
-    """Both splits that training needs, and the codec."""
+    """The splits for training and validation, and the codec."""
     data = in_run(folder, config.data)
     dialogs = load_dialogs(data.train)
     valid = load_dialogs(data.valid)
@@ -39,7 +39,7 @@ def _load(config: DialogConfig, folder: Path) -> tuple[Codec, _Splits]:
 
 
 def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
-    """The run's codec: read where the folder has one, learned otherwise."""
+    """The run's codec, read from the folder if it has one, else learned."""
     if os.path.lexists(folder / DATA):  # written after the codec, so the codec is complete
         return codec_of(folder)
     data = config.data
@@ -54,7 +54,7 @@ def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) ->
 FAMILY = Family(
     load=_load,
     describe=describe,
-    # without activations, whose estimate is for utterances of full length: few are a third as long
+    # without activations: their estimate assumes full-length utterances, and few have a third of this length
     needed=lambda memory: memory["training"] - memory["activations"],
     remedy="lower data.vocab_size, head.components or the model's sizes",
     task=_ready,

@@ -1,4 +1,4 @@
-"""A conversation with a trained model: what was said, what comes next, what is saved of it; no terminal."""
+"""State of a conversation with a trained model, independent of the terminal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Responder(Protocol):
-    """What a conversation needs of a :class:`dialog.trained.TrainedModel`."""
+    """The part of :class:`dialog.trained.TrainedModel` that a conversation uses."""
 
     @property
     def config(self) -> DialogConfig: ...
@@ -36,11 +36,11 @@ class Responder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the human said, the hypotheses it led to, best first, and their texts, of which one is the reply.
+    """A line of the human, the model's hypotheses, best first, and their texts; one of these is the reply.
 
-    ``asked`` are the settings of the conversation, ``decode`` those that found the hypotheses: a further
-    draw has another seed. Both are None where a file does not tell. Hypotheses that were loaded have no
-    tokens. ``refused`` are the replies that :meth:`Conversation.retry` has replaced.
+    ``asked`` has the settings of the conversation. ``decode`` has those of the hypotheses, since a further
+    sample has another seed. Both are None if a file lacks them. Loaded hypotheses have no tokens. ``refused``
+    has the replies that :meth:`Conversation.retry` has replaced.
     """
 
     said: Utterance
@@ -58,7 +58,7 @@ class Exchange:
         return Utterance(MODEL, self.texts[self.chosen] if self.texts else "")
 
     def turn(self) -> Turn:
-        """What is saved of it."""
+        """The saved form of the exchange."""
         alternatives = tuple(
             Alternative(text=text, log_prob=found.log_prob, score=found.score, finished=found.finished)
             for found, text in zip(self.hypotheses, self.texts, strict=True)
@@ -69,9 +69,9 @@ class Exchange:
 class Conversation:
     """The state of one chat: the exchanges so far and the decoding settings of the next one.
 
-    The human is speaker A and the model B. The model hears what ``list_examples`` would give it for the
-    response in a corpus, so the same conversation gets the same reply as from ``dialog evaluate``.
-    ``source`` tells which weights reply, for what is saved.
+    The human is speaker A and the model B. The model's context equals that of ``list_examples`` for a corpus,
+    so a conversation gets the same reply as in ``dialog evaluate``. ``source`` names the weights in saved
+    files.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Conversation:
         self.exchanges: list[Exchange] = []
 
     def say(self, text: str) -> Exchange:
-        """Say a line to the model; an exception leaves the conversation as it was."""
+        """Say a line to the model. An exception leaves the conversation unchanged."""
         said = Utterance(HUMAN, text)
         exchange = self._respond(said, self.next_example(said), self.decode)
         self.exchanges.append(exchange)
@@ -92,8 +92,8 @@ class Conversation:
     def retry(self) -> Exchange | None:
         """Replace the reply to the last line by another one.
 
-        A sample is drawn again, with the next seed; of a beam the next hypothesis is taken. After a change
-        of settings, the best is taken that they find and that was no reply before. None where there is none.
+        Sampling draws again with the next seed. Beam search takes its next hypothesis. After a change of
+        settings, the reply is their best hypothesis that was not yet a reply. None if there is none.
         """
         last = self.exchanges[-1]
         refused = last.refused | {last.reply.text}
@@ -127,11 +127,11 @@ class Conversation:
         return next_example((*before, said), MODEL, context)
 
     def save(self, path: Path) -> int:
-        """Write the conversation as a transcript; returns the number of utterances."""
+        """Write the conversation as a transcript. Return the number of utterances."""
         return write_transcript(path, [exchange.turn() for exchange in self.exchanges])
 
     def go_on_from(self, turns: Iterable[Turn]) -> None:
-        """Begin a new conversation with what was said in a saved one."""
+        """Begin a new conversation with the exchanges of a saved one."""
         from dialog.beam import Hypothesis
 
         self.exchanges.clear()
@@ -145,7 +145,7 @@ class Conversation:
             self.exchanges.append(Exchange(said, self.next_example(said), found, texts, *how))
 
     def probabilities(self, top: int) -> "list[StepProbabilities] | None":
-        """For every token of the last reply, what was likely there; None where there is no reply."""
+        """The ``top`` most probable tokens at every step of the last reply. None if there is no reply."""
         if not self.exchanges or not self.exchanges[-1].hypotheses:
             return None
         last = self.exchanges[-1]

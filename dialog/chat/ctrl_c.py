@@ -1,4 +1,4 @@
-"""Ctrl-C in a chat on a terminal: it abandons the reply that is being made, and nothing else."""
+"""Ctrl-C in a chat on a terminal. It stops only the current reply."""
 
 import signal
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class CtrlC:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A section in which SIGINT is a press, and ends nothing except a reply."""
+        """A section in which SIGINT counts as a press and stops only a reply."""
         self.forget()
         before = signal.signal(signal.SIGINT, self._press)
         try:
@@ -27,7 +27,7 @@ class CtrlC:
 
     @contextmanager
     def ends_reply(self) -> Iterator[None]:
-        """A section that a press ends at once, by Interrupted, as does a press from before it."""
+        """A section in which a press, also one from before, raises Interrupted at once."""
         self._replying = True
         try:
             if self._pressed:
@@ -47,4 +47,4 @@ class CtrlC:
             raise Interrupted("stopped")
 
 
-CTRL_C = CtrlC()  # of the process, as the signal is
+CTRL_C = CtrlC()  # one per process, like the signal

@@ -1,4 +1,4 @@
-"""A chat as lines in and lines out: what is said to a model, and the commands that begin with a slash."""
+"""A chat as lines in and lines out: lines for the model, and commands that begin with a slash."""
 
 import os
 import re
@@ -20,11 +20,11 @@ from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import unknown_words
 
-MOST_IN_CHAT = 1000  # beams, responses and tokens asked for; more would only exhaust the memory
+MOST_IN_CHAT = 1000  # maximum of requested beams, responses and tokens, because of memory
 LONGEST_SETTING = 200  # characters of KEY=VALUE
-WIDTH, COLUMN = 60, 15  # of what lists commands and settings, and of its first column
-RECENT = 20  # exchanges in which the same reply is looked for
-SAME_REPLIES = 3  # different lines with one reply that are worth a hint
+WIDTH, COLUMN = 60, 15  # width of lists of commands and settings, and of their first column
+RECENT = 20  # exchanges in which equal replies count
+SAME_REPLIES = 3  # different lines with an equal reply that cause a hint
 SAYS_NOTHING = "(says nothing)"
 SHORT = {"T": "temperature", "on": "temperature_on"}  # in /sample
 SCORES = (
@@ -34,26 +34,26 @@ SCORES = (
 
 
 class Repl:
-    """Feed it lines; it never raises for what a line says, and prints nothing.
+    """Interpreter of chat lines. It never raises for the content of a line, and prints nothing.
 
-    ``notes`` holds what there is to remark about the last line, beside its answers.
+    ``notes`` holds remarks about the last line, besides its answers.
     """
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
-        self.shown = 1  # how many hypotheses are listed, with scores if several
+        self.shown = 1  # number of listed hypotheses, with scores if several
         self.ended = False
         self.notes: list[str] = []
         self._hinted = False  # once in a conversation
 
     def feed(self, line: str) -> list[str]:
-        """All of :meth:`answers`."""
+        """The lines of :meth:`answers` as a list."""
         return list(self.answers(line))
 
     def answers(self, line: str) -> Iterator[str]:
-        """The lines that answer ``line``, safe to show, none of them with a line break.
+        """Yield the answers to ``line``, sanitised and without line breaks.
 
-        An exception while a reply is made leaves the conversation as it was.
+        An exception during a reply leaves the conversation unchanged.
         """
         self.notes = []
         text = one_line(line)
@@ -88,7 +88,7 @@ class Repl:
         ]
 
     def _hint(self, exchange: Exchange) -> str:
-        """A loop, or one reply to different lines, with the remedy; empty where there is neither."""
+        """A hint, with a remedy, about a loop or an equal reply to different lines; else empty."""
         reply, decode = exchange.reply.text, self.conversation.decode
         by_words = self.conversation.model.codec.tokenizer.kind in ("wordpunct", "whitespace")
         recent = self.conversation.exchanges[-RECENT:]
@@ -141,7 +141,7 @@ class Repl:
         return self._replied(exchange)
 
     def _change(self, command: str, settings: Sequence[str]) -> None:
-        """Change decoding as ``KEY=VALUE`` texts say, all or nothing; ConfigError names the command."""
+        """Apply ``KEY=VALUE`` texts to decoding, all or none. ConfigError names the command."""
         conversation = self.conversation
         if long := next((text for text in settings if len(text) > LONGEST_SETTING), ""):
             raise ConfigError(
@@ -252,10 +252,10 @@ class Repl:
         return self.replay(_path(arguments))
 
     def replay(self, path: Path) -> Iterator[str]:
-        """Say the human's lines of a saved conversation again; yields the old and new replies as they come.
+        """Replay the human's lines of a saved conversation. Yield the old and new reply of each.
 
-        The settings are those of now, and later lines follow the new replies. The conversation goes on after
-        the last line; an exception leaves it as it was. Raises what :func:`read_transcript` raises.
+        Decoding uses the current settings, and later lines follow the new replies. The conversation continues
+        after the last line. An exception leaves it unchanged. Raises the errors of :func:`read_transcript`.
         """
         turns = read_transcript(path)
         conversation = self.conversation
@@ -281,7 +281,7 @@ class Repl:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a command is typed, what it does, and the method that does it, given its arguments."""
+    """A command: its usage, its help, its method, and its numbers of arguments."""
 
     usage: str
     about: str
@@ -325,7 +325,7 @@ COMMANDS = {
 
 
 def _listed(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Two columns, the second wrapped at words; a wide first one has a line of its own."""
+    """Lines of two columns. The second is wrapped, and a wide first one has its own line."""
     for name, about in rows:
         lines = textwrap.wrap(about, WIDTH - COLUMN, break_long_words=False, break_on_hyphens=False)
         yield f"{name:{COLUMN}}{lines.pop(0)}" if lines and len(name) < COLUMN else name
@@ -333,13 +333,13 @@ def _listed(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _difference(decode: DecodeConfig, other: DecodeConfig) -> str:
-    """Where settings differ from others, as /set takes it."""
+    """Differences between settings, in the syntax of /set."""
     theirs = other.model_dump()
     return " ".join(f"{key}={value}" for key, value in decode.model_dump().items() if value != theirs[key])
 
 
 def _other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
-    """With which settings the replies were made, where not with those of now."""
+    """A note on settings of old replies that differ from the current ones, else empty."""
     found = Counter(_difference(turn.decode, now) for turn in turns if turn.decode)
     if len(found) > 1:
         return "(the old replies were made with several settings)"
@@ -348,7 +348,7 @@ def _other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
 
 
 def _other_weights(turns: Iterable[Turn], now: Source | None) -> str:
-    """Runs and checkpoints of replies that weights other than those of now have made."""
+    """A note on runs and checkpoints of old replies from other weights, else empty."""
     found = {f"{one.run}, {one.checkpoint}" for turn in turns if (one := turn.model) and not _same(one, now)}
     return f"(the old replies are of other weights: {'; '.join(sorted(found))})" if found else ""
 
@@ -362,7 +362,7 @@ def _path(arguments: list[str]) -> Path:
 
 
 def _safe(text: str) -> str:
-    """``text`` without what a terminal obeys and without line breaks."""
+    """``text`` without terminal controls and line breaks."""
     return sanitize(text).replace("\n", " ")
 
 

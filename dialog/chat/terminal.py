@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dialog.chat.conversation import Conversation
     from dialog.chat.repl import Repl
 
-LONGEST_REMEMBERED = 10_000  # characters of a line that the history keeps
+LONGEST_REMEMBERED = 10_000  # maximum characters of a line in the history
 
 
 def chat(
@@ -32,12 +32,12 @@ def chat(
     source: TextIO | None = None,
     output: TextIO | None = None,
 ) -> int:
-    """Talk with the model of a run until the input ends; returns the exit code.
+    """Talk with the model of a run until the input ends. Return the exit code.
 
-    On a terminal with a prompt, history and completion, where Ctrl-C stops a reply and Ctrl-D leaves;
-    otherwise each line of ``source`` is answered by a line of ``output``. They default to the standard
-    streams. ``decode`` replaces the run's own decoding settings. With ``replay``, the lines of a saved
-    conversation are said again instead. Raises what ``TrainedModel.load`` and ``read_transcript`` raise.
+    A terminal gets a prompt, history and completion. Ctrl-C stops a reply and Ctrl-D exits. Otherwise each
+    line of ``source`` is answered by a line of ``output``. They default to the standard streams. ``decode``
+    replaces the run's own decoding settings. ``replay`` replays the lines of a saved conversation instead.
+    Raises the errors of ``TrainedModel.load`` and ``read_transcript``.
     """
     from dialog.chat.repl import Repl
 
@@ -47,7 +47,7 @@ def chat(
 
 
 def open_conversation(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
-    """A new conversation with the model of a run; raises what ``TrainedModel.load`` raises."""
+    """A new conversation with the model of a run. Raises the errors of ``TrainedModel.load``."""
     from dialog.chat.conversation import Conversation
     from dialog.chat.transcript import Source
     from dialog.trained import TrainedModel
@@ -63,7 +63,7 @@ def open_conversation(run: Path, checkpoint: str, decode: DecodeConfig | None) -
 
 
 def converse(repl: "Repl", source: TextIO, output: TextIO, replay: Path | None = None) -> None:
-    """Lets the conversation run over two streams, in the way that suits them."""
+    """Run the conversation over two streams, with prompts on a terminal, else by lines."""
     for stream, errors in ((source, "surrogateescape"), (output, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
@@ -74,18 +74,18 @@ def converse(repl: "Repl", source: TextIO, output: TextIO, replay: Path | None =
             converse_on_terminal(repl, output)
         else:
             converse_by_lines(repl, source, output)
-    except BrokenPipeError:  # nobody reads on, as in `dialog chat RUN < lines | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what is still to be flushed
+    except BrokenPipeError:  # closed pipe, as in `dialog chat RUN < lines | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for the last flush
 
 
 def converse_by_lines(repl: "Repl", source: TextIO, output: TextIO) -> None:
-    """Answers every line as it comes, without prompts; empty lines get no answer.
+    """Answer every line at once, without prompts. Empty lines get no answer.
 
-    Standard error is told of words that are unknown, of loops, and of what is left out for not being UTF-8.
+    Unknown words, loops and bytes that are not UTF-8 are reported on standard error.
     """
     for number, line in enumerate(source, 1):
         if any("\udc80" <= character <= "\udcff" for character in line):
-            _remark(f"line {number}: not UTF-8; left out what is not")
+            _remark(f"line {number}: not UTF-8; dropped the invalid bytes")
         _write(repl.answers(line), output)
         for note in repl.notes:
             _remark(f"line {number}: {sanitize(note)}")
@@ -94,7 +94,7 @@ def converse_by_lines(repl: "Repl", source: TextIO, output: TextIO) -> None:
 
 
 def _remark(text: str) -> None:
-    """A line on standard error; where that is closed or full, nobody is told, and the chat goes on."""
+    """Print a line on standard error. Ignore errors if that is closed or full."""
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
             print(text, file=sys.stderr)
@@ -107,7 +107,7 @@ def _write(lines: Iterable[str], output: TextIO) -> None:
 
 
 def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
-    """Prompts until Ctrl-D or /quit; Ctrl-C empties the line, or stops the reply that is being made."""
+    """Prompt until Ctrl-D or /quit. Ctrl-C clears the line, or stops the current reply."""
     from rich.console import Console
 
     console = Console(file=output, highlight=False, markup=False, emoji=False)
@@ -137,13 +137,13 @@ def _print(console: "Console", lines: Iterable[str], style: str) -> None:
 
 
 def history_file() -> Path:
-    """Where typed lines are kept: in $XDG_STATE_HOME, or ~/.local/state; nowhere without a home."""
+    """The file of typed lines, in $XDG_STATE_HOME or ~/.local/state. The null device without a home."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(base, "highrank", "chat_history") if os.path.isabs(base) else Path(os.devnull)
 
 
 def prompt_session() -> "PromptSession[str]":
-    """A prompt with a history file, as far as one can be written, and completion of commands."""
+    """A prompt with completion of commands and, if writable, a history file."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory
@@ -151,7 +151,7 @@ def prompt_session() -> "PromptSession[str]":
     from dialog.chat.repl import COMMANDS
 
     class History(FileHistory):
-        """Keeps what can be kept: a full disk or an unreadable file must not end a conversation."""
+        """History file that ignores disk errors, because they must not end a conversation."""
 
         def load_history_strings(self) -> Iterable[str]:
             with suppress(OSError):

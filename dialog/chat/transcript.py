@@ -1,9 +1,9 @@
-"""Saved conversations: JSON lines that any chat can go on from, and that every reader takes for a corpus.
+"""Saved conversations: JSON lines that a chat can continue and that every corpus reader accepts.
 
-A line is an utterance, ``{"dialog", "speaker", "text"}``; the human is A, the model B. The last line of an
-exchange also has ``hypotheses``, best first, with scores in nats, the ``decode`` settings with the seed that
-led to them, and the ``model``. That is the reply's, or the human's where the model said nothing: a corpus
-has no empty utterances.
+A line is an utterance, ``{"dialog", "speaker", "text"}``. The human is A, the model B. The last line of an
+exchange also has ``hypotheses`` (best first, with scores in nats), their ``decode`` settings and seed, and
+the ``model``. The last line is the reply, or the human's line if the reply is empty, because a corpus has no
+empty utterances.
 """
 
 import json
@@ -24,18 +24,18 @@ from lm.runs.outputs import require_foreign
 
 HUMAN: Final = "A"
 MODEL: Final = "B"
-LIMIT = 64 << 20  # bytes of a saved conversation that are still believable
+LIMIT = 64 << 20  # maximum plausible bytes of a saved conversation
 _FOREIGN = "not a conversation that chat has saved"
 
 
 class _Part(BaseModel):
-    """Strict as a section of a config is, but of texts of any length."""
+    """Strict like a section of a config, but with texts of any length."""
 
     model_config = Section.model_config
 
 
 class Source(_Part):
-    """The weights that replied; ``weights`` is a hash of their manifests, as evaluations have it."""
+    """The weights of a reply; ``weights`` is a hash of their manifests, as in evaluations."""
 
     run: str
     checkpoint: str
@@ -44,7 +44,7 @@ class Source(_Part):
 
 
 class Alternative(_Part):
-    """A hypothesis: its text, and what :class:`dialog.beam.Hypothesis` says of it."""
+    """A hypothesis: its text, and fields of :class:`dialog.beam.Hypothesis`."""
 
     text: str
     log_prob: float
@@ -53,7 +53,7 @@ class Alternative(_Part):
 
 
 class _Record(_Part):
-    """A line of the file; what an utterance may lack is None."""
+    """A line of the file. Optional fields are None."""
 
     dialog: str
     speaker: Literal["A", "B"]
@@ -65,7 +65,7 @@ class _Record(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the human said, what the model replied (empty: nothing), and how the reply was found, if known."""
+    """A line of the human, the model's reply (perhaps empty), and its decoding if known."""
 
     said: str
     reply: str
@@ -75,15 +75,15 @@ class Turn:
 
 
 def one_line(text: str) -> str:
-    """``text`` as a line that is safe to show."""
+    """``text`` as one sanitised line."""
     return sanitize(text).replace("\n", " ").strip()
 
 
 def write_transcript(path: Path, turns: Iterable[Turn]) -> int:
-    """Write a conversation, whole or not at all; returns the number of utterances.
+    """Write a conversation atomically. Return the number of utterances.
 
-    Only a saved conversation is ever replaced. ConfigError for a file of a run or a prepared corpus,
-    DataError for any other file that is no saved conversation, StorageError where nothing can be written.
+    It only ever overwrites a saved conversation. ConfigError for a file of a run or a prepared corpus.
+    DataError for any other file that is not a saved conversation. StorageError if the file is not writable.
     """
     require_foreign(path)
     require_writable(path)
@@ -109,9 +109,9 @@ def _records(dialog: str, turn: Turn) -> list[dict[str, object]]:
 
 
 def read_transcript(path: Path) -> list[Turn]:
-    """The exchanges of a saved conversation, safe to show.
+    """The exchanges of a saved conversation, sanitised.
 
-    DataError where the file is something else, or was edited; StorageError where it cannot be read.
+    DataError if the file is something else or was edited. StorageError if it is unreadable.
     """
     data = read_file(path, limit=LIMIT)
     lines = data.removesuffix(b"\n").split(b"\n")
@@ -124,7 +124,7 @@ def read_transcript(path: Path) -> list[Turn]:
             following = records[number] if number < len(records) else record
             turns.append(_turn(path, number, record, following if following.speaker == MODEL else None))
         elif number == 1 or records[number - 2].speaker == MODEL:
-            raise DataError(f"{path}:{number}: {_FOREIGN}: B answers nobody")
+            raise DataError(f"{path}:{number}: {_FOREIGN}: B replies to no line of A")
     return turns
 
 
@@ -141,5 +141,5 @@ def _turn(path: Path, number: int, said: _Record, reply: _Record | None) -> Turn
     alternatives = tuple(one.model_copy(update={"text": one_line(one.text)}) for one in found)
     texts = [one.text for one in alternatives]
     if text not in texts and (texts or text):
-        raise DataError(f"{path}:{number + bool(reply)}: the reply is none of its hypotheses")
+        raise DataError(f"{path}:{number + bool(reply)}: the reply is not among its hypotheses")
     return Turn(one_line(said.text), text, alternatives, last.decode, last.model)

@@ -691,7 +691,7 @@ def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[st
     converse(conversation(), source, output := io.StringIO())
     lines = output.getvalue().splitlines()
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :], "the line without it is answered"
-    assert capsys.readouterr().err == "line 2: not UTF-8; left out what is not\n"
+    assert capsys.readouterr().err == "line 2: not UTF-8; dropped the invalid bytes\n"
 
 
 @pytest.mark.parametrize("error", ["none", "closed", "full"])
