@@ -200,7 +200,7 @@ def _table(case: Case, records: Sequence[Record]) -> Table:
 
 
 def _ratios(records: Sequence[Record], malloc: str) -> dict[str, float]:
-    """What is compared between days: times over the floor, or over the first variant.
+    """Times relative to the floor or to the first variant, for comparisons between days.
 
     They are kept apart by what they depend on besides the code: processor, threads, behaviour of malloc.
     """
@@ -220,7 +220,7 @@ def _processor() -> str:
 
 
 def _features() -> str:
-    """What products depend on: instructions, those of them that torch takes, caches of a core."""
+    """CPU properties that affect matrix products: instructions, those that torch uses, caches of a core."""
     flags = set(_cpuinfo("flags").split())
     known = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 bfloat16": "avx512_bf16", "AMX": "amx_tile"}
     has = ", ".join(name for name, flag in known.items() if flag in flags) or "no vector instructions known"

@@ -43,7 +43,7 @@ BY_NAME = {row.name: row for row in ROWS}
 
 @dataclass
 class Tally:
-    """What has been run of a row."""
+    """Past runs of a row."""
 
     row: Row
     demanded: int
@@ -54,7 +54,7 @@ class Tally:
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left to run."""
+        """True if a row is left to run."""
         return self.row.lab is not None and self.cases < self.demanded and len(self.seen) < self.most
 
     @property
@@ -78,7 +78,7 @@ class Tally:
 
 
 def tallies(results: Path, seed: int, times: int) -> dict[str, Tally]:
-    """What the results file knows of every row, of which so many nights are demanded."""
+    """Results of every row in the results file, and the required number of nights."""
     found = {row.name: Tally(row, times * row.night) for row in ROWS}
     with suppress(FileNotFoundError):
         for line in results.read_text(encoding="utf-8").splitlines():
@@ -173,7 +173,7 @@ class Night:
         self.stopped = False
 
     def jobs(self) -> Iterator[tuple[str, list[int]]]:
-        """What has had the least time comes next, until all is done or the time is over."""
+        """Run the row with the least time so far next, until all are done or the time is over."""
         while not self.stopped and time.monotonic() < self.until:
             with self.lock:
                 waiting = [self.found[name] for name in self.rows if self.found[name].open]

@@ -14,7 +14,7 @@ from lm.language.describe import describe
 
 
 def parameters(family: str, name: str) -> dict[str, str | int]:
-    """How many parameters a preset has, and the fingerprint of the sizes that they are of."""
+    """Number of parameters of a preset, and the fingerprint of its sizes."""
     if family == "dialog":
         dialog = load_config(name, DialogConfig, family=family).config
         return {"of": sizes_of(dialog), "parameters": describe_dialog(dialog)["parameters"]}

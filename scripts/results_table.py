@@ -87,7 +87,7 @@ def cell(values: Sequence[float], form: str) -> str:
 
 
 def has(result: Result, column: str) -> bool:
-    """Whether a run was measured so."""
+    """True if a run was measured this way."""
     try:
         COLUMNS[column][1](result)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What scripts read of run folders, and how they end where it cannot be read."""
+"""Readers of run folders for scripts, which exit with an error if a file is unreadable."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from lm.errors import HighrankError
 
 
 def saved_config(run: Path) -> Any:
-    """What a run's config.json has; StorageError where it cannot be read."""
+    """The content of a run's config.json; StorageError if it is unreadable."""
     return read_json(run / "config.json")
 
 

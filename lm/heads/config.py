@@ -78,8 +78,8 @@ class HeadConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="mos, moss, doc: smallest posterior of a component at a token for its gradients of"
-        " contexts and output matrix; smaller ones are skipped to save time; 0 = exact",
+        description="mos, moss, doc: minimum posterior of a component at a token for its gradients of"
+        " contexts and output matrix. Gradients below are skipped to save time; 0 = exact",
     )
     gate_size: int | None = Field(
         None,

@@ -29,7 +29,7 @@ Loss = Callable[[Inputs], object]
 
 
 class Roofline(NamedTuple):
-    """What the GPU reaches at best."""
+    """Peak throughput of the GPU."""
 
     flops: dict[str, float]  # FLOP/s by precision
     bandwidth: float  # bytes/s, read and written

@@ -54,7 +54,7 @@ class Generator(PreTrainedModel, GenerationMixin):
 def generate(
     generator: Generator, state: StepState, sources: int, config: DecodeConfig, marks: Marks
 ) -> list[list[tuple[int, ...]]]:
-    """What ``beam_search`` finds with the same arguments, by transformers: tokens without <s> and </s>."""
+    """Beam search of transformers with the arguments of ``beam_search``: tokens without <s> and </s>."""
     rows = torch.arange(sources).repeat_interleave(config.beam)
     found = generator.generate(
         torch.full((sources, 1), marks.bos),

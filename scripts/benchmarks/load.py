@@ -1,4 +1,4 @@
-"""What a user waits for: starting up, preparing and opening corpora, and scoring responses."""
+"""Latencies for a user: starting up, preparing and opening corpora, and scoring responses."""
 
 import atexit
 import random

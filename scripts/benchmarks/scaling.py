@@ -1,4 +1,4 @@
-"""How time and memory grow: with tokens, components and words in a head, steps of a window, and sources."""
+"""Growth of time and memory with tokens, components and words of a head, steps of a window, and sources."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

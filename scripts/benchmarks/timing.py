@@ -15,7 +15,7 @@ ENOUGH = 2.0  # seconds for the speed of one product
 
 
 class Ceiling(NamedTuple):
-    """What the machine's matrix products reach at best, in FLOP/s."""
+    """Peak throughput of the machine's matrix products, in FLOP/s."""
 
     float32: float
     bfloat16: float
