@@ -1,4 +1,4 @@
-"""An exclusive file lock, which the operating system releases when its process ends."""
+"""Exclusive file lock, which the operating system releases when its process exits."""
 
 import fcntl
 import os
@@ -17,9 +17,9 @@ POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
 
 class FileLock:
-    """An exclusive lock on a file, which is made where it is missing; a context manager, which waits.
+    """Exclusive lock on a file, which is created if missing; as a context manager, it waits for the lock.
 
-    Works between machines where their common file system passes locks on, as NFS does. Only the holder may
+    It works between machines if their common file system supports locks, as NFS does. Only the holder may
     remove the file.
     """
 
@@ -30,9 +30,9 @@ class FileLock:
         )
 
     def acquire(self, wait: bool = True) -> bool:
-        """Take the lock; without ``wait`` False where another holds it. Raises StorageError."""
+        """Acquire the lock; without ``wait``, False if another process holds it. Raises StorageError."""
         with storage_errors(self._path):
-            os.stat(self._path.parent)  # the library would make it
+            os.stat(self._path.parent)  # the library would create it
             try:
                 self._lock.acquire(blocking=wait)
             except filelock.Timeout:
@@ -40,7 +40,7 @@ class FileLock:
         return True
 
     def sign(self, holder: bytes) -> None:
-        """Make ``holder`` the content of the locked file. Raises StorageError."""
+        """Write ``holder`` to the locked file, replacing its content. Raises StorageError."""
         with storage_errors(self._path), deferred_signals():
             fd = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -49,7 +49,7 @@ class FileLock:
                 os.close(fd)
 
     def release(self) -> None:
-        """Give the lock back; without effect the second time."""
+        """Release the lock; a second call has no effect."""
         self._lock.release(force=True)
 
     def __enter__(self) -> Self:
@@ -61,9 +61,10 @@ class FileLock:
 
 
 def held(path: Path) -> bool:
-    """Whether a process holds the lock of a file. Raises StorageError.
+    """True if a process holds the lock of a file. Raises StorageError.
 
-    The look needs no right to write. It takes the lock shared for a moment, so it refuses no other look.
+    The check needs no write permission. It acquires the lock in shared mode for a moment, so several checks
+    do not disturb each other.
     """
     with storage_errors(path):
         try:
@@ -83,7 +84,7 @@ def held(path: Path) -> bool:
 def alone(path: Path, refusal: str) -> Iterator[None]:
     """Hold the lock of a file, which is removed in the end.
 
-    StorageError, the ``refusal``, at once where another process holds it.
+    Raises StorageError with the message ``refusal`` at once if another process holds it.
     """
     lock = FileLock(path)
     with deferred_signals():

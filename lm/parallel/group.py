@@ -1,7 +1,7 @@
-"""The processes of a training or an evaluation, and what they tell each other.
+"""Process group of a training or evaluation, and its exchanges.
 
-``torchrun`` starts the processes and gives each its rank in the environment. Values travel as JSON bytes and
-as tensors, never pickled. Rank 0 alone reads and writes run folders.
+``torchrun`` starts the processes and passes each its rank in the environment. Values are sent as JSON bytes
+and as tensors, never pickled. Only rank 0 reads and writes run folders.
 """
 
 import json
@@ -26,16 +26,16 @@ _BEAT = "exchange/{}"  # key of the store under which a rank counts its exchange
 
 
 class Group:
-    """Processes that compute together, seen from one of them: here one, which exchanges nothing."""
+    """Processes that compute together. The base class is a group of one process, without exchanges."""
 
     rank, size = 0, 1
 
     def share(self, work: Callable[[], JSON]) -> Any:
-        """Do some work on rank 0; its result, or its HighrankError, reaches every rank."""
+        """Run ``work`` on rank 0; every rank gets its result or its HighrankError."""
         return work()
 
     def every(self, work: Callable[[], T]) -> T:
-        """Do some work on every rank; a HighrankError on one ends all of them."""
+        """Run ``work`` on every rank; a HighrankError of one is raised on all."""
         return work()
 
     def first(self, value: JSON) -> Any:
@@ -43,11 +43,11 @@ class Group:
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: JSON) -> list[Any]:
-        """The values of all ranks, in their order."""
+        """The values of all ranks, in the order of ranks."""
         return [value]
 
     def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
-        """The tensors of all ranks, each of one shape, rank r giving ``counts[r]`` of them."""
+        """The tensors of all ranks, all of one shape; rank r sends ``counts[r]`` of them."""
         return list(tensors)
 
     def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
@@ -55,7 +55,7 @@ class Group:
         return dict(tensors)
 
     def sum_(self, tensor: "Tensor") -> None:
-        """Add up a tensor over all ranks, in place, in an order that depends on their number."""
+        """Sum a tensor over all ranks in place; the order of the sum depends on their number."""
 
 
 ALONE = Group()
@@ -64,7 +64,7 @@ ALONE = Group()
 class ProcessGroup(Group):
     """The group of ``torch.distributed``; gloo on the CPU, NCCL on GPUs.
 
-    Every method raises WorkerError, naming the rank, where another process is lost or silent.
+    Every method raises WorkerError, naming the rank, if another process is lost or silent.
     """
 
     def __init__(self, minutes: float) -> None:
@@ -85,7 +85,7 @@ class ProcessGroup(Group):
 
     @contextmanager
     def _exchange(self) -> "Iterator[None]":
-        """Count an exchange, and name who is missing where one fails."""
+        """Count an exchange; if it fails, raise an error that names the missing ranks."""
         self._exchanges += 1
         self._store.set(_BEAT.format(self.rank), str(self._exchanges))
         try:
@@ -94,14 +94,14 @@ class ProcessGroup(Group):
             raise self._lost() from error
 
     def _lost(self) -> WorkerError:
-        """The error of an exchange in which others did not take part; the lowest rank left prints it."""
+        """Error of an exchange without some ranks, which the lowest remaining rank prints."""
         behind = []
         try:
             for rank in range(self.size):
                 key = _BEAT.format(rank)
                 if not self._store.check([key]) or int(self._store.get(key)) < self._exchanges:
                     behind.append(rank)
-        except RuntimeError:  # the store went with the process that held it
+        except RuntimeError:  # the process that held the store is gone
             pass
         who = f"rank {', '.join(map(str, behind))}" if behind else "another rank"
         error = WorkerError(
@@ -185,7 +185,7 @@ class ProcessGroup(Group):
 
 
 def _store(rank: int, size: int, timeout: timedelta) -> Any:
-    """The key-value store of a group; a group that torchrun restarts has keys of its own."""
+    """Key-value store of a group; after a restart by torchrun, the group uses other keys."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -195,7 +195,7 @@ def _store(rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _again(told: Mapping[str, str], printed: bool) -> HighrankError:
-    """An error of another rank; ``printed`` if that rank prints it."""
+    """Copy of another rank's error; ``printed`` if another rank prints it."""
     kind = getattr(errors, told["error"])
     error: HighrankError = kind.__new__(kind)
     error.args, error.told = (told["message"],), printed
@@ -204,7 +204,7 @@ def _again(told: Mapping[str, str], printed: bool) -> HighrankError:
 
 @contextmanager
 def process_group(minutes: float) -> "Iterator[Group]":
-    """The group that torchrun has started this process in; alone where it has not."""
+    """The group in which torchrun started this process; ``ALONE`` for a single process."""
     if int(os.environ.get(WORLD, "1")) == 1:
         yield ALONE
         return
@@ -214,10 +214,10 @@ def process_group(minutes: float) -> "Iterator[Group]":
 
 
 def started_by_torchrun() -> bool:
-    """Whether the environment names the processes of a group."""
+    """True if the environment has the variables of torchrun."""
     return WORLD in os.environ
 
 
 def leads() -> bool:
-    """Whether this process writes and prints: rank 0, or the only one."""
+    """True if this process writes and prints, as rank 0 or the only process."""
     return os.environ.get(RANK, "0") == "0" or not started_by_torchrun()

@@ -14,16 +14,16 @@ from lm.parallel.group import started_by_torchrun
 def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m PACKAGE ARGUMENTS`` in several processes; returns the exit code of the first to fail.
 
-    The threads of torch are divided among them, unless OMP_NUM_THREADS is set. ConfigError where this process
-    is itself one of several.
+    The threads of torch are divided among the processes, unless OMP_NUM_THREADS is set. Raises ConfigError if
+    torchrun started this process.
     """
     if started_by_torchrun():
-        raise ConfigError("--processes: torchrun has started several already; leave it out")
+        raise ConfigError("--processes: torchrun has already started several; omit the option")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # each process says what it has to
+    # each process prints its own errors
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     threads = max(1, (os.cpu_count() or 1) // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

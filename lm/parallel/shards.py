@@ -1,7 +1,7 @@
-"""Logical shards of a batch, and sums over shards in an order that no number of processes changes.
+"""Logical shards of a batch, and sums over shards in an order independent of the number of processes.
 
-A batch is cut into S contiguous shards. A process of N computes S / N neighbouring ones. The sum over all
-shards follows one balanced binary tree, so that equal shards give equal bits for every N.
+A batch is cut into S contiguous shards. Each of N processes computes S / N neighbouring shards. The sum over
+all shards follows one balanced binary tree, so that equal shards give equal bits for every N.
 """
 
 import hashlib
@@ -11,11 +11,11 @@ from typing import TypeVar
 from lm.errors import ConfigError
 
 T = TypeVar("T")
-Node = tuple[int, int]  # shards from the first number to before the second
+Node = tuple[int, int]  # range of shards: first, and one past the last
 
 
 def shards_of(rank: int, processes: int, shards: int) -> range:
-    """The shards of a process. ConfigError where the processes do not divide the shards."""
+    """Shards of a process; ConfigError unless the number of processes divides that of shards."""
     if shards % processes:
         fitting = [n for n in range(1, shards + 1) if shards % n == 0]
         raise ConfigError(
@@ -27,14 +27,14 @@ def shards_of(rank: int, processes: int, shards: int) -> range:
 
 
 def slice_of(size: int, index: int, count: int) -> slice:
-    """The part ``index`` of ``count`` contiguous parts of nearly equal size, the larger ones first."""
+    """Part ``index`` of ``count`` contiguous parts of nearly equal size, the larger ones first."""
     small, larger = divmod(size, count)
     start = index * small + min(index, larger)
     return slice(start, start + small + (index < larger))
 
 
 def random_seed(seed: int, update: int, shard: int) -> int:
-    """The seed of the random numbers of a shard in an update, 63 bits of a hash."""
+    """Seed of the random numbers of a shard in an update: 63 bits of a hash."""
     digest = hashlib.sha256(f"{seed}/{update}/{shard}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -58,7 +58,7 @@ def nodes_within(part: range, node: Node) -> Iterator[Node]:
 
 
 def tree_sum(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
-    """The sum over a node's shards, from the sums that are known; shards are asked for from left to right."""
+    """Sum over a node's shards from ``known`` sums of nodes; shards are requested from left to right."""
     if (value := known(node)) is not None:
         return value
     left, right = halves(node)
@@ -67,6 +67,6 @@ def tree_sum(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T]
 
 
 def plan(processes: int, shards: int) -> list[tuple[int, Node]]:
-    """Every (process, node) whose sum the processes exchange, in the order of processes and shards."""
+    """Every (process, node) whose sum is exchanged, in the order of processes and shards."""
     parts = (shards_of(rank, processes, shards) for rank in range(processes))
     return [(rank, node) for rank, part in enumerate(parts) for node in nodes_within(part, (0, shards))]

@@ -1,4 +1,4 @@
-"""``check``: is every file of a run what was written?"""
+"""Integrity check of a run, for ``check``: every file against its recorded hash."""
 
 import os
 from pathlib import Path
@@ -27,12 +27,12 @@ _OLDER = "made by an older version: its files and its log are not compared; the 
 
 
 def check_run(run: Path) -> dict[str, Any]:
-    """Compare every file of a run with what was written: checkpoints, config, codec, log, results, corpus.
+    """Compare every file of a run with its record: checkpoints, config, codec, log, results, corpus.
 
-    Returns ``step`` and ``state_sha256`` of the last commit (equal between two runs exactly when weights,
-    optimiser and position are bit-identical; None where it is damaged), ``commits``, newest first,
-    ``problems``, one line each, and ``notes``, on what is worth knowing and no problem. Raises StorageError
-    where there is no commit at all.
+    Returns ``step`` and ``state_sha256`` of the last commit, both None if it is damaged. Hashes of two runs
+    are equal exactly when weights, optimiser and position are bit-identical. Further keys are ``commits``,
+    newest first, ``problems``, one line each, and ``notes``, which are harmless. Raises StorageError for a
+    run without any commit.
     """
     store = CheckpointStore(run / CHECKPOINTS)
     reports = store.verify_all()
@@ -74,7 +74,7 @@ def check_run(run: Path) -> dict[str, Any]:
 
 
 def _changes(run: Path, record: Record) -> list[str]:
-    """What is not as the newest commit recorded it."""
+    """Differences from the record of the newest commit, one line each."""
     config, log = changed_config(run, record), _changed_log(run / LOG, record.log)
     return [problem for problem in (config, *changed_files(run, record), log) if problem]
 
@@ -92,7 +92,7 @@ def _changed_log(path: Path, log: FileRecord) -> str:
 
 
 def _damages(run: Path) -> list[str]:
-    """What can be said of the files of a run whose commits record nothing of them."""
+    """Problems with the files of a run whose commits do not record them."""
     if not os.path.lexists(run / CONFIG):
         return [f"{visible(run / CONFIG)}: missing; restore it from a copy"]
     try:

@@ -1,7 +1,8 @@
 """The checkpoints of a run, committed so that a crash at any moment leaves the old or the new one.
 
-Files are written under a temporary name, each synced, the manifest last; then the folder is synced and
-renamed and its parent synced; then pointers move; then old commits go. Free of torch on import.
+A commit takes four steps. Files are written under a temporary name and synced, the manifest last. The folder
+is synced, renamed, and its parent synced. Pointers are updated. Old commits are deleted. The module does not
+import torch.
 """
 
 import hashlib
@@ -39,12 +40,12 @@ __all__ = ["CheckpointStore", "Commit", "CommitReport", "average_tensors"]
 
 Pointer = Literal["best", "last"]
 _MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
-_SLACK = 1 << 20  # bytes that a commit may need besides its tensors
+_SLACK = 1 << 20  # bytes of a commit besides its tensors
 
 
 @dataclass(frozen=True)
 class CommitReport:
-    """One line of a check; ``problem`` is empty for an intact commit, ``size`` in bytes."""
+    """Result of a check of one commit; ``problem`` is empty if it is intact, ``size`` is in bytes."""
 
     step: int
     path: Path
@@ -56,7 +57,7 @@ class CommitReport:
 class CheckpointStore:
     """The commits in ``folder``. Reading changes nothing; one process at a time may write.
 
-    ``problems`` tells, one line each, which newer commits the last ``latest()`` had to skip, and why.
+    ``problems`` has one line for each damaged commit that the last ``latest()`` skipped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,11 +71,11 @@ class CheckpointStore:
         state: Mapping[str, JSON],
         facts: Mapping[str, JSON],
     ) -> Commit:
-        """Write a commit durably and point ``last`` at it; an identical one that exists is left as it is.
+        """Write a commit durably and point ``last`` at it; an identical existing commit is kept.
 
-        Tensors may be on any device, strided or shared; empty groups are left out. Returns it verified from
-        the disk. Raises StorageError, the older commits being as they were and nothing else left behind, and
-        ValueError for NaN or ±inf in ``state`` or ``facts``.
+        Tensors may be on any device, strided or shared; empty groups are omitted. The returned commit is
+        verified from the disk. Raises StorageError, which leaves older commits unchanged and no other files,
+        and ValueError for NaN or ±inf in ``state`` or ``facts``.
         """
         self._refuse_link()
         final = self._path(step)
@@ -98,10 +99,11 @@ class CheckpointStore:
         return Commit.read(final)
 
     def latest(self) -> Commit | None:
-        """The newest intact commit, or None where nothing was ever committed.
+        """The newest intact commit, or None if there is no commit.
 
-        Damaged newer ones are skipped and told in ``problems``. StorageError where commits exist and none is
-        intact: a run must not start over, and delete them, because a disk was away.
+        Damaged newer commits are skipped and listed in ``problems``. Raises StorageError if commits exist but
+        none is intact. The disk may be unreadable only temporarily, and a run that started over would delete
+        them.
         """
         self.problems = []
         for _, path in self._folders():
@@ -121,7 +123,7 @@ class CheckpointStore:
         return next((path for _, path in self._folders()), None)
 
     def newest(self) -> Commit | None:
-        """The newest commit whose manifest and state are intact, its tensors unread; None without one."""
+        """The newest commit with intact manifest and state; tensors are not verified. None without one."""
         return next(self._readable(), None)
 
     def _readable(self) -> Iterator[Commit]:
@@ -133,7 +135,7 @@ class CheckpointStore:
     def open(self, which: str) -> Commit:
         """Verify and return ``last``, ``best`` or ``step-N``.
 
-        StorageError where it is missing or damaged, ConfigError for another name.
+        Raises StorageError if it is missing or damaged, ConfigError for another name.
         """
         folders = self._folders()
         steps = [step for step, _ in folders]
@@ -148,7 +150,7 @@ class CheckpointStore:
             raise StorageError(f"{error}{others or '; restore it from a copy'}") from error
 
     def _step_of(self, which: str, steps: list[int]) -> int:
-        """The step that a name stands for; ConfigError for another name."""
+        """Step of a checkpoint name; ConfigError for an unknown name."""
         if which == "last":
             return max(steps, default=-1)
         if which == "best":
@@ -160,16 +162,16 @@ class CheckpointStore:
         )
 
     def steps(self, which: str) -> list[int]:
-        """The steps of the checkpoints that a name stands for now, several for ``average``."""
+        """Current steps of a checkpoint name, several for ``average``."""
         folders = dict(self._folders())
         average = which == "average"
         steps = self.best() if average else [self._step_of(which, list(folders))]
         return [step for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
-        """A hash of the manifests of what a name stands for now, ``average`` too; None where that is nothing.
+        """Hash of the manifests that a name, or ``average``, currently means; None if there is none.
 
-        The weights are neither read nor verified.
+        Weights are neither read nor verified.
         """
         folders = dict(self._folders())
         steps = self.steps(which)
@@ -177,7 +179,7 @@ class CheckpointStore:
         return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
-        """Weights for inference of ``last``, ``best``, ``step-N`` or ``average``, the mean of the k best."""
+        """Weights for inference: ``last``, ``best``, ``step-N``, or ``average``, the mean of the k best."""
         if which != "average":
             return self.open(which).inference_tensors()
         steps = self.best()
@@ -186,7 +188,7 @@ class CheckpointStore:
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
 
     def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
-        """Let ``NAME.json`` name one step, or several with the best first; replaced as a whole."""
+        """Write one step, or several with the best first, to ``NAME.json``, atomically."""
         self._refuse_link()
         listed = [steps] if isinstance(steps, int) else list(steps)
         if listed != self._pointed_or_nothing(name):
@@ -194,20 +196,24 @@ class CheckpointStore:
             write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
 
     def best(self) -> list[int]:
-        """The best steps, best first, as the newest commit has them; [] where there are none yet.
+        """Best steps in the newest commit, best first; [] before any validation.
 
-        A kill may leave the pointer of the commit before. StorageError where it is that of neither.
+        After a kill, the pointer file may be that of the previous commit. Raises StorageError if it agrees
+        with neither.
         """
         while True:
             seen = self.pointed("best"), self._folders()
             try:
                 return self._agreed(*seen)
             except StorageError:
-                if seen == (self.pointed("best"), self._folders()):  # or else training has gone on meanwhile
+                if seen == (
+                    self.pointed("best"),
+                    self._folders(),
+                ):  # otherwise training has continued meanwhile
                     raise
 
     def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
-        """The best steps of the newest commit, if the pointer agrees with it or with the one before."""
+        """Best steps of the newest commit, if the pointer agrees with it or with the previous commit."""
         there = dict(folders)
         named = [step for step in pointed if step in there]
         views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
@@ -215,14 +221,14 @@ class CheckpointStore:
         if named in (newest, next(views, newest)):
             return newest
         for _, path in folders:
-            Commit.read(path, tensors=False)  # or else the pointer is that of a damaged one
+            Commit.read(path, tensors=False)  # otherwise the pointer may be that of a damaged commit
         raise StorageError(
             f"{self.folder / 'best.json'}: names {_steps(pointed)}, and the newest checkpoint"
             f" {_steps(newest)}; it was edited or damaged: {_MEND}"
         )
 
     def pointed(self, name: Pointer) -> list[int]:
-        """The steps in a pointer's file, best first; [] where it was never set. Raises StorageError."""
+        """Steps in a pointer file, best first; [] without the file. Raises StorageError."""
         self._refuse_link()
         path = self.folder / f"{name}.json"
         if not os.path.lexists(path):
@@ -238,10 +244,10 @@ class CheckpointStore:
         return steps
 
     def prune(self, keep: Collection[int]) -> None:
-        """Delete every commit whose step is not in ``keep``, once the newest that stays is verified.
+        """Delete every commit whose step is not in ``keep``, after verifying the newest kept one.
 
-        Raises StorageError, with nothing deleted, where that one is damaged or none would stay. A kill in
-        between leaves no half-deleted commit: they are renamed first.
+        Raises StorageError and deletes nothing if that commit is damaged or no commit would stay. Commits are
+        renamed before deletion, so a kill leaves no half-deleted commit.
         """
         folders = self._folders()
         doomed = [path for step, path in folders if step not in keep]
@@ -260,7 +266,7 @@ class CheckpointStore:
             remove_tree(grave)
 
     def clean(self) -> None:
-        """Finish or undo what a killed writer left; only for the process that holds the run."""
+        """Finish or undo the work of a killed writer; only for the process that holds the run."""
         self._refuse_link()
         with storage_errors(self.folder):
             names = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
@@ -273,7 +279,7 @@ class CheckpointStore:
                 sync(self.folder)
 
     def pointer_problems(self) -> tuple[list[str], list[str]]:
-        """What is wrong with the pointers, and what a kill may have left and does no harm; one line each."""
+        """Problems with the pointers, and harmless remains of a kill, one line each."""
         problems: list[str] = []
         notes: list[str] = []
         steps = [step for step, _ in self._folders()]
@@ -310,18 +316,18 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def _folders(self) -> list[tuple[int, Path]]:
-        """Every step that has a folder, newest first, intact or not."""
+        """Steps and their folders, newest first, intact or not."""
         self._refuse_link()
         with storage_errors(self.folder):
             names = sorted(os.listdir(self.folder)) if os.path.lexists(self.folder) else []
         found: dict[int, Path] = {}
-        for name in names:  # sorted: a folder comes before its .old one, which only counts in its absence
+        for name in names:  # sorted, so a folder precedes its .old one, which counts only without it
             if match := STEP_FOLDER.fullmatch(name):
                 found.setdefault(int(match[1]), self.folder / name)
         return sorted(found.items(), reverse=True)
 
     def _publish(self, tmp: Path, final: Path) -> None:
-        """Give a finished folder its name; another commit of the same step counts until then."""
+        """Rename a finished folder; another commit of the same step stays valid until then."""
         old = final.with_name(f"{final.name}.old")
         if os.path.lexists(final):
             remove_tree(old)
@@ -330,7 +336,7 @@ class CheckpointStore:
         remove_tree(old)
 
     def _holds(self, path: Path, state_sha256: str) -> bool:
-        """Whether an intact commit with this content is there already."""
+        """True if an intact commit with equal content exists."""
         try:
             return os.path.lexists(path) and Commit.read(path).state_sha256 == state_sha256
         except StorageError:
@@ -352,7 +358,7 @@ class CheckpointStore:
 
 
 def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:
-    """The best steps that a commit of a training knew, of those that are there; None for other commits."""
+    """Best steps recorded by a commit of a training that still exist; None for other commits."""
     progress = commit.state.get("progress")
     best = progress.get("best") if isinstance(progress, dict) else None
     if not isinstance(best, list):
@@ -366,9 +372,10 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
-    """The mean of tensors by name, in float64, in the dtype of the first set; integers are the first set's.
+    """Mean of tensors by name, computed in float64, in the dtype of the first set; integers are not averaged.
 
-    Reads one set after the other. StorageError where names or shapes differ.
+    One set is read at a time, and integer tensors are those of the first. Raises StorageError if names or
+    shapes differ.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""One checkpoint on disk: a folder that exists when its manifest and every hash in it hold.
+"""One checkpoint on disk: a folder that is valid if its manifest and every hash in it hold.
 
 The folder ``step-00000120`` has one safetensors file per group of tensors, ``state.json``, and
-``manifest.json`` with the size and SHA-256 of each. Hashes find damage, not malice: a hostile file is
-harmless because safetensors and JSON hold no code, links are not followed, and no name in a manifest leads
-out of the folder. Free of torch on import.
+``manifest.json`` with the size and SHA-256 of each. Hashes detect damage, not malice. A hostile file
+is harmless because safetensors and JSON hold no code. Links are not followed, and no name in a manifest leads
+out of the folder. The module does not import torch.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ COMMIT_FORMAT = 1
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", ".safetensors"
 STEP_FOLDER = re.compile(r"step-(\d{8,15})(\.old)?", re.ASCII)
 _GROUP = r"[a-z][a-z0-9_]{0,40}"
-_JSON_LIMIT = 64 << 20  # bytes of a manifest or state that are still believable
-_HEADER_LIMIT = 16 << 20  # bytes of a safetensors header; a tensor takes about 100
+_JSON_LIMIT = 64 << 20  # largest plausible size of a manifest or state in bytes
+_HEADER_LIMIT = 16 << 20  # largest safetensors header in bytes; a tensor takes about 100
 
 CommitFile = Annotated[str, StringConstraints(pattern=rf"^({_GROUP}\.safetensors|state\.json)$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -52,7 +52,7 @@ class FileRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What ``manifest.json`` holds, as canonical JSON; ``sha256`` is that of the rest."""
+    """Contents of ``manifest.json``, canonical JSON; ``sha256`` is the hash of the other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     format: Literal[1]
@@ -64,9 +64,9 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint whose files have been verified, or will be before they are used.
+    """A checkpoint whose files are verified on reading, or before they are used.
 
-    ``state`` is deterministic and counts in ``state_sha256``; ``facts`` (elapsed time, versions) do not.
+    ``state`` is deterministic and part of ``state_sha256``; ``facts`` (elapsed time, versions) are not.
     """
 
     step: int
@@ -79,7 +79,7 @@ class Commit:
     def read(cls, path: Path, *, tensors: bool = True) -> "Commit":
         """Verify a commit folder; StorageError names what is missing, damaged or foreign.
 
-        Without ``tensors`` their files are left to be verified when they are used.
+        Without ``tensors``, files of tensors are verified only when they are used.
         """
         with storage_errors(path):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -100,28 +100,28 @@ class Commit:
 
     @property
     def groups(self) -> list[str]:
-        """Names of the groups of tensors, sorted; empty ones were left out."""
+        """Sorted names of the groups of tensors, except empty ones."""
         return sorted(name.removesuffix(TENSORS) for name in self.files if name != STATE)
 
     @property
     def state_sha256(self) -> str:
-        """Equal exactly when step, tensors and state are bit-identical."""
+        """Hash that is equal exactly when step, tensors and state are bit-identical."""
         return _state_sha256(self.step, {name: record.sha256 for name, record in self.files.items()})
 
     @property
     def size(self) -> int:
-        """Bytes of all files but the manifest."""
+        """Size of all files except the manifest, in bytes."""
         return sum(record.size for record in self.files.values())
 
     def tensors(self, group: str) -> dict[str, "Tensor"]:
-        """The tensors of a group, on the CPU, from bytes verified as they are read; {} if it was left out."""
+        """Tensors of a group on the CPU, verified while reading; {} for an empty group."""
         name = group + TENSORS
         if name not in self.files:
             return {}
         return _deserialise(_read_verified(self.path / name, self.files[name]), self.path / name)
 
     def inference_tensors(self) -> dict[str, "Tensor"]:
-        """The weights to use: the model's, with the averaged ones in place of those that have an average."""
+        """Weights for inference: the averages where they exist, otherwise the model's weights."""
         weights = self.tensors("model") | self.tensors("average")
         if not weights:
             raise StorageError(f"{self.path}: holds no weights; choose another checkpoint")
@@ -137,7 +137,7 @@ def write_commit(
 ) -> str:
     """Write the files of a commit into an empty folder, the manifest last; returns the ``state_sha256``.
 
-    Every file is on the disk before the next is begun. One group at a time is in memory as bytes.
+    Every file is synced before the next one starts. Only one group at a time is in memory as bytes.
     """
     files: dict[str, JSON] = {}
     hashes: dict[str, str] = {}
@@ -151,7 +151,7 @@ def write_commit(
 
 
 def require_sizes(folder: Path) -> None:
-    """Raises StorageError unless the files of a commit are as large as its manifest says; hashes nothing."""
+    """Raise StorageError unless the files of a commit have the manifest's sizes; hashes are not checked."""
     for name, record in _read_manifest(folder / MANIFEST).files.items():
         with storage_errors(folder / name):
             size = os.lstat(folder / name).st_size
@@ -164,7 +164,7 @@ def _state_sha256(step: int, hashes: Mapping[str, str]) -> str:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """Parse a manifest whose every byte is covered by its own hash."""
+    """Parse a manifest and verify its own hash, which covers every byte."""
     data = read_file(path, limit=_JSON_LIMIT, follow=False)
     value = parse_json(data, path)
     number = value.get("format") if isinstance(value, dict) else None
@@ -208,7 +208,7 @@ def _check(path: Path, record: FileRecord, size: int, sha256: str) -> None:
 def _serialised(
     groups: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, JSON]
 ) -> Iterator[tuple[str, bytes]]:
-    """File names and contents; the same tensors and state give the same bytes in every process."""
+    """File names and contents; equal tensors and state give equal bytes in every process."""
     from safetensors.torch import save
 
     for group, tensors in sorted(groups.items()):
@@ -222,12 +222,12 @@ def _serialised(
 
 
 def _require_memory(needed: int) -> None:
-    """MemoryError where safetensors would find too little memory: it panics, with a page of text."""
+    """Raise MemoryError for too little memory, because safetensors would panic with a page of text."""
     bytearray(needed + (1 << 20))
 
 
 def _savable(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Dense CPU tensors that share no memory, sorted by name: safetensors takes no others."""
+    """Dense CPU tensors without shared memory, sorted by name, as safetensors requires."""
     seen: set[int] = set()
     savable: dict[str, Tensor] = {}
     for name, tensor in sorted(tensors.items()):

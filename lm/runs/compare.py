@@ -15,10 +15,10 @@ Pairs = dict[str, tuple[Floats, Floats]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the evaluations of one program have in common.
+    """Comparison of the evaluations of one program.
 
-    ``kept`` are the fields of a result that a comparison shows, and ``needed`` further ones. ``columns`` are
-    the sums by unit. ``same`` are columns that must be equal, each with the error for different ones.
+    ``kept`` are the fields of a result that a comparison shows, and ``needed`` are further required fields.
+    ``columns`` are the sums by unit. ``same`` are columns that must be equal, each with its error message.
     """
 
     program: str
@@ -29,7 +29,7 @@ class Comparison:
     same: tuple[tuple[str, str], ...]
 
     def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
-        """The name of the evaluation and that of each run, all of the same text.
+        """Name of the evaluation, and the evaluation of each run, all of the same text.
 
         ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation.
         """
@@ -49,10 +49,10 @@ class Comparison:
     def rows(
         self, evaluations: Sequence[Evaluation], pairs: Callable[[Evaluation], Pairs], counts: Floats
     ) -> list[Result]:
-        """The kept fields of every run, and its p-values by score: none for the first.
+        """Kept fields of every run and its p-values by score, which the first run lacks.
 
         ``pairs`` returns differences from the first run and weights by unit; ``counts`` (R, U) are resamples.
-        P-values are None where both runs are near guessing.
+        P-values are None if both runs are near guessing.
         """
         first, rows = evaluations[0], list[Result]()
         for evaluation in evaluations:

@@ -1,7 +1,8 @@
-"""The evaluations that a run keeps: ``RUN/evaluation/<name>.json``.
+"""Evaluations saved in a run: ``RUN/evaluation/<name>.json``.
 
-A record is ``{"format", "result", "contexts", "sha256"}``: the result that was shown, the numbers that it
-is a sum of, column by column, which comparisons resample, and the hash of the rest, which older ones lack.
+A record is ``{"format", "result", "contexts", "sha256"}``. ``result`` is the displayed result. ``contexts``
+has its summands by column, which comparisons resample. ``sha256`` is the hash of the rest, which older
+records lack.
 """
 
 import re
@@ -29,12 +30,12 @@ T = TypeVar("T")
 
 EVALUATION_FORMAT = 1
 EVALUATIONS = "evaluation"
-_ROOM = 1 << 20  # bytes that a result may need on the disk
+_ROOM = 1 << 20  # bytes of disk space for a result
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Model, weights and data of an evaluation: the fields that results of both families share."""
+    """Model, weights and data of an evaluation: fields of the results of both families."""
 
     run: str
     checkpoint: str
@@ -49,7 +50,7 @@ class Subject:
 
     @classmethod
     def of(cls, trained: Any, run: Path, checkpoint: str, weights: str | None, data: Result) -> Self:
-        """The subject of an evaluation of a loaded model of either family."""
+        """Subject of an evaluation of a loaded model of either family."""
         return cls(
             run=str(run),
             checkpoint=checkpoint,
@@ -65,18 +66,18 @@ class Subject:
 
     @classmethod
     def read(cls, result: Result) -> Self:
-        """The subject that a result has; a field that older results lack is None."""
+        """Subject in a result; fields that older results lack are None."""
         values: dict[str, Any] = {field.name: result.get(field.name) for field in fields(cls)}
         return cls(**values)
 
     def json(self) -> Result:
-        """The fields as a result has them."""
+        """Fields as in a result."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that a run has kept."""
+    """An evaluation saved in a run."""
 
     run: str
     result: Result
@@ -93,9 +94,9 @@ def slug(text: str) -> str:
 
 
 def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
-    """What ``load`` makes of a run, and a fingerprint of the weights in it.
+    """Result of ``load`` for a run, and the fingerprint of its weights.
 
-    Where training gives other weights the name ``checkpoint`` meanwhile, it is loaded again.
+    It loads again if a training changes the weights named ``checkpoint`` meanwhile.
     """
     store = CheckpointStore(run / "checkpoints")
     while True:
@@ -106,7 +107,7 @@ def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
 
 
 def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
-    """As :func:`loaded`, for ``result["weights"]``; StorageError where :func:`keep` could not write later."""
+    """Like :func:`loaded`, for an evaluation; StorageError if :func:`keep` could not write later."""
     trained, weights = loaded(run, checkpoint, load)
     folder = run / EVALUATIONS
     require_space(run, _ROOM)
@@ -115,10 +116,10 @@ def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
 
 
 def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
-    """Write an evaluation into its run, its name added to the result.
+    """Write an evaluation into its run, and add its name to the result.
 
-    The evaluation of the same name is replaced if it is of the same data; beside one of other data the new
-    one gets six digits of the data's hash. StorageError where it cannot be written.
+    An evaluation of the same name and data is replaced. If the existing one is of other data, the new name
+    gets six digits of the data's hash. Raises StorageError if writing fails.
     """
     folder = run / EVALUATIONS
     make_folder(folder)
@@ -136,13 +137,13 @@ def load_evaluation(
     """Read what :func:`keep` wrote.
 
     Args:
-        needed: keys, from the outermost on, that the record must have.
-        columns: keys of lists in its contexts, which must be of one length.
+        needed: paths of keys, from the outermost, that the record must have.
+        columns: paths of keys of lists of equal length in its contexts.
         program: ``dialog`` or ``lm``, for remedies.
 
     Raises:
-        DataError: the run has no such evaluation, or other weights since.
-        StorageError: it is damaged.
+        DataError: the run has no such evaluation, or its weights have changed since.
+        StorageError: the evaluation is damaged.
     """
     path = run / EVALUATIONS / f"{name}.json"
     known = evaluation_names(run)
@@ -174,12 +175,12 @@ def load_evaluation(
 
 
 def guesses(evaluation: Evaluation) -> bool:
-    """Whether the model is near guessing, so that its difference to another such model is noise."""
+    """True if the model is near guessing, so that its difference from another such model is noise."""
     return bool(evaluation.result.get("near_guessing"))
 
 
 def guessing_warning(rows: Sequence[Result]) -> list[str]:
-    """What a comparison says of its runs that are near guessing; nothing where there is none."""
+    """Warnings of a comparison about runs that are near guessing; [] if there is none."""
     names = ", ".join(str(visible(row["run"])) for row in rows if row["near_guessing"])
     if not names:
         return []
@@ -187,12 +188,12 @@ def guessing_warning(rows: Sequence[Result]) -> list[str]:
 
 
 def damaged(record: Mapping[str, Any]) -> bool:
-    """Whether a record is not what was written; older ones, which hold no hash, are believed."""
+    """True if a record does not match its hash; older records, which lack one, are trusted."""
     return not is_sealed(record) and record.keys() != {"format", "result", "contexts"}
 
 
 def damaged_records(run: Path) -> Iterator[str]:
-    """One line for each evaluation of a run that is not what was written."""
+    """One line for each damaged evaluation of a run."""
     for path in sorted((run / EVALUATIONS).glob("*.json")):
         try:
             record = read_json(path)
@@ -204,16 +205,16 @@ def damaged_records(run: Path) -> Iterator[str]:
 
 
 def evaluation_names(run: Path) -> list[str]:
-    """What the evaluations of a run are called; StorageError where there is no run."""
+    """Names of the evaluations of a run; StorageError without a run."""
     if not run.is_dir():
         raise StorageError(f"{run}: no such run; check the path")
     return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 
 
 def common_name(runs: Sequence[Path], program: str, options: str) -> str:
-    """The one evaluation that all runs have; DataError for none, ConfigError for several.
+    """Name of the evaluation that all runs have; DataError for none, ConfigError for several.
 
-    ``options`` are those of ``evaluate`` that its name tells of, for the remedy.
+    ``options`` are the options of ``evaluate`` that determine the name, for the error message.
     """
     kept = {run: evaluation_names(run) for run in runs}
     common = set.intersection(*map(set, kept.values()))
@@ -230,14 +231,14 @@ def common_name(runs: Sequence[Path], program: str, options: str) -> str:
 
 
 def lookup(record: Any, keys: Sequence[str]) -> Any:
-    """What nested objects hold under the keys; None where there is no such key."""
+    """Value under a path of keys in nested objects; None without such a key."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record
 
 
 def _data_of(path: Path) -> str | None:
-    """The hash of the data of a kept evaluation; None where there is none that can be read."""
+    """Hash of the data of a saved evaluation; None without a readable one."""
     try:
         record: Any = read_json(path)
         return str(record["result"]["data"]["sha256"])

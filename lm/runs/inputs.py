@@ -1,14 +1,14 @@
-"""What a run is made of besides its checkpoints, what of it may change, and whether it is as it was.
+"""Hashes of a run's inputs and small files, and the config keys that may change on resume.
 
 Every commit records, in its facts under ``run``::
 
     files     SHA-256 of config.json, data.json, vocabulary.json and the files of the tokenizer, by name
     config    every value of the config, by dotted key
-    free      the keys among them that may have another value when the run is resumed, as may RESUMABLE
-    log       size and SHA-256 of what metrics.jsonl held
+    free      config keys besides RESUMABLE that may change when the run is resumed
+    log       size and SHA-256 of metrics.jsonl
 
-The newest commit counts. ``config.json`` may change when a run is resumed, so it holds its own SHA-256, too.
-Older versions recorded nothing of this.
+The record of the newest commit is valid. ``config.json`` may change on resume, so it also holds its own
+SHA-256. Older versions recorded none of these.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ RunFile = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.json
 FILES: tuple[RunFile, ...] = get_args(RunFile)
 CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
 _MEND = "restore it, or run the same training again, which mends it"
-OWN = "the run"  # where a value is from whose own place is lost
+OWN = "the run"  # provenance of a value whose own provenance is lost
 RECORD = "run"  # among the facts of a commit
 
 RESUMABLE = frozenset(
@@ -43,16 +43,16 @@ RESUMABLE = frozenset(
         "checkpoint_minutes", "keep_best", "keep_last",
     )
 ) | {"about", "extends", "data.test"}  # fmt: skip
-"""Keys that may change when a run is resumed, whatever it trains."""
+"""Keys that may change when a run of any family is resumed."""
 
 
 def file_hashes(run: Path) -> dict[str, JSON]:
-    """SHA-256 of the small files that a run has, by name; raises StorageError."""
+    """SHA-256 of the small files of a run, by name; raises StorageError."""
     return {name: sha256_file(run / name) for name in FILES if os.path.lexists(run / name)}
 
 
 class Record(BaseModel):
-    """What a commit recorded of its run."""
+    """Record of a run in a commit."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     files: dict[RunFile, Sha256]
@@ -62,7 +62,7 @@ class Record(BaseModel):
 
 
 def record_of(commit: Commit | None) -> Record | None:
-    """What a commit recorded; None without one, or where an older version made it. Raises StorageError."""
+    """Record of a run in a commit; None without a commit or record. Raises StorageError."""
     if commit is None or RECORD not in commit.facts:
         return None
     try:
@@ -72,12 +72,12 @@ def record_of(commit: Commit | None) -> Record | None:
 
 
 def recorded(run: Path) -> Record | None:
-    """What the newest commit of a run recorded, if anything. Raises StorageError."""
+    """Record in the newest commit of a run, if any. Raises StorageError."""
     return record_of(CheckpointStore(run / CHECKPOINTS).newest())
 
 
 def changed_files(run: Path, record: Record) -> Iterator[str]:
-    """One line for each small file, the config apart, that is not what a commit recorded."""
+    """One line for each small file, except the config, that differs from a record."""
     for name, sha256 in record.files.items():
         path = run / name
         if name == CONFIG:
@@ -87,7 +87,7 @@ def changed_files(run: Path, record: Record) -> Iterator[str]:
 
 
 def _difference(path: Path, sha256: str) -> str:
-    """What is wrong with a small file, or nothing."""
+    """Problem of a small file, or ``""``."""
     if not os.path.lexists(path):
         return f"{visible(path)}: missing"
     try:
@@ -98,7 +98,7 @@ def _difference(path: Path, sha256: str) -> str:
 
 
 def changed_config(run: Path, record: Record) -> str:
-    """One line where the config is not what a commit recorded, nor what resuming made of it; else nothing."""
+    """Problem of a config that differs from a record, except by allowed changes on resume; else ``""``."""
     path = run / CONFIG
     was, free = record.config, RESUMABLE.union(record.free)
     if not os.path.lexists(path):
@@ -118,9 +118,9 @@ def changed_config(run: Path, record: Record) -> str:
 
 
 def saved_settings(run: Path) -> Settings:
-    """The config of a run by dotted key, as the newest commit knows its values where the file is damaged.
+    """Config of a run by dotted key; from the newest commit if the file is damaged.
 
-    Empty for a folder in which nothing was trained. StorageError for a damaged config that no commit knows.
+    It is empty for a folder without a training. Raises StorageError for a damaged config without a record.
     """
     record = recorded(run)
     if record and changed_config(run, record):
@@ -132,7 +132,7 @@ def saved_settings(run: Path) -> Settings:
 
 
 def require_unchanged(run: Path) -> None:
-    """Raise StorageError where a file of a run that its use depends on is not as its training left it."""
+    """Raise StorageError if config, codec or data record of a run changed since its training."""
     if record := recorded(run):
         for problem in (changed_config(run, record), *changed_files(run, record)):
             if problem:
@@ -140,25 +140,25 @@ def require_unchanged(run: Path) -> None:
 
 
 def config_of(run: Path, schema: type[C]) -> Resolved[C]:
-    """The config of a run; StorageError where there is none, or files of the run have changed."""
+    """Config of a run; StorageError without one, or if files of the run have changed."""
     require_unchanged(run)
     return read_config(run / CONFIG, schema)
 
 
 def opened_run(run: Path, schema: type[C]) -> tuple[C, Codec]:
-    """The config and the codec of a run; StorageError as :func:`config_of`."""
+    """Config and codec of a run; raises StorageError like :func:`config_of`."""
     return config_of(run, schema).config, codec_of(run)
 
 
 def require_same_files(run: Path) -> None:
-    """Raise StorageError where a small file of a run, the config apart, is not as its training left it."""
+    """Raise StorageError if a small file of a run, except the config, changed since its training."""
     if record := recorded(run):
         for problem in changed_files(run, record):
             raise StorageError(problem)
 
 
 def codec_of(run: Path) -> Codec:
-    """The codec in the folder of a run; StorageError where there is none, or one that data.json denies."""
+    """Codec of a run; StorageError without one, or if its hash differs from that in data.json."""
     codec = Codec.load(run)
     if os.path.lexists(run / DATA):
         saved = read_json(run / DATA, limit=DATA_LIMIT)
@@ -168,7 +168,7 @@ def codec_of(run: Path) -> Codec:
 
 
 def settle_inputs(run: Path, codec: Codec, hashes: Mapping[str, str]) -> list[str]:
-    """Keep the codec and the hashes of a new run's inputs; of an older one, the names of what changed."""
+    """Save codec and input hashes of a new run; for an older run, return the names of changed inputs."""
     path = run / DATA
     if not os.path.lexists(path):
         codec.save(run)

@@ -1,4 +1,4 @@
-"""The metrics log of a run, a JSON object a line."""
+"""Metrics log of a run, with one JSON object a line."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ LOG_LOST = "restore it from a copy, or remove it: training goes on, and the log 
 
 
 class MetricsLog:
-    """A file of JSON lines that only grows, and can be cut back to what a checkpoint knew.
+    """An append-only file of JSON lines that can be truncated to its size at a checkpoint.
 
-    A last line that a kill left torn is dropped on opening. Numbers that are not finite become null.
+    An incomplete last line, which a kill may leave, is dropped on opening. Non-finite numbers become null.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._digest: hashlib._Hash | None = None  # of the whole file, once it was asked for
+        self._digest: hashlib._Hash | None = None  # of the whole file, after the first request
         with storage_errors(path):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
             self._fd = os.open(path, flags, 0o666)
@@ -36,7 +36,7 @@ class MetricsLog:
             raise
 
     def sha256(self, size: int = -1) -> str:
-        """SHA-256 of the first ``size`` bytes, or of all; the whole is read once, then each line counts."""
+        """SHA-256 of the first ``size`` bytes, or of the file, which is read once and then hashed by line."""
         with storage_errors(self.path):
             if size >= 0:
                 return digest_of(self._fd, size).hexdigest()
@@ -46,12 +46,12 @@ class MetricsLog:
 
     @property
     def offset(self) -> int:
-        """Bytes written so far."""
+        """Size of the file in bytes."""
         with storage_errors(self.path):
             return os.fstat(self._fd).st_size
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line; raises StorageError, with nothing of it left, where the disk refuses."""
+        """Write one line, or raise StorageError and leave no part of it."""
         text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False)
         line = f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
         with storage_errors(self.path, len(line)):
@@ -65,7 +65,7 @@ class MetricsLog:
                 self._digest.update(line)
 
     def truncate(self, offset: int) -> None:
-        """Cut the file back to ``offset`` bytes, durably; StorageError where it has fewer."""
+        """Truncate the file durably to ``offset`` bytes; StorageError if it has fewer."""
         if (size := self.offset) < offset:
             raise StorageError(
                 f"{self.path}: {size:,} bytes where the checkpoint knows {offset:,}; {LOG_LOST}"

@@ -15,21 +15,23 @@ _PARTS = {  # of a run, and of a prepared corpus
 
 
 def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Raise ConfigError where a file to write is also to be read, or written twice, by whatever name."""
+    """Raise ConfigError if an output is also an input or another output, under any name."""
     sources, taken = [source for source in inputs if source], set()
     for output in filter(None, outputs):
         path = os.path.realpath(output)
         if path in taken:
-            raise ConfigError(f"{output}: would hold two results; give each a file of its own")
+            raise ConfigError(f"{output}: is the file of two outputs; choose a different file for each")
         taken.add(path)
         for source in sources:
-            with suppress(OSError, ValueError):  # one of them does not exist, or is no name of a file
+            with suppress(OSError, ValueError):  # one of them does not exist, or is not a file name
                 if os.path.samefile(output, source):
-                    raise ConfigError(f"{output}: is read, too, and would be lost; write to another file")
+                    raise ConfigError(
+                        f"{output}: is also an input and would be overwritten; choose another file"
+                    )
 
 
 def require_foreign(path: Path) -> None:
-    """Raise ConfigError for a file that a run or a prepared corpus consists of."""
+    """Raise ConfigError for a file that is part of a run or a prepared corpus."""
     real = Path(os.path.realpath(path))
     for folder in real.parents[:3]:
         is_ours = any((folder / name).is_file() for name in ("config.json", "manifest.json"))

@@ -19,13 +19,13 @@ from lm.runs.commit import Commit, require_sizes
 from lm.runs.inputs import CHECKPOINTS, CONFIG, LOG
 from lm.runs.run import LOCK
 
-CurvePoint = tuple[int, float]  # an update and the perplexity of its validation
+CurvePoint = tuple[int, float]  # (update, validation perplexity)
 _WIDTH, _HEIGHT = 60, 8
-_LOG_LIMIT = 256 << 20  # bytes of metrics.jsonl that are still believable
+_LOG_LIMIT = 256 << 20  # largest plausible size of metrics.jsonl in bytes
 
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:
-    """The run folders in a folder, itself included, down to ``depth`` levels, by name."""
+    """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name."""
     if (folder / CONFIG).is_file():
         return [folder]
     if not depth or not folder.is_dir():
@@ -35,9 +35,9 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
 
 
 def run_row(run: Path) -> dict[str, Any]:
-    """A row about a run: family, state, last committed step, best validation, MB, and time of last change.
+    """Table row of a run: family, state, last committed step, best validation, MB, and time of last change.
 
-    The time is in ISO 8601, of UTC.
+    The time is in ISO 8601 and UTC.
     """
     stats = []
     for path in (Path(folder) / name for folder, _, names in os.walk(run) for name in names):
@@ -78,13 +78,13 @@ def validations(run: Path) -> list[CurvePoint]:
             record = json.loads(line)
             if record["split"] == "valid" and record["nll"] is not None:
                 found[int(record["step"])] = perplexity(float(record["nll"]))
-        except (ValueError, KeyError, TypeError):  # a torn or foreign line is no point of the curve
+        except (ValueError, KeyError, TypeError):  # a torn or foreign line is not a point of the curve
             continue
     return sorted(found.items())
 
 
 def curve_lines(points: list[CurvePoint], *, unicode: bool) -> list[str]:
-    """Validation perplexity against updates as text, on a logarithmic axis; [] of fewer than two points."""
+    """Text plot of validation perplexity, on a log axis, against updates; [] for fewer than two points."""
     if len(points) < 2:
         return []
     best_step, best = min(points, key=lambda point: point[1])
@@ -110,7 +110,7 @@ def curve_lines(points: list[CurvePoint], *, unicode: bool) -> list[str]:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """The height of a value between two others, by its logarithm; 1 for what no float holds."""
+    """Height of a value between two others on a log axis, from 0 to 1; 1 for non-finite values."""
     if not math.isfinite(value):
         return 1.0
     top = high if math.isfinite(high) else 1e300
@@ -118,7 +118,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _config(run: Path) -> tuple[str, dict[str, Any]]:
-    """The family of a run, and its config."""
+    """Family and config of a run."""
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
         raise StorageError(f"{CONFIG} is not the config of a run")
@@ -126,14 +126,14 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _progress(run: Path) -> dict[str, Any] | None:
-    """The progress in the newest checkpoint, whose sizes are as its manifest says; None without one."""
+    """Progress in the newest checkpoint, whose file sizes are checked; None without a checkpoint."""
     store = CheckpointStore(run / CHECKPOINTS)
     while newest := store.newest_folder():
         try:
             require_sizes(newest)
             progress: dict[str, Any] = Commit.read(newest, tensors=False).state["progress"]
         except StorageError:
-            if newest == store.newest_folder():  # or else a training has moved it meanwhile
+            if newest == store.newest_folder():  # otherwise a training has moved it meanwhile
                 raise
         else:
             return progress
@@ -141,7 +141,7 @@ def _progress(run: Path) -> dict[str, Any] | None:
 
 
 def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) -> str:
-    """What has become of a run: running, finished, diverged, interrupted, or without a checkpoint."""
+    """State of a run: running, finished, diverged, interrupted, or not begun."""
     if held(run / LOCK):
         return "running"
     if ended := _ending(run):
@@ -154,7 +154,7 @@ def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) ->
 
 
 def _ending(run: Path) -> str:
-    """How the last sitting ended, as the last line of timing.jsonl tells; "" where it was cut off."""
+    """End of the last sitting, from the last line of timing.jsonl; "" if the sitting was killed."""
     path = run / "timing.jsonl"
     lines = read_file(path, limit=_LOG_LIMIT).splitlines() if path.is_file() else []
     try:
@@ -164,7 +164,7 @@ def _ending(run: Path) -> str:
 
 
 def ago(moment: str) -> str:
-    """The time since a moment in ISO 8601, in the largest unit that it has one of."""
+    """Time since a moment in ISO 8601, in the largest unit with a count of at least one."""
     seconds = time.time() - datetime.fromisoformat(moment).timestamp()
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if count := int(seconds // size):

@@ -1,10 +1,10 @@
-"""The folder of a run: one writer at a time, its config, its logs, its checkpoints, and the signals it obeys.
+"""Run folder: lock, config, logs, checkpoints and signals of a training.
 
 ::
 
     RUN/config.json     the resolved config and where each value came from
     RUN/metrics.jsonl   deterministic records; a resumed run continues it bit for bit
-    RUN/timing.jsonl    seconds and tokens a second, which no two runs share
+    RUN/timing.jsonl    seconds and tokens a second, which differ between runs
     RUN/checkpoints/    see lm.runs.checkpoint
     RUN/corpus          of `dialog train --data`: the prepared corpus
     RUN/lock            held while a process trains here
@@ -50,12 +50,12 @@ from lm.stop import StopFlag
 __all__ = ["MetricsLog", "Run", "StopFlag"]
 
 LOCK = "lock"
-MOMENT = 0.5  # seconds in which a look at the lock, as `runs` takes, has long ended
-CORPUS = "corpus"  # a prepared corpus that the run is trained on, made before the run itself
+MOMENT = 0.5  # seconds to wait for another process that only inspects the lock, such as `runs`
+CORPUS = "corpus"  # prepared corpus of the training, made before the run
 
 
 class Run:
-    """A run folder that this process may write to; a context manager that also holds the signals."""
+    """A run folder that this process may write to; a context manager that also handles signals."""
 
     def __init__(self, folder: Path, lock: FileLock, config: BaseModel, free: frozenset[str]) -> None:
         self._lock = lock
@@ -71,12 +71,11 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> Self:
-        """Take the folder for training, making it where it does not exist.
+        """Lock a folder for training; it is created if missing.
 
-        A folder trained in before must have the same config but for ``resumable_keys`` (dotted), whose new
-        values are saved; a key that it lacks, being older, counts as having its default. Raises ConfigError
-        naming every other difference, and StorageError where another process trains there, or the folder is
-        not that of a run.
+        An existing run must have the same config, except for ``resumable_keys`` (dotted), whose new values
+        are saved. A key that an older config lacks counts as its default. Raises ConfigError naming every
+        other difference. Raises StorageError if another process trains there, or the folder is not a run.
         """
         _refuse_foreign(folder)
         make_folder(folder)
@@ -89,19 +88,19 @@ class Run:
             raise
 
     def record(self) -> dict[str, JSON]:
-        """What a commit records of the run as it is now: see :mod:`lm.runs.inputs`. Raises StorageError."""
+        """Current record of the run for a commit, see :mod:`lm.runs.inputs`. Raises StorageError."""
         config = flat_config(self._config)
-        self._files = self._files or file_hashes(self.folder)  # all is there before the first commit
+        self._files = self._files or file_hashes(self.folder)  # all files exist before the first commit
         size, sha256 = self.metrics.offset, self.metrics.sha256()
         free = sorted(key for key in config if key in self._free)
         return {"files": self._files, "config": config, "free": free, "log": {"size": size, "sha256": sha256}}
 
     def preflight(self, bytes_needed: int) -> None:
-        """Raises StorageError, naming both sizes, unless so many bytes are free."""
+        """Raise StorageError, naming both sizes, unless ``bytes_needed`` are free."""
         require_space(self.folder, bytes_needed)
 
     def close(self) -> None:
-        """Give back signals, logs and the lock; without effect the second time."""
+        """Restore signal handlers, close logs and release the lock; a second call has no effect."""
         self.stop.uninstall()
         self.metrics.close()
         self.timing.close()
@@ -120,7 +119,7 @@ def _is_leftover(name: str) -> bool:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """A folder with anything in it must have been a run, or killed while it was becoming one."""
+    """Raise StorageError for a non-empty folder that is not a run, even an incomplete one."""
     with storage_errors(folder):
         names = os.listdir(folder) if os.path.isdir(folder) else []
     others = sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
@@ -132,7 +131,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _take_lock(folder: Path) -> FileLock:
-    """The folder's lock, held; the file says by whom."""
+    """Acquire the lock of a folder and write the holder into its file."""
     path = folder / LOCK
     lock = FileLock(path)
     if not _acquired(lock):
@@ -149,7 +148,7 @@ def _take_lock(folder: Path) -> FileLock:
 
 
 def _acquired(lock: FileLock) -> bool:
-    """Take a lock; False where another holds it for longer than a moment."""
+    """Acquire a lock; False if another process holds it for longer than ``MOMENT``."""
     until = time.monotonic() + MOMENT
     while not lock.acquire(wait=False):
         if time.monotonic() > until:
@@ -159,7 +158,7 @@ def _acquired(lock: FileLock) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """Who has signed a lock."""
+    """Description of the process that signed a lock."""
     try:
         value = read_json(path, limit=1000, follow=False)
     except StorageError:
@@ -171,30 +170,30 @@ def _holder(path: Path) -> str:
 
 
 def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> None:
-    """Save the config the first time; later compare it, and save what may change and what is damaged."""
+    """Save the config of a new run; compare that of an old one, and save allowed changes and repairs."""
     remove_leftovers(path.parent)
     if _changed(path, resolved, resumable_keys):
         save_config(resolved, path)
 
 
 def require_same_config(folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> None:
-    """ConfigError as of :meth:`Run.open`: for a look before data are read, which may fail for that reason.
+    """Raise ConfigError like :meth:`Run.open`, before data are read, which another config may make fail.
 
-    StorageError where other files of the run are not as its training left them.
+    Raises StorageError if other files of the run changed since its training.
     """
     _changed(folder / CONFIG, resolved, resumable_keys)
     require_same_files(folder)
 
 
 def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> bool:
-    """Whether the saved config is missing, damaged or another; ConfigError where keys differ that may not."""
+    """True if the saved config is missing, damaged or different; ConfigError if fixed keys differ."""
     was, whole = _saved_config(path, resolved)
     if was is None:
         return True
     now = flat_config(resolved.config)
-    before = flat_config(type(resolved.config)()) | was  # keys that came since then had no other value
+    before = flat_config(type(resolved.config)()) | was  # newer keys had their default
     for key, decided in keys_before(type(resolved.config)).items():
-        if key not in was and now[key] == was.get(decided):  # or the part of another key
+        if key not in was and now[key] == was.get(decided):  # another key had its role
             before[key] = now[key]
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
         told = changes_text(fixed, before, now, 8)
@@ -206,10 +205,10 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
 
 
 def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[Flat | None, bool]:
-    """The saved values by dotted key, and whether the file is as it was written.
+    """Saved values by dotted key, and True if the file is unchanged.
 
-    Where it is not, the values are those that the newest commit knows; None without file and commit.
-    StorageError where a file is there that is not the config of a run, and no commit knows better.
+    The values of a changed file are those of the newest commit; None without file and commit. Raises
+    StorageError if the file is not the config of a run, and no commit records one.
     """
     record = recorded(path.parent)
     if record and changed_config(path.parent, record):

@@ -354,7 +354,7 @@ def test_a_training_whose_log_is_gone_goes_on_to_the_same_weights(
             notes.append(event.line)
 
     train(settings(trained.parent), run, report)  # nothing to train, and yet all is well then
-    assert any("metrics.jsonl was gone" in note for note in notes)
+    assert any("metrics.jsonl was missing" in note for note in notes)
     assert not found(run)
     train(more, run, no_report)
     assert weights(run) == weights(tmp_path / "whole")

@@ -52,7 +52,7 @@ def test_what_is_read_is_not_written(
         save_config(Resolved(config.model_copy(update={"data": data}), {}), Path(run, "config.json"))
     code, out, err = ending(main, *command.format(name).split())
     assert (code, out) == (2, "")
-    assert err == f"{name}: is read, too, and would be lost; write to another file\n"
+    assert err == f"{name}: is also an input and would be overwritten; choose another file\n"
     assert Path("text.txt").read_text() == "well so\n"
 
 
@@ -62,14 +62,14 @@ def test_files_are_told_apart_by_what_they_are(in_tmp: Path) -> None:
     Path("link.txt").symlink_to("text.txt")
     require_apart([Path("copy.txt"), Path("new.txt"), None], ["text.txt", "smalltalk:test", "a\0b", None])
     for written, read in (("text.txt", "link.txt"), ("link.txt", "text.txt")):
-        with pytest.raises(ConfigError, match=f"^{written}: is read"):
+        with pytest.raises(ConfigError, match=f"^{written}: is also an input"):
             require_apart([Path(written)], [read])
 
 
 def test_two_results_do_not_go_to_one_file(in_tmp: Path) -> None:
     (in_tmp / "link").symlink_to("result.json")
     for second in (Path("result.json"), Path("./result.json"), in_tmp / "result.json", Path("link")):
-        with pytest.raises(ConfigError, match="two results"):
+        with pytest.raises(ConfigError, match="two outputs"):
             require_apart([Path("result.json"), second], [])
     require_apart([Path("result.json"), Path("other.json"), None, None], [])
 
