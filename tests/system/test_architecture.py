@@ -302,3 +302,42 @@ def test_a_public_name_has_one_meaning() -> None:
                     homes.setdefault(name, set()).add(module)
     twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
     assert set(twice) == COUNTERPARTS, {name: twice.get(name) for name in set(twice) ^ COUNTERPARTS}
+
+
+QUESTION_WORDS = {"what", "how", "when", "where", "whether", "who", "which", "why"}
+MAX_WORDS = 25
+
+
+def sentences(text: str) -> list[str]:
+    """Sentences of a text, with code as one word each."""
+    return re.split(r"(?<=[.!?])\s+|\n\s*\n", re.sub(r"``.*?``|:\w+:`.*?`|`.*?`", "X", text, flags=re.DOTALL))
+
+
+def string(node: ast.AST) -> str:
+    """The text of a string literal or f-string, each inserted value as one word."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(string, node.values))
+    return str(node.value) if isinstance(node, ast.Constant) else "X"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_start_with_the_thing(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
+            text := ast.get_docstring(node)
+        ):
+            assert re.split(r"\W", text)[0].lower() not in QUESTION_WORDS, text.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_help_and_first_lines_have_short_sentences(name: str) -> None:
+    texts = []
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
+            text := ast.get_docstring(node)
+        ):
+            texts.append(text.splitlines()[0])
+        if isinstance(node, ast.Call):
+            texts += [string(word.value) for word in node.keywords if word.arg in ("help", "description")]
+    for sentence in (sentence for text in texts for sentence in sentences(text)):
+        assert len(sentence.split()) <= MAX_WORDS, sentence
