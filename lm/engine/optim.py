@@ -137,8 +137,8 @@ class Averager:
     """Average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
 
     Both average the iterates s = ``average_start + 1 … t``. The coefficients of the exponential average are
-    proportional to d^(t − s). They sum to 1 by the bias correction of Kingma and Ba (2015, § 3), so that the
-    first iterate of a short training does not dominate. The uniform average is the mean (Polyak and Juditsky
+    proportional to d^(t − s). They sum to 1 by the bias correction of Kingma and Ba (2015, § 3). The first
+    iterate of a short training therefore does not dominate. The uniform average is the mean (Polyak and Juditsky
     1992).
 
     Averaging may also start at a validation. With ``average_trigger``, the first validation that triggers
