@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +115,31 @@ def _split(
     keys = [hashlib.sha256(f"{options.seed}:{n}:{d.id}".encode()).digest() for n, d in enumerate(dialogs)]
     order = sorted(range(len(dialogs)), key=keys.__getitem__)
     total = len(dialogs)
-    for split, fraction in (("test", options.test_fraction), ("valid", options.valid_fraction)):
-        if split in given or fraction == 0:
-            continue
-        size = max(1, round(total * fraction))
-        if size >= len(order):
-            raise DataError(f"{source}: {total} dialogs are too few to split; add dialogs or name the splits")
+    fractions = {"test": options.test_fraction, "valid": options.valid_fraction}
+    lacking = {split: share for split, share in fractions.items() if share and split not in given}
+    sizes = {split: _size(total, share) for split, share in lacking.items()}
+    if sum(sizes.values()) >= max(1, total):
+        raise DataError(f"{source}: {_too_few(total, list(lacking.values()))}")
+    for split, size in sizes.items():
         drawn, order = sorted(order[:size]), order[size:]
         given[split] = [dialogs[index] for index in drawn]
     given["train"] = [dialogs[index] for index in sorted(order)]
     return {split: given[split] for split in SPLITS if split in given}
+
+
+def _size(total: int, fraction: float) -> int:
+    """Number of dialogs in a split that is drawn from ``total`` dialogs."""
+    return max(1, round(total * fraction))
+
+
+def _too_few(total: int, fractions: Sequence[float]) -> str:
+    """Error message for a source with too few dialogs for its splits, with the number that suffices."""
+    least = next(n for n in count(1) if sum(_size(n, fraction) for fraction in fractions) < n)
+    dialogs = "1 dialog is" if total == 1 else f"{total} dialogs are"
+    return (
+        f"{dialogs} too few to split, at least {least} are needed; separate dialogs by a blank line in text "
+        "(in chat exports a pause of over 6 hours does), or name a folder with files train, valid and test"
+    )
 
 
 def _report(

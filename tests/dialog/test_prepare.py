@@ -209,12 +209,25 @@ def test_impossible_fractions_are_usage_errors(options: dict[str, Any]) -> None:
 
 def test_too_few_dialogs_and_prepared_sources_are_refused(tmp_path: Path) -> None:
     source = source_file(tmp_path, corpus(2))
-    with pytest.raises(DataError, match="too few to split"):
+    with pytest.raises(
+        DataError, match=r"2 dialogs are too few to split, at least 3 .* blank line .* folder"
+    ):
         prepare(source, tmp_path / "out")
+    with pytest.raises(DataError, match="1 dialog is too few to split, at least 3"):
+        prepare(source_file(tmp_path, corpus(1)), tmp_path / "out")
+    with pytest.raises(DataError, match="at least 2 are needed"):
+        prepare(source_file(tmp_path, corpus(1)), tmp_path / "out", PrepareOptions(valid_fraction=0))
     prepare(source_file(tmp_path, corpus(9)), tmp_path / "out")
     for folder in ("out", "out/train"):
         with pytest.raises(DataError, match="already prepared"):
             prepare(str(tmp_path / folder), tmp_path / "again")
+
+
+def test_the_chat_of_the_tutorial_is_prepared_as_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
+    (tmp_path / "chat.txt").write_text(page.split("```text\n")[1].split("```")[0], encoding="utf-8")
+    prepare(str(tmp_path / "chat.txt"), tmp_path / "out")
+    assert len(everything(tmp_path / "out")) == 3
 
 
 @pytest.mark.parametrize("name", ["state.json", "data-00000-of-00001.arrow"])
