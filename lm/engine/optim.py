@@ -138,8 +138,8 @@ class Averager:
 
     Both average the iterates s = ``average_start + 1 … t``. The coefficients of the exponential average are
     proportional to d^(t − s). They sum to 1 by the bias correction of Kingma and Ba (2015, § 3). The first
-    iterate of a short training therefore does not dominate. The uniform average is the mean (Polyak and Juditsky
-    1992).
+    iterate of a short training therefore does not dominate. The uniform average is the mean (Polyak and
+    Juditsky 1992).
 
     Averaging may also start at a validation. With ``average_trigger``, the first validation that triggers
     NT-ASGD starts it (Merity et al. 2018). With ``average_patience``, it starts after as many validations
