@@ -2,10 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -14,18 +15,20 @@ from lm.errors import Interrupted
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
 RESUME = "the same command resumes it"
+NOTICE = "stopping after this update and saving; another signal ends at once without saving"
 
 
 class StopFlag:
     """A flag set by the first SIGINT, SIGTERM, SIGHUP or SIGUSR1; a second signal ends the process with 75.
 
     A context manager that installs its signal handlers. Training polls the flag so that it can save.
-    ``remedy`` ends the message of Interrupted. Outside of the main thread, installing has no effect. Under
-    nohup, SIGHUP stays ignored.
+    ``remedy`` ends the message of Interrupted. The first signal writes ``notice`` to stderr, if any. Outside
+    of the main thread, installing has no effect. Under nohup, SIGHUP stays ignored.
     """
 
-    def __init__(self, remedy: str = RESUME) -> None:
+    def __init__(self, remedy: str = RESUME, notice: str = "") -> None:
         self._remedy = remedy
+        self._notice = notice.encode()
         self._received: signal.Signals | None = None
         self._at = 0.0
         self._raises = False
@@ -79,10 +82,17 @@ class StopFlag:
         now = time.monotonic()
         if self._received is None:
             self._received, self._at = signal.Signals(number), now
+            self._notify()
             if self._raises:
                 raise KeyboardInterrupt
         elif now - self._at >= ECHO_SECONDS:
             os._exit(Interrupted.exit_code)
+
+    def _notify(self) -> None:
+        """Write the notice without a buffer or a lock, because a signal may interrupt their owner."""
+        if self._notice and sys.__stderr__:  # of a closed one, a file of the run may have the number
+            with suppress(OSError):  # a closed or full stderr must not end a training
+                os.write(2, (b"\n" if os.isatty(2) else b"") + self._notice + b"\n")  # after ^C or a bar
 
 
 class _Shield:

@@ -45,7 +45,7 @@ from lm.runs.inputs import (
     require_same_files,
 )
 from lm.runs.metrics_log import MetricsLog
-from lm.stop import StopFlag
+from lm.stop import NOTICE, StopFlag
 
 __all__ = ["MetricsLog", "Run", "StopFlag"]
 
@@ -63,7 +63,7 @@ class Run:
         self._free = free
         self._files: dict[str, JSON] = {}
         self.folder = folder
-        self.stop = StopFlag()
+        self.stop = StopFlag(notice=NOTICE)  # only rank 0 has a Run
         self.checkpoints = CheckpointStore(folder / CHECKPOINTS)
         self.checkpoints.clean()
         self.metrics = MetricsLog(folder / LOG)

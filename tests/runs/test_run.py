@@ -19,6 +19,7 @@ from lm.config.load import Resolved
 from lm.errors import ConfigError, Interrupted, StorageError
 from lm.runs.metrics_log import MetricsLog
 from lm.runs.run import Run, StopFlag
+from lm.stop import NOTICE
 from tests.support import faults
 
 RESUMABLE = frozenset({"train.max_steps"})
@@ -360,6 +361,22 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
         with pytest.raises(Interrupted, match="SIGUSR1"):
             run.stop.check()
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_the_first_signal_of_a_training_is_answered_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open_run(tmp_path) as run:
+        for _ in range(2):  # the echo of a request gets no second line
+            os.kill(os.getpid(), signal.SIGINT)
+            while not run.stop:
+                time.sleep(0.001)
+        assert capfd.readouterr().err == f"{NOTICE}\n"
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop:
+            time.sleep(0.001)
+    assert not capfd.readouterr().err
 
 
 def test_nohup_is_respected() -> None:
