@@ -135,7 +135,9 @@ def _caption(rows: Sequence[Result]) -> str:
     settings = [{"checkpoint": row["checkpoint"], **row["decode"]} for row in rows]
     known = dict.fromkeys(key for setting in settings for key in setting)
     differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]
-    shown = dict.fromkeys(("checkpoint", "method", "beam", *differ))
+    width = ("beam",) if any(setting.get("method") == "beam" for setting in settings) else ()
+    differ = [key for key in differ if width or key != "beam"]
+    shown = dict.fromkeys(("checkpoint", "method", *width, *differ))
     texts = [", ".join(f"{key} {visible(setting.get(key))}" for key in shown) for setting in settings]
     if not differ:
         return f"All runs: {texts[0]}"

@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 
 FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # minimum for a meaningful p-value
+FEW_UNITS = 20  # below, the resamples are too alike for a trustworthy p-value
 SIGNIFICANT = 0.05
 _CONFIDENCE = 1.96  # standard errors of a 95 % interval
 

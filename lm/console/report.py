@@ -56,12 +56,16 @@ def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[T
         {f"p against {first}": other, **{name: row["p"].get(key) for name, key in scores.items()}}
         for other, row in zip(others, runs[1:], strict=True)
     ]
-    from lm.bootstrap import FEWEST_UNITS  # loads numpy, which `describe` avoids
+    from lm.bootstrap import FEW_UNITS, FEWEST_UNITS  # loads numpy, which `describe` avoids
 
     units = f"{bootstrap['units']:,} unit{'s' if bootstrap['units'] > 1 else ''} ({bootstrap['unit']})"
     if not rows:
         return []
-    few = bootstrap["units"] < FEWEST_UNITS
-    reason = f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, but the text has {units}"
-    reason = reason.replace("there is", "there are") if bootstrap["units"] > 1 else reason
-    return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *([reason] if few else [])]
+    remarks = []
+    if bootstrap["units"] < FEWEST_UNITS:
+        remarks = [
+            f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, but the text has {units}"
+        ]
+    elif bootstrap["units"] < FEW_UNITS:
+        remarks = [f"warning: p-values of only {units} say little; use a text of at least {FEW_UNITS} units"]
+    return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *remarks]

@@ -249,6 +249,25 @@ def test_the_caption_warns_of_different_decoding(tmp_path: Path) -> None:
     assert "b: checkpoint last, method beam, beam 10, nbest 1" in caption
 
 
+def test_p_values_of_few_conversations_come_with_a_warning(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    assert len(comparison_tables(compare(runs))) == 3, "20 conversations are enough"
+    for run in runs:
+        path = run / "evaluation/test.json"
+        record = json.loads(path.read_text())
+        record["contexts"]["dialog"] = [number % 19 for number in range(DIALOGS * TURNS)]
+        path.write_text(json.dumps(record))
+    _scores, _p, warning, _ = comparison_tables(compare(runs))
+    assert str(warning).startswith("warning: p-values of only 19 units (dialog) say little")
+
+
+def test_the_caption_has_only_keys_that_take_part(tmp_path: Path) -> None:
+    sampled = {"method": "sample", "beam": 10, "nbest": 5}
+    a = write_run(tmp_path / "a", decode=sampled)
+    b = write_run(tmp_path / "b", decode=sampled | {"beam": 3})
+    assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method sample"
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", "[1]", '{"format": 2}', '{"format": 1, "result": 3, "contexts": {}}']
 )
