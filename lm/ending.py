@@ -135,8 +135,10 @@ def flush_output(code: str | int | None) -> str | int | None:
 def report(error: BaseException) -> int:
     """Print an error in one line on stderr. Return the exit code."""
     message, code = _told(shortage(error) or error)
-    if not getattr(error, "told", False):
-        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    interrupted = isinstance(error, KeyboardInterrupt) and os.environ.get("RANK", "0") != "0"
+    if not getattr(error, "told", interrupted):
+        several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+        rank = f"rank {os.environ['RANK']}: " if several else ""
         with suppress(OSError):
             sys.stderr.write(f"{rank}{visible(message)}\n")
     return code

@@ -16,9 +16,9 @@ from lm.engine.events import Reporter, no_report
 from lm.engine.loop import FitResult, Task, Verdict, fit, require_end, seed_everything
 from lm.engine.memory import require_memory
 from lm.engine.shared_saving import Follower
-from lm.errors import DataError, DivergenceError, Interrupted, WorkerError
+from lm.errors import ConfigError, DataError, WorkerError
 from lm.measures import require_learnt
-from lm.parallel.group import Group, process_group
+from lm.parallel.group import Group, process_group, processes_here
 from lm.parallel.shards import shards_of
 from lm.runs.inputs import CODEC_HASH, RESUMABLE, settle_inputs
 from lm.runs.run import Run, require_same_config
@@ -84,11 +84,7 @@ def train_run(
     """
     config: Any = resolved.config
     with process_group(config.train.exchange_minutes) as group:
-        try:
-            return _train(group, family, resolved, folder, report if group.rank == 0 else no_report, verdict)
-        except (Interrupted, DivergenceError) as error:
-            error.told = group.rank > 0  # all ranks end so together
-            raise
+        return _train(group, family, resolved, folder, report if group.rank == 0 else no_report, verdict)
 
 
 def _train(
@@ -110,13 +106,17 @@ def _train(
     group.share(lambda: require_same_config(folder, resolved, resumable_keys=free))
     config = resolved.config
     device = configure_device(config.train)
+    if group.size > 1 and device.type == "cuda":
+        raise ConfigError('train.device: several processes train on the CPU only; set train.device="cpu"')
     codec, data = group.every(lambda: family.load(config, folder))  # before the folder is made
     words = len(codec.vocabulary)
     described = family.describe(config, words)
-    group.every(lambda: require_memory(family.needed(described["memory"]), device, family.remedy))
+    group.every(
+        lambda: require_memory(processes_here() * family.needed(described["memory"]), device, family.remedy)
+    )
     sizes = described["vocabulary"], described["sizes"]["contexts"]
-    measured = measured_choices(resolved, sizes, device, folder, report) if group.rank == 0 else resolved
-    resolved = _of_first(group, resolved, measured)
+    group.share(lambda: chosen.append(measured_choices(resolved, sizes, device, folder, report)))
+    resolved = _of_first(group, resolved, chosen[-1] if group.rank == 0 else resolved)
     config = resolved.config
     seed_everything(config.train.seed)
     place = Place(folder, device, described)
@@ -156,7 +156,7 @@ def _require_equal(group: Group, facts: Mapping[str, str]) -> None:
     """Raise WorkerError, naming rank and fact, if a rank differs from rank 0."""
     every = group.gather(dict(facts))
     for rank, theirs in enumerate(every):
-        for name in (name for name in facts if theirs[name] != every[0][name]):
+        for name in (name for name in facts if theirs.get(name) != every[0].get(name)):
             raise WorkerError(
                 f"rank {rank}: its {name} differs from rank 0's; start all ranks with the same inputs"
             )

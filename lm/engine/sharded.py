@@ -6,6 +6,7 @@ numbers.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol
 
@@ -59,29 +60,26 @@ class ShardedUpdater(Generic[BatchT]):
         ``update`` counts from 1, and ``status`` is this process's part of the exchange. Raises WorkerError
         if another process is lost.
         """
-        numbers: dict[int, list[float]] = {}  # objective, nll and tokens by shard
-        scales: list[float] = []
+        numbers: dict[int, list[float]] = {}  # objective, nll, tokens and lr_scale by shard
 
         def leaf(node: tuple[int, int]) -> Tensor | None:
             first, last = node
             if last - first > 1:
                 return None
-            gradient, numbers[first] = self._shard(batches, first, update, scales)
+            gradient, numbers[first] = self._shard(batches, first, update)
             return gradient
 
         mine = [tree_sum(node, leaf, Tensor.add_) for node in nodes_within(self._part, (0, self._shards))]
         torch.manual_seed(random_seed(self._seed, update, self._shards))
         self._updater.put(self._reduced(mine))
-        objective, nll, tokens = self._agree([numbers[shard] for shard in self._part], status)
-        scale = scales[0] if scales else 1.0
+        objective, nll, tokens, scale = self._agree([numbers[shard] for shard in self._part], status)
         return self._updater.sums((objective, nll, int(tokens)), DIVISOR, scale)
 
-    def _shard(
-        self, batches: Sequence[BatchT], shard: int, update: int, scales: list[float]
-    ) -> tuple[Tensor, list[float]]:
-        """Flat gradient of a shard of several batches, and its objective, nll and tokens; seeded by shard."""
+    def _shard(self, batches: Sequence[BatchT], shard: int, update: int) -> tuple[Tensor, list[float]]:
+        """Flat gradient of a shard of several batches, its sums and mean ``lr_scale``; seeded by shard."""
         torch.manual_seed(random_seed(self._seed, update, shard))
         sums = torch.zeros(3, dtype=torch.float64)
+        scales: list[float] = []
         for batch in batches:
             part = self._task.part(batch, shard, self._shards)
             if part is None:
@@ -93,7 +91,7 @@ class ShardedUpdater(Generic[BatchT]):
             scales.append(loss.lr_scale)
         flat = self._updater.flat()
         self._updater.clear()
-        return flat, sums.tolist()
+        return flat, [*sums.tolist(), statistics.fmean(scales or [1.0])]
 
     def _reduced(self, mine: list[Tensor]) -> Tensor:
         """Sum over all shards, given the sums of this process's nodes."""
@@ -108,15 +106,18 @@ class ShardedUpdater(Generic[BatchT]):
         self._group.sum_(total)
         return total
 
-    def _agree(self, numbers: list[list[float]], own: Agreed) -> tuple[float, float, float]:
-        """Exchange the numbers of shards and the status; returns objective, nll and tokens of all shards."""
+    def _agree(self, numbers: list[list[float]], own: Agreed) -> tuple[float, float, float, float]:
+        """Exchange the numbers of shards and the status.
+
+        Returns objective, nll and tokens of all shards, and the lr_scale of the first, which is never empty.
+        """
         vector = torch.tensor([*own, *(value for shard in numbers for value in shard)], dtype=torch.float64)
         every = self._group.gather_tensors([vector], [1] * self._group.size)
         first = every[0].tolist()
         self.agreed = Agreed(any(bool(other[0]) for other in every), first[1], bool(first[2]))
-        sums = torch.cat([other[len(own) :] for other in every]).view(-1, 3).tolist()
-        objective, nll, tokens = (math.fsum(column) for column in zip(*sums, strict=True))
-        return objective, nll, tokens
+        shards = torch.cat([other[len(own) :] for other in every]).view(-1, 4).tolist()
+        objective, nll, tokens, _ = (math.fsum(column) for column in zip(*shards, strict=True))
+        return objective, nll, tokens, shards[0][3]
 
 
 def require_equal_weights(model: nn.Module, group: Group, digest: Callable[[Tensor], str]) -> None:

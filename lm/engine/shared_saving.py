@@ -11,6 +11,7 @@ from lm.engine.config import TrainConfig
 from lm.engine.saving import Saver, commit_step
 from lm.engine.sharded import Agreed, require_equal_weights
 from lm.engine.state import Progress, TrainingState
+from lm.errors import StorageError
 from lm.parallel.group import Group
 from lm.parallel.shards import shards_of, slice_of
 from lm.stop import StopFlag
@@ -90,11 +91,15 @@ class SharedSaver:
             return
         require_equal_weights(self._training.task.model, self._group, _digest)
         self._collect()
+        failure: StorageError | None = None
         try:
             self._on_first(lambda saver: saver.save(final))
-        finally:
-            self._training.progress = Progress.load(self._group.first(self._training.progress.values()))
+        except StorageError as error:  # of rank 0, whose progress it has changed
+            failure = error
+        self._training.progress = Progress.load(self._group.first(self._training.progress.values()))
         self.dirty = bool(self._group.first(self.dirty))
+        if failure:
+            raise failure
 
     def _on_first(self, work: Callable[[Saver], JSON]) -> JSON:
         """Run ``work`` with rank 0's saver, whose ``dirty`` is set to that of all ranks."""

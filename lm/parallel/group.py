@@ -6,6 +6,7 @@ and as tensors, never pickled. Only rank 0 reads and writes run folders.
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
 from lm.disk.storage import JSON
-from lm.errors import HighrankError, WorkerError
+from lm.ending import shortage
+from lm.errors import ConfigError, HighrankError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WORLD, RANK = "WORLD_SIZE", "RANK"  # environment variables of torchrun
+GRACE = 2.0  # seconds in which a rank on its way to an exchange arrives
 _BEAT = "exchange/{}"  # key of the store under which a rank counts its exchanges
 
 
@@ -62,7 +65,7 @@ ALONE = Group()
 
 
 class ProcessGroup(Group):
-    """The group of ``torch.distributed``; gloo on the CPU, NCCL on GPUs.
+    """The group of ``torch.distributed``, by gloo on the CPU.
 
     Every method raises WorkerError, naming the rank, if another process is lost or silent.
     """
@@ -70,14 +73,19 @@ class ProcessGroup(Group):
     def __init__(self, minutes: float) -> None:
         import torch.distributed as dist
 
-        self.rank, self.size = int(os.environ[RANK]), int(os.environ[WORLD])
+        self.rank, self.size = _place()
         self._dist, self._minutes = dist, minutes
         self._exchanges = 0
         timeout = timedelta(minutes=minutes)
-        self._store = _store(self.rank, self.size, timeout)
-        dist.init_process_group(
-            "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout
-        )
+        try:
+            self._store = _store(self.rank, self.size, timeout)
+            dist.init_process_group(
+                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout
+            )
+        except RuntimeError as error:
+            raise WorkerError(
+                f"the processes do not find each other: {str(error).splitlines()[0]}"
+            ) from error
 
     def close(self) -> None:
         """Leave the group."""
@@ -87,52 +95,63 @@ class ProcessGroup(Group):
     def _exchange(self) -> "Iterator[None]":
         """Count an exchange; if it fails, raise an error that names the missing ranks."""
         self._exchanges += 1
-        self._store.set(_BEAT.format(self.rank), str(self._exchanges))
         try:
+            self._store.set(_BEAT.format(self.rank), str(self._exchanges))
             yield
         except RuntimeError as error:
             raise self._lost() from error
 
     def _lost(self) -> WorkerError:
-        """Error of an exchange without some ranks, which the lowest remaining rank prints."""
-        behind = []
+        """The error of an exchange in which others did not take part; the lowest rank left prints it."""
+        behind = list(range(self.size))
+        until = time.monotonic() + GRACE
         try:
-            for rank in range(self.size):
-                key = _BEAT.format(rank)
-                if not self._store.check([key]) or int(self._store.get(key)) < self._exchanges:
-                    behind.append(rank)
-        except RuntimeError:  # the process that held the store is gone
-            pass
-        who = f"rank {', '.join(map(str, behind))}" if behind else "another rank"
+            while behind and time.monotonic() < until:  # others may be on their way
+                behind = [rank for rank in behind if self._exchanges_of(rank) < self._exchanges]
+                time.sleep(GRACE / 20)
+        except RuntimeError:  # the store went with the process that held it
+            behind = []
+        names = ", ".join(map(str, behind))
+        who = f"ranks {names} are" if len(behind) > 1 else f"rank {names} is" if behind else "another rank is"
         error = WorkerError(
-            f"{who} is lost, or silent for train.exchange_minutes = {self._minutes:g};"
+            f"{who} lost, or silent for train.exchange_minutes = {self._minutes:g};"
             " run the same command again to resume"
         )
-        error.told = self.rank != min(set(range(self.size)) - set(behind))
+        error.own, error.told = True, self.rank != min(set(range(self.size)) - set(behind))
         return error
+
+    def _exchanges_of(self, rank: int) -> int:
+        """The number of exchanges that a rank has come to."""
+        key = _BEAT.format(rank)
+        return int(self._store.get(key)) if self._store.check([key]) else 0
 
     def share(self, work: Callable[[], JSON]) -> Any:
         answer: dict[str, JSON] = {}
         if self.rank == 0:
             try:
                 answer = {"value": work()}
-            except HighrankError as error:
-                answer = {"error": type(error).__name__, "message": str(error)}
+            except Exception as error:
+                self.first(_facts(error, 0))
+                raise
         told = self.first(answer)
         if "error" in told:
-            raise _again(told, printed=self.rank != 0)
+            raise _again(told)
         return told["value"]
 
     def every(self, work: Callable[[], T]) -> T:
-        failure: HighrankError | None = None
+        failure: Exception | None = None
         try:
             done = work()
-        except HighrankError as error:
+        except Exception as error:
             failure = error
-        told = self.gather({"error": type(failure).__name__, "message": str(failure)} if failure else {})
+        told = self.gather(_facts(failure, self.rank) if failure else {})
         failed = [rank for rank, answer in enumerate(told) if answer]
+        if failed and failure and self.rank == failed[0]:
+            if isinstance(failure, HighrankError):
+                failure.own = True
+            raise failure
         if failed:
-            raise failure if failure and self.rank == failed[0] else _again(told[failed[0]], printed=True)
+            raise _again(told[failed[0]])
         return done
 
     def gather(self, value: JSON) -> list[Any]:
@@ -194,12 +213,31 @@ def _store(rank: int, size: int, timeout: timedelta) -> Any:
     return PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _again(told: Mapping[str, str], printed: bool) -> HighrankError:
-    """Copy of another rank's error; ``printed`` if another rank prints it."""
+def _facts(error: Exception, rank: int) -> dict[str, str]:
+    """An error as other ranks are told of it."""
+    known = error if isinstance(error, HighrankError) else shortage(error)
+    if known is None:
+        return {"error": "WorkerError", "message": f"rank {rank} has failed"}
+    return {"error": type(known).__name__, "message": str(known)}
+
+
+def _again(told: Mapping[str, str]) -> HighrankError:
+    """An error of another rank, which prints it."""
     kind = getattr(errors, told["error"])
     error: HighrankError = kind.__new__(kind)
-    error.args, error.told = (told["message"],), printed
+    error.args, error.told = (told["message"],), True
     return error
+
+
+def _place() -> tuple[int, int]:
+    """Rank and number of processes. ConfigError where the environment of torchrun is incomplete."""
+    missing = [name for name in (RANK, WORLD, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)}: not in the environment, which has {WORLD}; start several processes by"
+            f" torchrun, or unset {WORLD}"
+        )
+    return int(os.environ[RANK]), int(os.environ[WORLD])
 
 
 @contextmanager
@@ -209,13 +247,22 @@ def process_group(minutes: float) -> "Iterator[Group]":
         yield ALONE
         return
     group = ProcessGroup(minutes)
-    yield group
+    try:
+        yield group
+    except HighrankError as error:
+        error.told = error.told or (group.rank > 0 and not error.own)  # rank 0 prints what all raise
+        raise
     group.close()
 
 
 def started_by_torchrun() -> bool:
     """True if the environment has the variables of torchrun."""
     return WORLD in os.environ
+
+
+def processes_here() -> int:
+    """Number of processes on this machine that share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def leads() -> bool:

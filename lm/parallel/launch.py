@@ -2,13 +2,16 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 
 from lm.errors import ConfigError, Interrupted
 from lm.parallel.group import started_by_torchrun
+from lm.stop import SIGNALS
+
+SHUTDOWN_SECONDS = 600  # from a signal to the end of the last process, which may have to save
 
 
 def launched(package: str, arguments: Sequence[str], processes: int) -> int:
@@ -23,8 +26,7 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # each process prints its own errors
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)  # each process says what it has to
     threads = max(1, (os.cpu_count() or 1) // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config = LaunchConfig(
@@ -36,7 +38,10 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
+        signals_to_handle=",".join(_handled()),
     )
+    if hasattr(config, "shutdown_timeout"):  # of torch 2.13: a validation or a checkpoint may take minutes
+        config.shutdown_timeout = SHUTDOWN_SECONDS
     try:
         elastic_launch(config, sys.executable)("-m", package, *arguments)
     except ChildFailedError as error:
@@ -51,8 +56,14 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:
     """A command line without an option and its value."""
-    kept = list(arguments)
-    with suppress(ValueError):
+    kept = [argument for argument in arguments if not argument.startswith(f"{option}=")]
+    while option in kept:
         place = kept.index(option)
         del kept[place : place + 2]
-    return [argument for argument in kept if not argument.startswith(f"{option}=")]
+    return kept
+
+
+def _handled() -> list[str]:
+    """Names of the signals that the launcher passes on; an ignored SIGHUP, as under nohup, stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number.name for number in SIGNALS if not (ignored and number is signal.SIGHUP)]

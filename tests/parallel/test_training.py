@@ -1,5 +1,6 @@
 """Trainings by several processes: the bits of one process, and one line where something is wrong."""
 
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,8 @@ device = "cpu"
 HEADS = {
     "softmax": ("head.kind=softmax", "head.components=1"),
     "doc": ("head.kind=doc", "head.lower_components=[1]"),
+    "few-streams": ("train.batch_size=2", "window.random=true", "window.rescale_lr=true"),  # empty shards
+    "accumulated": ("train.accumulate=3", "window.random=true", "window.rescale_lr=true"),
     "nt-asgd": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.max_steps=24"),
 }
 TALK = (
@@ -145,6 +148,22 @@ def test_evaluations_by_two_processes_are_the_same_bytes(
     assert end.returncode == 0, end.stderr
     assert [path.read_bytes() for path in written] == alone
     assert end.stdout.count("┃ measure ") == 1, "only rank 0 prints"
+
+
+def test_shards_change_no_learning_rate(
+    folder: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of random length scale it, by their mean where an update has several."""
+    monkeypatch.chdir(folder)
+    settings = ("train.accumulate=3", "window.random=true", "window.rescale_lr=true", "train.log_every=1")
+    rates = []
+    for shards in (1, 4):
+        line = [part for one in (*settings, f"train.shards={shards}") for part in ("--set", one)]
+        assert ending(main, "train", "tiny.toml", "--run", f"run-{shards}", *line)[0] == 0
+        log = map(json.loads, Path(f"run-{shards}/metrics.jsonl").read_text().splitlines())
+        rates.append([record["lr"] for record in log if record["split"] == "train"])
+    assert len(set(rates[0])) > 1
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
 
 
 @pytest.mark.slow

@@ -1,0 +1,117 @@
+"""Errors of one process among several: every rank ends, and one prints."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lm.ending import report
+from lm.engine.sharded import require_equal_weights
+from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, WorkerError
+from lm.parallel.group import Group, ProcessGroup, process_group
+from lm.parallel.launch import without_option
+
+
+class Threads(ProcessGroup):
+    """Ranks that are threads, and exchange through a list."""
+
+    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board[self.rank] = value
+        self._barrier.wait(10)
+        values = list(self._board)
+        self._barrier.wait(10)
+        return values
+
+    def gather_tensors(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        return [tensor for part in self.gather(list(tensors)) for tensor in part]
+
+
+def together(size: int, work: Callable[[Group], object]) -> list[object]:
+    """Results of all ranks, or what they raised."""
+    board, barrier, results = [None] * size, threading.Barrier(size), [object()] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(Threads(rank, size, board, barrier))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def test_work_of_rank_0_reaches_all() -> None:
+    assert together(3, lambda group: group.share(lambda: [group.rank, "done"])) == [[0, "done"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(DataError("no file"), DataError), (MemoryError(), OutOfMemory), (KeyError("bug"), WorkerError)],
+)
+def test_an_error_on_one_rank_ends_all_and_is_printed_there(error: Exception, kind: type) -> None:
+    def failing(group: Group) -> object:
+        def work() -> int:
+            if group.rank == 1:
+                raise error
+            return group.rank
+
+        return group.every(work)
+
+    results = together(3, failing)
+    assert results[1] is error
+    for rank in (0, 2):
+        other = results[rank]
+        assert isinstance(other, kind)
+        assert isinstance(other, HighrankError)
+        assert other.told
+
+
+def test_an_error_of_rank_0_is_printed_there() -> None:
+    def work() -> None:
+        raise ConfigError("wrong")
+
+    first, *others = together(3, lambda group: group.share(work))
+    assert isinstance(first, ConfigError)
+    assert not first.told
+    assert [(str(other), getattr(other, "told", None)) for other in others] == [("wrong", True)] * 2
+
+
+def test_ranks_with_other_weights_are_named_with_the_tensor() -> None:
+    def compare(group: Group) -> object:
+        model = nn.Linear(2, 2)
+        torch.nn.init.constant_(model.weight, 1.0)
+        torch.nn.init.constant_(model.bias, float(group.rank == 2))
+        return require_equal_weights(model, group, lambda tensor: str(tensor.tolist()))
+
+    for error in together(3, compare):
+        assert isinstance(error, WorkerError)
+        assert "rank 2: bias differs" in str(error)
+
+
+def test_what_another_rank_prints_is_not_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    error = DataError("no file")
+    error.told = True
+    assert report(error) == 3
+    assert not capsys.readouterr().err
+
+
+def test_an_environment_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"RANK.*not in the environment"), process_group(1.0):
+        pass
+
+
+def test_an_option_is_left_out_however_often_it_is_given() -> None:
+    line = ["train", "c", "--processes", "2", "--run", "r", "--processes=3", "--processes", "4"]
+    assert without_option(line, "--processes") == ["train", "c", "--run", "r"]
