@@ -24,7 +24,9 @@ from lm.errors import require
 from lm.language.config import LmConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PART = re.compile(r"(<!-- scripts/docs\.py (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+PART = re.compile(
+    r"(<!-- scripts/docs\.py (.+?) -->\n)(?:(?!<!-- scripts/docs\.py ).)*?(<!-- end -->)", re.DOTALL
+)
 ENDLESS = (MAX_SIZE, MAX_SEED)  # limits that no one meets
 MODULES = (
     "lm.heads.head",
@@ -182,6 +184,8 @@ def drawn(text: str, parts: Mapping[str, Callable[[], str]], page: str) -> str:
         require(match[2] in parts, f"{page}: there is no part {match[2]!r}; choose from {', '.join(parts)}")
         return f"{match[1]}{parts[match[2]]().strip()}\n{match[3]}"
 
+    parts_begun = text.count("<!-- scripts/docs.py ")
+    require(parts_begun == len(PART.findall(text)), f"{page}: a part lacks its <!-- end -->")
     return PART.sub(replaced, text)
 
 

@@ -1,5 +1,6 @@
 """The pages for readers: links and anchors, lengths, and commands."""
 
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +111,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert (tmp_path / "site/tutorial.html").is_file()
+
+
+def test_a_part_without_an_end_is_refused_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    docs = importlib.import_module("docs")
+    page = "<!-- scripts/docs.py a -->\nprose\n<!-- scripts/docs.py b -->\nold\n<!-- end -->\n"
+    with pytest.raises(ConfigError, match="a part lacks its <!-- end -->"):
+        docs.drawn(page, {"a": lambda: "new", "b": lambda: "new"}, "page.md")
