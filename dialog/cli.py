@@ -37,7 +37,7 @@ from lm.console.options import (
 )
 from lm.console.tables import Table
 from lm.parallel.group import leads
-from lm.runs.outputs import require_apart
+from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
@@ -52,6 +52,8 @@ app = new_app(
     "[bold]dialog evaluate runs/smalltalk_mos[/bold], [bold]dialog chat runs/smalltalk_mos[/bold]."
 )
 
+_RESPONSES = rows_with("dialog", "turn", "context", "references", "hypotheses")
+_REFERENCES = rows_with("dialog", "turn", "context", "responses", opening=b"[\n")
 Config = Annotated[str, config_argument("dialog")]
 DecodeOverrides = Annotated[
     list[str] | None,
@@ -240,7 +242,9 @@ def evaluate(
         Path | None,
         typer.Option(metavar="F", help="File of several references per context; default: the true response."),
     ] = None,
-    output: Annotated[Path | None, output_file("Write the responses there.", metavar="HYPS.jsonl")] = None,
+    output: Annotated[
+        Path | None, output_file("Write the responses there.", _RESPONSES, metavar="HYPS.jsonl")
+    ] = None,
     json_file: JsonFile = None,
     checkpoint: Checkpoint = "best",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
@@ -306,7 +310,7 @@ def score(
 def references(
     train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
     test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
-    out: Annotated[Path, output_file("File to write.", metavar="F")],
+    out: Annotated[Path, output_file("File to write.", _REFERENCES, metavar="F")],
     neighbours: Annotated[
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,

@@ -38,7 +38,7 @@ from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.options import Data, Limit, spare_texts
-from lm.runs.outputs import require_apart
+from lm.runs.outputs import require_apart, rows_with
 from lm.studies.cli import bottleneck, reverse_copy
 from lm.tuning.cli import add_tune, require_optuna
 
@@ -325,7 +325,9 @@ def generate(
 def score(
     run: RunFolder,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Text file, scored by line.")],
-    output: Annotated[Path, output_file("Output file.", metavar="F")] = Path("scores.jsonl"),
+    output: Annotated[Path, output_file("Output file.", rows_with("line", "log_probs"), metavar="F")] = Path(
+        "scores.jsonl"
+    ),
     independent: Annotated[
         bool, typer.Option("--independent", help="Reset the state before each line.")
     ] = False,

@@ -9,7 +9,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
 from lm.disk.storage import require_writable
-from lm.runs.outputs import require_foreign
+from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
 
 RESAMPLES = 10_000  # default of paired bootstraps
 Overrides = Annotated[
@@ -32,23 +32,30 @@ def nonempty(text: str) -> str:
     return text
 
 
-def writable(path: Path | None) -> Path | None:
-    """Typer callback: reject an unwritable output path before any work."""
-    if path is not None:
-        require_foreign(path)
-        require_writable(path)
-    return path
+def output_file(text: str, kind: Kind, *names: str, metavar: str = "FILE") -> OptionInfo:
+    """The option that names a file to write, with ``text`` as help.
 
+    Before any work, it rejects an unwritable path and an existing file that is no earlier result of ``kind``.
+    """
 
-def output_file(text: str, *names: str, metavar: str = "FILE") -> OptionInfo:
-    """The option that names a file to write, with ``text`` as help."""
+    def writable(path: Path | None) -> Path | None:
+        if path is not None:
+            require_foreign(path)
+            require_writable(path)
+            require_earlier(path, kind)
+        return path
+
     info: OptionInfo = typer.Option(*names, metavar=metavar, help=text, parser=filename, callback=writable)
     return info
 
 
 JsonFile = Annotated[
     Path | None,
-    output_file("Also write the result to FILE as one JSON object, overwriting FILE.", "--json"),
+    output_file(
+        "Also write the result to FILE as one JSON object, overwriting an earlier result.",
+        is_json_result,
+        "--json",
+    ),
 ]
 
 

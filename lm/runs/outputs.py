@@ -1,11 +1,17 @@
-"""Refusal of output files that would overwrite an input or a file of a run."""
+"""Refusal of output files that would overwrite an input, a file of a run, or a file of the user."""
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from lm.disk.regular import open_file
 from lm.errors import ConfigError
+
+Kind = Callable[[BinaryIO], bool]  # of a result: True for a file of this kind; ValueError also means False
+_LIMIT = 1 << 30  # bytes that are read of a result
 
 _PARTS = {  # of a run, and of a prepared corpus
     "config.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "data.json", "metrics.jsonl",
@@ -37,3 +43,36 @@ def require_foreign(path: Path) -> None:
         is_ours = any((folder / name).is_file() for name in ("config.json", "manifest.json"))
         if is_ours and real.relative_to(folder).parts[0] in _PARTS and os.path.lexists(path):
             raise ConfigError(f"{path}: belongs to {folder}; write to another file")
+
+
+def require_earlier(path: Path, kind: Kind) -> None:
+    """Raise ConfigError for an existing file that is neither empty nor an earlier result of a kind."""
+    if not os.path.lexists(path):
+        return
+    known = False
+    with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
+        known = not os.fstat(file.fileno()).st_size or kind(file)
+    if not known:
+        raise ConfigError(f"{path}: exists and is no result of this command; choose another file")
+
+
+def rows_with(*keys: str, opening: bytes = b"") -> Kind:
+    """The kind of files with a JSON object per line, with ``keys`` in the first line after ``opening``."""
+
+    def is_rows(file: BinaryIO) -> bool:
+        opened = file.read(len(opening)) == opening
+        row = json.loads(file.readline(_LIMIT).rstrip(b",\n"))
+        return opened and isinstance(row, dict) and row.keys() >= set(keys)
+
+    return is_rows
+
+
+def is_json_result(file: BinaryIO) -> bool:
+    """The kind of files of ``--json``."""
+    result = json.loads(file.read(_LIMIT))
+    return isinstance(result, dict) and result.keys() >= {"command", "versions"}
+
+
+def is_picture(file: BinaryIO) -> bool:
+    """The kind of PNG and SVG files."""
+    return file.read(5) in (b"\x89PNG\r", b"<?xml")

@@ -14,7 +14,7 @@ from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
-from lm.runs.outputs import require_apart
+from lm.runs.outputs import is_picture, require_apart
 from lm.tuning.space import load_space, space_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
             float, typer.Option(min=0, help="Minutes after which no trial begins; 0 = no limit.")
         ] = 0.0,
         only_show: Annotated[bool, typer.Option("--show", help="Only show the trials.")] = False,
-        picture: Annotated[Path | None, output_file("Parallel coordinates, PNG or SVG.")] = None,
+        picture: Annotated[Path | None, output_file("Parallel coordinates, PNG or SVG.", is_picture)] = None,
         json_file: JsonFile = None,
     ) -> None:
         require_apart([picture, json_file], [config, space])

@@ -38,12 +38,23 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+EARLIER = {  # the beginning of a result, by the option that wrote it
+    "lm --output": '{"line": 1, "log_probs": [-1.5]}\n',
+    "lm --json": '{"command": "lm score", "versions": {}}\n',
+    "lm --picture": "<?xml version='1.0'?>\n",
+    "dialog --output": '{"dialog": 0, "turn": 1, "context": [], "references": [], "hypotheses": []}\n',
+    "dialog --json": '{"command": "dialog score", "versions": {}}\n',
+    "dialog --out": '[\n{"dialog": 0, "turn": 1, "context": [], "responses": []},\n',
+}
+
+
 @pytest.mark.parametrize(("main", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
 @pytest.mark.parametrize("name", ["text.txt", "folder/text.txt", "hard.txt"])
 def test_what_is_read_is_not_written(
     ending: Callable[..., tuple[int, str, str]], in_tmp: Path, main: object, command: str, name: str
 ) -> None:
-    Path("text.txt").write_text("well so\n")
+    text = EARLIER[f"{'lm' if main is lm else 'dialog'} {command.split()[-2]}"]
+    Path("text.txt").write_text(text)
     Path("folder").symlink_to(".")
     os.link("text.txt", "hard.txt")
     for run, config in (("run", LmConfig()), ("talk", DialogConfig())):
@@ -53,7 +64,24 @@ def test_what_is_read_is_not_written(
     code, out, err = ending(main, *command.format(name).split())
     assert (code, out) == (2, "")
     assert err == f"{name}: is also an input and would be overwritten; choose another file\n"
-    assert Path("text.txt").read_text() == "well so\n"
+    assert Path("text.txt").read_text() == text
+
+
+@pytest.mark.parametrize(("main", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
+def test_only_an_earlier_result_is_replaced(
+    ending: Callable[..., tuple[int, str, str]], in_tmp: Path, main: object, command: str
+) -> None:
+    foreign = ["well so\n", "\n", "7\n", "[]", "{}\n", '{"text": "hi"}\n', "\0\xff", "[" * 5000]
+    own = EARLIER[f"{'lm' if main is lm else 'dialog'} {command.split()[-2]}"]
+    for text in (*foreign, *(text for text in EARLIER.values() if text.split(":")[0] != own.split(":")[0])):
+        Path("keep.txt").write_text(text)
+        code, out, err = ending(main, *command.format("keep.txt").split())
+        assert (code, out) == (2, "")
+        assert err == "keep.txt: exists and is no result of this command; choose another file\n"
+        assert Path("keep.txt").read_text() == text
+    for text in (own, ""):
+        Path("keep.txt").write_text(text)
+        assert "is no result of this command" not in ending(main, *command.format("keep.txt").split())[2]
 
 
 def test_files_are_told_apart_by_what_they_are(in_tmp: Path) -> None:
