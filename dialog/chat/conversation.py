@@ -92,8 +92,9 @@ class Conversation:
     def retry(self) -> Exchange | None:
         """Replace the reply to the last line by another one.
 
-        Sampling draws again with the next seed. Beam search takes its next hypothesis. After a change of
-        settings, the reply is their best hypothesis that was not yet a reply. None if there is none.
+        Sampling draws again with the next seed, and repeats a reply only if it drew no other. Beam search
+        takes its next hypothesis. After a change of settings, the reply is their best hypothesis that was not
+        yet a reply. None if beam search has none.
         """
         last = self.exchanges[-1]
         refused = last.refused | {last.reply.text}
@@ -105,11 +106,10 @@ class Conversation:
             found = self._respond(last.said, last.example, self.decode)
         else:
             found = last if known else self._respond(last.said, last.example, self.decode)
-            left = [place for place, text in enumerate(found.texts) if text not in refused]
-            if not left:
-                return None
-            found = replace(found, chosen=left[0])
-        self.exchanges[-1] = replace(found, refused=refused)
+        left = [place for place, text in enumerate(found.texts) if text not in refused]
+        if not left and self.decode.method == "beam":
+            return None
+        self.exchanges[-1] = replace(found, chosen=left[0] if left else 0, refused=refused)
         return self.exchanges[-1]
 
     def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig) -> Exchange:

@@ -76,8 +76,14 @@ class Repl:
         if not self._hinted and (hint := self._hint(exchange)):
             self.notes.append(hint)
             self._hinted = True
+        if exchange.refused:
+            return [exchange.reply.text or SAYS_NOTHING] if exchange.texts else ["(no reply)"]
+        return self._list(exchange)
+
+    def _list(self, exchange: Exchange) -> list[str]:
+        """The hypotheses that are shown, with scores if there are several."""
         listed = list(zip(exchange.hypotheses, exchange.texts, strict=True))[: self.shown]
-        if exchange.refused or len(listed) < 2:
+        if len(listed) < 2:
             return [exchange.reply.text or SAYS_NOTHING] if exchange.texts else ["(no reply)"]
         found = Counter(text for _, text in listed)
         best = {text: hypothesis for hypothesis, text in reversed(listed)}
@@ -177,7 +183,10 @@ class Repl:
         count = _whole("nbest", arguments[0])
         self._change("nbest", [f"nbest={count}"])
         self.shown = count
-        return [f"(the {count} best)" if count > 1 else "(the best)"]
+        if count == 1:
+            return ["(the best)"]
+        last = self.conversation.exchanges[-1:]  # it has as many as its settings kept
+        return [f"(the {count} best)", *(line for exchange in last for line in self._list(exchange))]
 
     def _beam(self, arguments: list[str]) -> list[str]:
         self._change("beam", ["method=beam", f"beam={arguments[0]}"])
@@ -298,7 +307,7 @@ COMMANDS = {
     "retry": Command(
         "/retry", "another reply to the last line: a new draw, or the next best of a beam", Repl._retry
     ),
-    "nbest": Command("/nbest N", "list the N best replies with scores; the first is said", Repl._nbest, 1, 1),
+    "nbest": Command("/nbest N", "list the N best replies, now and later, with scores", Repl._nbest, 1, 1),
     "beam": Command("/beam N", "beam search with N beams", Repl._beam, 1, 1),
     "greedy": Command("/greedy", "the most probable token at every step", Repl._greedy),
     "sample": Command(

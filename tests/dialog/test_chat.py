@@ -176,6 +176,21 @@ def test_nbest_lists_scores_and_says_the_first() -> None:
     assert (chat.conversation.exchanges[0].reply.text or "(says nothing)") in lines[0]
 
 
+def test_nbest_lists_the_replies_to_the_last_line_at_once() -> None:
+    chat = conversation()
+    chat.feed("hello")
+    told, *lines = chat.feed("/nbest 3")
+    assert told == "(the 3 best)"
+    texts = chat.conversation.exchanges[0].texts[:3]
+    assert [line.split(maxsplit=2)[:2] for line in lines] == [
+        ["1.", "-1.500"],
+        ["2.", "-2.500"],
+        ["3.", "-3.500"],
+    ]
+    assert all((text or "(says nothing)") in line for text, line in zip(texts, lines, strict=True))
+    assert chat.feed("/nbest 1") == ["(the best)"]
+
+
 def test_help_lists_every_command_and_show_the_context() -> None:
     chat = conversation()
     listed = chat.feed("/help")
@@ -409,6 +424,21 @@ def test_retry_draws_a_sample_again_with_the_next_seed(tiny: TrainedModel) -> No
     assert len({tuple(answer) for answer in drawn}) > 1
     again = Repl(Conversation(tiny, chat.conversation.exchanges[0].decode))
     assert again.feed("well i saw that film") == drawn[-1], "the seed that is saved gives the reply"
+
+
+def test_retry_of_samples_takes_another_of_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = conversation()
+    chat.feed("hello")
+    chat.feed("/sample")
+    first = chat.conversation.exchanges[0]
+    monkeypatch.setattr(Conversation, "_respond", lambda *_: first)  # every draw is the same
+    said = {first.reply.text}
+    for _ in range(len(set(first.texts)) - 1):
+        chat.feed("/retry")
+        said.add(chat.conversation.exchanges[0].reply.text)
+    assert said == set(first.texts)
+    chat.feed("/retry")
+    assert chat.conversation.exchanges[0].reply == first.reply, "no other was drawn"
 
 
 def test_a_stopped_retry_leaves_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
