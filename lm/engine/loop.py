@@ -160,7 +160,8 @@ class _Engine(Generic[BatchT]):
         self.saver.preflight(numbers_per_parameter(self.optim))
         self.saver.resume()
         self.task.model.train()
-        self.report(Started(self.progress.step, self.goal()))
+        begun = self.progress.step
+        self.report(Started(begun, self.goal()))
         try:
             reason = self.loop()
         except Interrupted:
@@ -168,6 +169,8 @@ class _Engine(Generic[BatchT]):
         except DivergenceError:
             self.journal.ended("diverged", self.progress, self.saver.seconds)
             raise
+        if self.progress.step == begun > 0:
+            self.report(Note(f"nothing to do at step {begun}: {reason}"))
         self.journal.ended("finished", self.progress, self.saver.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
         if self.words and (warning := guessing_note(best_nll, self.words)):

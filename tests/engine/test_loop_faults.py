@@ -335,6 +335,14 @@ def test_too_small_a_disk_is_refused_at_the_start(folder: Path, monkeypatch: pyt
     assert asked == [size * 4 * 7]
 
 
+def test_a_training_that_is_at_its_end_is_noted(folder: Path) -> None:
+    notes = Notes()
+    train(folder, {"max_steps": 3}, notes=notes)
+    assert not any("nothing to do" in line for line in notes.lines)
+    train(folder, {"max_steps": 2}, notes=notes)
+    assert notes.lines[-1] == "nothing to do at step 3: train.max_steps = 2 reached"
+
+
 def test_a_damaged_commit_is_skipped_reported_and_replaced(folder: Path) -> None:
     settings = {"max_steps": 9, "checkpoint_every": 3}
     train(folder.with_name("good"), settings)
