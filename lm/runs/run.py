@@ -29,6 +29,7 @@ from lm.disk.storage import (
     make_folder,
     read_json,
     remove_leftovers,
+    remove_tree,
     require_space,
     storage_errors,
 )
@@ -38,6 +39,7 @@ from lm.runs.inputs import (
     CHECKPOINTS,
     CONFIG,
     CONFIG_LIMIT,
+    FILES,
     LOG,
     changed_config,
     file_hashes,
@@ -57,8 +59,11 @@ CORPUS = "corpus"  # prepared corpus of the training, made before the run
 class Run:
     """A run folder that this process may write to; a context manager that also handles signals."""
 
-    def __init__(self, folder: Path, lock: FileLock, config: BaseModel, free: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Path, lock: FileLock, config: BaseModel, free: frozenset[str], *, new: bool = False
+    ) -> None:
         self._lock = lock
+        self._new = new  # without anything that an earlier command made, except a corpus
         self._config = config
         self._free = free
         self._files: dict[str, JSON] = {}
@@ -81,8 +86,9 @@ class Run:
         make_folder(folder)
         lock = _take_lock(folder)
         try:
+            new = _is_new(folder)
             _settle_config(folder / CONFIG, resolved, resumable_keys)
-            return cls(folder, lock, resolved.config, resumable_keys)
+            return cls(folder, lock, resolved.config, resumable_keys, new=new)
         except BaseException:
             lock.release()
             raise
@@ -97,7 +103,21 @@ class Run:
 
     def preflight(self, bytes_needed: int) -> None:
         """Raise StorageError, naming both sizes, unless ``bytes_needed`` are free."""
-        require_space(self.folder, bytes_needed)
+        try:
+            require_space(self.folder, bytes_needed)
+        except StorageError:
+            if self._new:
+                self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """Remove what this command made, so that the next one may have another config."""
+        self.metrics.close()
+        self.timing.close()
+        made = [name for name in FILES if name != CONFIG]
+        last = CONFIG  # without it, the rest would not be a run
+        for name in (CHECKPOINTS, LOG, self.timing.path.name, *made, last):
+            remove_tree(self.folder / name)
 
     def close(self) -> None:
         """Restore signal handlers, close logs and release the lock; a second call has no effect."""
@@ -116,6 +136,12 @@ class Run:
 
 def _is_leftover(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
+
+
+def _is_new(folder: Path) -> bool:
+    """True for a folder that holds at most a lock, a corpus and leftovers."""
+    with storage_errors(folder):
+        return all(name in (LOCK, CORPUS) or _is_leftover(name) for name in os.listdir(folder))
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -185,6 +185,20 @@ def test_preflight_names_both_sizes(tmp_path: Path) -> None:
             run.preflight(10**18)
 
 
+def test_a_new_run_that_the_disk_refuses_leaves_no_config(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "corpus").mkdir(parents=True)
+    with open_run(folder) as run, pytest.raises(StorageError, match="needs 1 EB"):
+        run.preflight(10**18)
+    assert sorted(path.name for path in folder.iterdir()) == ["corpus", "lock"]
+    with open_run(folder):
+        pass
+    before = (folder / "config.json").read_bytes()
+    with open_run(folder) as run, pytest.raises(StorageError, match="needs 1 EB"):
+        run.preflight(10**18)
+    assert (folder / "config.json").read_bytes() == before, "an earlier run stays"
+
+
 # --- the lock ---
 
 
