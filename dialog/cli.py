@@ -31,6 +31,7 @@ from lm.console.options import (
     Processes,
     RunFolder,
     config_argument,
+    filename,
     nonempty,
     output_file,
     output_folder,
@@ -110,7 +111,10 @@ Formats, detected by content; {PAGE} has an example of each:
 @app.command(help=_PREPARE)
 def prepare(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="File, folder, zip, or hf:NAME for a data set of the hub.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", parser=nonempty, help="File, folder, zip, or hf:NAME for a data set of the hub."
+        ),
     ],
     out: Annotated[Path, output_folder("Folder to write.")],
     format: Annotated[str, typer.Option(help="Format of the source; auto = detect by content.")] = "auto",
@@ -161,7 +165,10 @@ def _show_prepared(prepared: "Prepared") -> None:
 @app.command("show")
 def show_corpus(
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="Prepared folder, or anything that prepare reads.")
+        str,
+        typer.Argument(
+            metavar="CORPUS", parser=nonempty, help="Prepared folder, or anything that prepare reads."
+        ),
     ],
     split: Annotated[
         str, typer.Option(metavar="SPLIT", help="train, valid or test; default: the first existing one.")
@@ -285,7 +292,8 @@ def evaluate(
 @app.command()
 def score(
     hypotheses: Annotated[
-        Path, typer.Argument(metavar="HYPS.jsonl", help="What `dialog evaluate --output` wrote.")
+        Path,
+        typer.Argument(metavar="HYPS.jsonl", parser=filename, help="What `dialog evaluate --output` wrote."),
     ],
     true_only: Annotated[
         bool,

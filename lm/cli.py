@@ -31,6 +31,8 @@ from lm.console.options import (
     Processes,
     RunFolder,
     config_argument,
+    filename,
+    nonempty,
     output_file,
     output_folder,
 )
@@ -83,7 +85,9 @@ def prepare(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy."
+            metavar="SOURCE",
+            parser=nonempty,
+            help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy.",
         ),
     ],
     out: Annotated[Path, output_folder("Folder to write.")],
@@ -324,7 +328,7 @@ def generate(
 @app.command()
 def score(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text file, scored by line.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=filename, help="Text file, scored by line.")],
     output: Annotated[Path, output_file("Output file.", rows_with("line", "log_probs"), metavar="F")] = Path(
         "scores.jsonl"
     ),

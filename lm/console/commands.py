@@ -11,7 +11,7 @@ from lm.config.load import load_config
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
 from lm.console.app import csv_wanted, show, show_text, utf8, write_result
-from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument
+from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument, named
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError, visible
 from lm.runs.evaluations import Result
@@ -111,7 +111,7 @@ def add_runs(app: typer.Typer) -> None:
     @app.command()
     def runs(
         folder: Annotated[
-            Path, typer.Argument(metavar="[FOLDER]", help="A run, or a folder of runs.")
+            Path, typer.Argument(metavar="[FOLDER]", parser=named, help="A run, or a folder of runs.")
         ] = Path("runs"),
         json_file: JsonFile = None,
     ) -> None:

@@ -249,6 +249,12 @@ def test_nothing_is_suggested_for_what_nobody_typed() -> None:
         (lm, "evaluate x --data ''", 2, "'--data': is empty; name a file"),
         (lm, "score x y --output ''", 2, "'--output': is empty; name a file"),
         (dialog, "evaluate x --output ''", 2, "'--output': is empty; name a file"),
+        (dialog, "prepare '' --out x", 2, "is empty; name a file"),
+        (dialog, "show ''", 2, "is empty; name a file"),
+        (dialog, "score ''", 2, "is empty; name a file"),
+        (dialog, "runs ''", 2, "is empty; name a folder"),
+        (lm, "prepare '' --out x", 2, "is empty; name a file"),
+        (lm, "score x ''", 2, "is empty; name a file"),
         (dialog, "train own_small --data ''", 2, "'--data': is empty; name a file"),
     ],
 )  # fmt: skip
