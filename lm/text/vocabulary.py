@@ -53,7 +53,7 @@ __all__ = [
 
 
 EOS_WORD = "<eos>"  # the end of a line in language models
-RESTORE = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
+RESTORE = "restore it from a copy, such as that in the corpus folder of a language model"
 _FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
 

@@ -239,7 +239,7 @@ def test_damaged_codecs_are_named(name: str, content: bytes | None, tmp_path: Pa
     with pytest.raises(StorageError) as caught:
         Codec.load(tmp_path)
     reason = "no such file or directory" if content is None else "damaged or foreign"
-    remedy = "restore it from a copy, or from the folder of `lm prepare` if the run was trained on one"
+    remedy = "restore it from a copy, such as that in the corpus folder of a language model"
     assert str(caught.value) == f"{tmp_path / name}: {reason}; {remedy}"
 
 
