@@ -30,7 +30,7 @@ from lm.disk.storage import (
     write_atomic,
 )
 from lm.errors import ConfigError, StorageError, visible
-from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, write_commit
+from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, is_intact, write_commit
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
@@ -146,8 +146,9 @@ class CheckpointStore:
         try:
             return Commit.read(folders[steps.index(wanted)][1])
         except StorageError as error:
-            others = self._choices([step for step in steps if step != wanted])
-            raise StorageError(f"{error}{others or '; restore it from a copy'}") from error
+            others = self._choices([step for step, path in folders if step != wanted and is_intact(path)])
+            none = "; no other checkpoint is intact: restore one from a copy"
+            raise StorageError(f"{error}{others or none}") from error
 
     def _step_of(self, which: str, steps: list[int]) -> int:
         """Step of a checkpoint name; ConfigError for an unknown name."""

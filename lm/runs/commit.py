@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -249,3 +250,10 @@ def _deserialise(data: bytes, path: Path) -> dict[str, "Tensor"]:
         return load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise StorageError(f"{path}: not readable as safetensors; the file is foreign") from error
+
+
+def is_intact(path: Path) -> bool:
+    """True if a commit folder and all its tensors match its manifest."""
+    with suppress(StorageError):
+        return bool(Commit.read(path))
+    return False

@@ -180,6 +180,10 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
     with pytest.raises(StorageError) as error:
         store.open("best")
     one_line(error, "state.json", "SHA-256", "choose another one by --checkpoint: step-1")
+    flip(store.folder / "step-00000001" / "state.json", 3)
+    with pytest.raises(StorageError) as error:
+        store.open("best")
+    one_line(error, "state.json", "SHA-256", "; no other checkpoint is intact: restore one from a copy")
     for damaged in ('{"steps": ["../x"]}', '{"steps": [2', "[]"):
         (store.folder / "best.json").write_text(damaged)
         with pytest.raises(StorageError) as error:
