@@ -36,8 +36,22 @@ class FileLock:
             try:
                 self._lock.acquire(blocking=wait)
             except filelock.Timeout:
+                self._require_creatable()
                 return False
         return True
+
+    def _require_creatable(self) -> None:
+        """Raise StorageError if the file is missing and cannot be created, which the library hides."""
+        if os.path.lexists(self._path):
+            return
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            folder = self._path.parent
+            raise StorageError(
+                f"{folder}: no file can be created there ({reason}); choose another folder"
+            ) from error
 
     def sign(self, holder: bytes) -> None:
         """Write ``holder`` to the locked file, replacing its content. Raises StorageError."""

@@ -86,3 +86,5 @@ def test_a_lock_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     os.symlink(tmp_path / "elsewhere", tmp_path / "link")
     with pytest.raises(StorageError, match="link"):
         FileLock(tmp_path / "link").acquire()
+    with pytest.raises(StorageError, match=r"^/proc: no file can be created there"):
+        FileLock(Path("/proc/lock")).acquire(wait=False)
