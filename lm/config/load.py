@@ -191,9 +191,9 @@ def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Pre
             return parent
     if name in (known := presets_and_bases(family)):
         return known[name]
-    raise ConfigError(
-        f"{extends.where}: extends {_shown(name)}: no such file or preset {_shown(str(parent))}"
-    )
+    there = "" if str(parent) == name else f" {_shown(str(parent))}"
+    hint = did_you_mean(name, known) or f"; `{family} presets` lists the presets"
+    raise ConfigError(f"{extends.where}: extends {_shown(name)}: no such file or preset{there}{hint}")
 
 
 def _file_settings(

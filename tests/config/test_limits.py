@@ -283,3 +283,9 @@ def test_an_empty_name_of_a_folder_is_not_this_folder(
     assert (code, out) == (2, "")
     assert "is empty; name a folder" in err
     assert not list(in_tmp.iterdir())
+
+
+def test_a_missing_parent_is_named_once(ending: Callable[..., Any], in_tmp: Path) -> None:
+    Path("x.toml").write_text('extends = "own_smal"')
+    told = "x.toml:1: extends 'own_smal': no such file or preset; did you mean own_small?\n"
+    assert ending(dialog, "describe", "x.toml") == (2, "", told)
