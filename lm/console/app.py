@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from lm import __version__, numbers
+from lm.config.load import WORDING
 from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
 from lm.disk.storage import JSON, finite, write_json
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 
 _command = ContextVar("command", default="")
 _form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
+_WORDING = {  # of the library's usage errors, and ours
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    **WORDING,
+}
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
 
@@ -114,7 +122,10 @@ def _documented_endings() -> Iterator[None]:
         raise
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, which quote the line as it is
-            error.message = visible(error.message)  # type: ignore[attr-defined]
+            message = str(error.message)  # type: ignore[attr-defined]
+            for theirs, ours in _WORDING.items():
+                message = message.replace(theirs, ours)
+            error.message = visible(message)  # type: ignore[attr-defined]
         raise
 
 
