@@ -265,4 +265,4 @@ def test_a_misspelt_kind_is_told_the_right_one(written: str, meant: str) -> None
 def test_the_registry_and_the_configuration_know_the_same_kinds() -> None:
     assert tuple(HEADS) == get_args(HeadKind)
     description = HeadConfig.model_fields["kind"].description or ""
-    assert description.replace(" or", ",").split(", ") == list(HEADS)
+    assert description.removeprefix("kind of head: ").replace(" or", ",").split(", ") == list(HEADS)

@@ -5,7 +5,7 @@ from tests.matrix.crashes import row_of
 from tests.matrix.row import Row
 
 GPU = "not applicable: needs a GPU"
-ALONE = "not in the matrix yet: `tests/parallel`, marked slow, kill one"
+ALONE = "not applicable: `tests/parallel` kill trainers, marked slow"
 PLATFORMS = "one Python and one system here: releases try the others"
 
 ROWS = (
