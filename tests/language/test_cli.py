@@ -154,7 +154,10 @@ def test_an_interrupted_training_resumes_to_the_same_end(
         patch.setattr("lm.engine.progress.make_reporter", lambda *_: stopping)
         code, _, err = lm("train", "tiny.toml", "--run", "runs/stopped")
     assert code == 75
-    assert err == "interrupted: step 3 is saved; run the same command again to resume\n"
+    assert err.splitlines() == [
+        "stopping after this update and saving; another signal ends at once without saving",
+        "interrupted: step 3 is saved; run the same command again to resume",
+    ]
     saved = names("runs/stopped/checkpoints")
     assert "step-00000003" in saved
     assert "step-00000006" not in saved
