@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from lm.disk.storage import JSON
@@ -117,19 +118,16 @@ class SharedSaver:
 
     def _collect(self) -> None:
         """Assemble the carried states of all ranks in the order of shards."""
-        task, group = self._training.task, self._group
-        own = shards_of(group.rank, group.size, self._train.shards)
+        task, group, shards = self._training.task, self._group, self._train.shards
         whole: dict[str, Tensor] = {}
         for name, tensor in task.state().items():
-            rows = [slice_of(len(tensor), shard, self._train.shards) for shard in range(self._train.shards)]
-            mine = tensor.new_zeros(tensor.shape)
-            for shard in own:
-                mine[rows[shard]] = tensor[rows[shard]]
-            every = group.gather_tensors([mine], [1] * group.size)
-            for rank, other in enumerate(every):
-                for shard in shards_of(rank, group.size, self._train.shards):
-                    mine[rows[shard]] = other[rows[shard]]
-            whole[name] = mine
+            every = group.gather_tensors([tensor], [1] * group.size)
+            rows = [
+                other[slice_of(len(other), shard, shards)]
+                for rank, other in enumerate(every)
+                for shard in shards_of(rank, group.size, shards)
+            ]
+            whole[name] = torch.cat(rows)
         task.load_state(whole)
 
     def _spread(self) -> None:

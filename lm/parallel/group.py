@@ -165,7 +165,7 @@ class ProcessGroup(Group):
             padded = torch.nn.functional.pad(data, (0, longest - len(data)))
             buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
             self._dist.all_gather(buffers, padded)
-        texts = (bytes(buffer[: int(size)].tolist()) for buffer, size in zip(buffers, sizes, strict=True))
+        texts = (buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True))
         return [json.loads(text) for text in texts]
 
     def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
