@@ -15,11 +15,11 @@ BIN := .venv/bin
 READY := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly lint check docs clean
+.PHONY: help install demo test test-wheel nightly lint check docs clean
 .NOTPARALLEL:
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##/\1 \t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*##/\1 \t/p' Makefile
 	@sed -n '2,6s/^#  //p' Makefile
 
 install: $(READY)  ## .venv with the package and its development tools, at the versions of constraints.txt
@@ -29,6 +29,9 @@ demo: $(READY)  ## train, evaluate and compare a small softmax and a MoS model (
 
 test: $(READY)  ## the test suite
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+
+test-wheel:  ## build and check the packages, then try the wheel alone: newest and lowest versions (WHEEL_FLAGS='--pin …')
+	@$(PYTHON) scripts/try_wheel.py --pip '$(PIP_FLAGS)' $(WHEEL_FLAGS)
 
 nightly: $(READY)  ## the fault matrix: at most 80 minutes on 2 cores; what is finished is kept, a second call goes on
 	@$(BIN)/python scripts/nightly.py

@@ -34,12 +34,18 @@ class Example:
     response: Utterance
 
 
-def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = False) -> list[Example]:
-    """List the examples of dialogs in order: one per utterance, except the last ones unless ``last``."""
+def list_examples(
+    dialogs: Sequence[Dialog], context: int = 9, last: bool = False, backward: bool = False
+) -> list[Example]:
+    """List the examples of dialogs in order: one per utterance, except the last ones unless ``last``.
+
+    ``backward`` reads every dialog from its end, so that an utterance is predicted from those after it.
+    """
     examples = []
     for number, dialog in enumerate(dialogs):
-        history = (START, *dialog.utterances)
-        for turn, response in enumerate(dialog.utterances if last else dialog.utterances[:-1]):
+        utterances = dialog.utterances[::-1] if backward else dialog.utterances
+        history = (START, *utterances)
+        for turn, response in enumerate(utterances if last else utterances[:-1]):
             heard = history[max(0, turn + 1 - context) : turn + 1]
             examples.append(Example(number, turn, heard, response.speaker, response))
     return examples
@@ -48,6 +54,20 @@ def list_examples(dialogs: Sequence[Dialog], context: int = 9, last: bool = Fals
 def next_example(said: Sequence[Utterance], responder: str, context: int = 9) -> Example:
     """Example of ``list_examples`` for the next utterance of ``responder``, with an empty response."""
     return Example(0, len(said), (START, *said)[-context:], responder, Utterance(responder, ""))
+
+
+def backward_examples(example: Example, response: str, context: int) -> list[Example]:
+    """Examples of a backward model for the context of an example, if the response were ``response``.
+
+    Each has an utterance of the context, the last first. It is predicted from at most ``context`` ones after
+    it, among them the response.
+    """
+    said = [utterance for utterance in example.context if utterance != START]
+    history = (START, Utterance(example.responder, response), *reversed(said))
+    return [
+        Example(0, turn, history[max(0, turn + 1 - context) : turn + 1], target.speaker, target)
+        for turn, target in enumerate(history[2 : context + 2], start=1)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dialog.chat.cli import chat
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
-from lm.config.load import Resolved, load_config, override
+from dialog.options import DecodeOverrides, decoding_of
+from dialog.serve.cli import serve
+from lm.config.load import Resolved, load_config
 from lm.console.app import (
     check_data,
     counting,
@@ -21,23 +24,25 @@ from lm.console.app import (
     show_training,
     write_result,
 )
-from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
+from lm.console.commands import add_check, add_describe, add_presets, add_runs
 from lm.console.options import (
     BadLineOption,
     Checkpoint,
+    Join,
     JsonFile,
     NewRun,
+    OnePart,
     Overrides,
     Processes,
-    RunFolder,
+    RunFolders,
     config_argument,
     filename,
     nonempty,
     output_file,
     output_folder,
 )
-from lm.console.tables import Table
-from lm.parallel.group import leads
+from lm.doctor.cli import add_doctor
+from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
@@ -45,6 +50,7 @@ from lm.tuning.cli import add_tune
 if TYPE_CHECKING:
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
+    from lm.report.parts import ReportFamily
     from lm.text.prepared_folder import Prepared
 
 app = new_app(
@@ -56,12 +62,6 @@ app = new_app(
 _RESPONSES = rows_with("dialog", "turn", "context", "references", "hypotheses")
 _REFERENCES = rows_with("dialog", "turn", "context", "responses", opening=b"[\n")
 Config = Annotated[str, config_argument("dialog")]
-DecodeOverrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change decoding, as in --set decode.beam=5; may be repeated."
-    ),
-]
 
 
 @app.command()
@@ -74,7 +74,7 @@ def demo(
     """
     from dialog.demo import RESULTS
     from dialog.demo import demo as run_demo
-    from dialog.report import demo_table
+    from dialog.tables import demo_table
     from lm.engine.events import Reporter
     from lm.engine.progress import make_reporter
 
@@ -139,22 +139,30 @@ def prepare(
     text_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "text",
     act_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "act",
     force: Annotated[bool, typer.Option("--force", help="Write the corpus even if it looks wrong.")] = False,
+    processes: Processes = 1,
+    part: OnePart = None,
+    join: Join = False,
 ) -> None:
     from dialog.corpora.columns import ReadOptions
-    from dialog.corpora.prepare import PrepareOptions
-    from dialog.corpora.prepare import prepare as prepare_corpus
+    from dialog.corpora.prepare import PrepareOptions, preparation
+    from lm.text.prepared_parts import prepare_as_asked
 
     read = ReadOptions(format, dialog_column, speaker_column, text_column, act_column)
     options = PrepareOptions(
         read, on_bad_line, valid_fraction, test_fraction, seed, tokenizer, lowercase, vocab_size
     )
-    _show_prepared(prepare_corpus(source, out, options, force=force))
+    made = preparation(source, options, force=force)
+    prepared = prepare_as_asked(made, out, processes, part, join)
+    if part:
+        show(f"{prepared.folder}: {'unchanged' if prepared.unchanged else 'written'}")
+    else:
+        _show_prepared(prepared)
 
 
 def _show_prepared(prepared: "Prepared") -> None:
     """Print the counts, the first two dialogs, and the folder of a prepared corpus."""
     from dialog.corpora.corpus import load_dialogs
-    from dialog.report import dialog_lines, prepared_tables
+    from dialog.tables import dialog_lines, prepared_tables
 
     first = load_dialogs(str(prepared.folder / "train"))[:2]
     examples = [line for dialog in first for line in dialog_lines(dialog, most=6)]
@@ -181,7 +189,7 @@ def show_corpus(
     Example: dialog show data/chat --split valid --limit 5
     """
     from dialog.corpora.corpus import choose_dialogs
-    from dialog.report import dialog_lines
+    from dialog.tables import dialog_lines
 
     chosen = choose_dialogs(corpus, split, dialog)
     shown = chosen[:limit]
@@ -240,14 +248,18 @@ add_tune(app, "dialog", DialogConfig, _train, "smalltalk_mos --space smalltalk -
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    runs: RunFolders,
     data: Annotated[
         str | None,
         typer.Option(metavar="F", parser=nonempty, help="Corpus; default: the run's test split."),
     ] = None,
     references: Annotated[
         Path | None,
-        typer.Option(metavar="F", help="File of several references per context; default: the true response."),
+        typer.Option(
+            metavar="F",
+            parser=filename,
+            help="File of several references per context; default: the true response.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, output_file("Write the responses there.", _RESPONSES, metavar="HYPS.jsonl")
@@ -268,25 +280,27 @@ def evaluate(
 ) -> None:
     """Score a run: perplexity, BLEU precision and recall of its best responses, and their variety.
 
+    Several runs of one vocabulary are evaluated as one model, with the mean of their probabilities.
+
     Example: dialog evaluate runs/mos --references test_multi_ref.json --json mos.json
     """
-    resolved = _decoding(run, overrides)
+    run, *others = runs
+    resolved = decoding_of(run, overrides)
     in_processes(processes)
     from dialog.corpora.own_data import in_run
 
     splits = in_run(run, resolved.config.data)
     require_apart([output, json_file], [data, references, splits.train, splits.valid, splits.test])
     from dialog.evaluate import evaluate as evaluate_run
-    from dialog.report import evaluation_tables
+    from dialog.tables import evaluation_tables
 
     with counting("responding") as progress:
         result = evaluate_run(
-            run, data=data, references=references, output=output, checkpoint=checkpoint, limit=limit,
-            overrides=overrides or (), batch_size=batch, progress=progress,
+            run, others=others, data=data, references=references, output=output, checkpoint=checkpoint,
+            limit=limit, overrides=overrides or (), batch_size=batch, progress=progress,
         )  # fmt: skip
-    if leads():
-        write_result(json_file, result, config=resolved.config)
-        show(*evaluation_tables(result))
+    write_result(json_file, result, config=resolved.config)
+    show(*evaluation_tables(result))
 
 
 @app.command()
@@ -307,7 +321,7 @@ def score(
     """
     require_apart([json_file], [hypotheses])
     from dialog.evaluate import rescore
-    from dialog.report import score_tables
+    from dialog.tables import score_tables
 
     result = rescore(hypotheses, true_only=true_only)
     write_result(json_file, result)
@@ -316,69 +330,50 @@ def score(
 
 @app.command()
 def references(
-    train: Annotated[str, typer.Option(metavar="F", help="Corpus whose responses become references.")],
-    test: Annotated[str, typer.Option(metavar="F", help="Corpus whose contexts get references.")],
+    train: Annotated[
+        str,
+        typer.Option(metavar="F", parser=nonempty, help="Corpus whose responses become references."),
+    ],
+    test: Annotated[
+        str, typer.Option(metavar="F", parser=nonempty, help="Corpus whose contexts get references.")
+    ],
     out: Annotated[Path, output_file("File to write.", _REFERENCES, metavar="F")],
     neighbours: Annotated[
         int, typer.Option(metavar="N", min=1, help="References besides the true response.")
     ] = 10,
+    processes: Processes = 1,
 ) -> None:
     """Find several references per test context: the responses to the most similar training contexts.
 
     Example: dialog references --train data/train.jsonl --test data/test.jsonl --out test_multi_ref.json
     """
     require_apart([out], [train, test])
+    in_processes(processes)
     from dialog.corpora.corpus import load_dialogs
     from dialog.metrics.references import build_references, write_references
+    from lm.parallel.group import process_group
 
-    items = build_references(load_dialogs(train), load_dialogs(test), neighbours)
-    write_references(out, items)
+    with process_group() as group:
+        items = build_references(load_dialogs(train), load_dialogs(test), neighbours, group)
+        group.share(lambda: write_references(out, items))
     count = sum(len(item.responses) for item in items)
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")
 
 
-def _compared(
-    runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[dict[str, Any], list[Table | str]]:
-    from dialog.compare import compare, comparison_tables
+def _family() -> "ReportFamily":
+    from dialog.report import dialog_family
 
-    result = compare(runs, name=name, resamples=resamples)
-    return result, comparison_tables(result)
+    return dialog_family()
 
 
-add_compare(app, "dialog compare runs/softmax runs/mos", _compared)
+add_compare_and_report(app, "dialog runs/softmax runs/mos", _family)
 
 
-@app.command()
-def chat(
-    run: RunFolder,
-    checkpoint: Checkpoint = "best",
-    overrides: DecodeOverrides = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Replay the human's lines of a saved conversation, and exit."),
-    ] = None,
-) -> None:
-    """Talk with a model; /help lists the commands. From a pipe, each line gets an answer.
-
-    Example: dialog chat runs/mos --set decode.method=sample
-    """
-    decode = _decoding(run, overrides).config.decode
-    from dialog.chat.terminal import chat as converse
-
-    raise typer.Exit(converse(run, checkpoint=checkpoint, decode=decode, replay=replay))
-
-
+app.command()(chat)
+app.command()(serve)
 add_check(app)
 add_runs(app)
-
-
-def _decoding(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
-    """The config of a run with decoding overrides of the command line."""
-    from lm.runs.inputs import config_of
-
-    resolved = config_of(run, DialogConfig)
-    return override(resolved, overrides or (), DialogConfig, sections=("decode",))
+add_doctor(app, "dialog", "dialog.doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

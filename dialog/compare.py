@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from lm import bootstrap
-from lm.bootstrap import Floats, by_unit
+from lm.bootstrap import Floats
 from lm.console.options import RESAMPLES
-from lm.console.report import p_tables
+from lm.console.shared_tables import p_tables
 from lm.console.tables import Table
 from lm.errors import visible
-from lm.runs.compare import Comparison, Pairs
+from lm.runs.compare import Comparison, PartSums
 from lm.runs.evaluations import Evaluation, Result, guessing_warning, lookup
 
 _ORDERS = ("1", "2", "3", "4")
@@ -34,7 +34,7 @@ _KEPT = (
     ),
     *("inter_distinct_1", "inter_distinct_2", "mean_length", "most_common_share"),
 )
-_SCORES = {  # scores with p-values, by their names in tables
+COMPARED_SCORES = {  # scores with p-values, by their names in tables
     "perplexity": "perplexity",
     **{f"BLEU-{n} {side[0].upper()}": f"bleu/{n}/{side}" for n in _ORDERS for side in _SIDES},
     **{f"legacy BLEU-1 {side[0].upper()}": f"bleu_legacy/1/{side}" for side in _SIDES},
@@ -81,7 +81,8 @@ def compare(
     Returns:
         ``{"name", "data", "bootstrap", "runs": [{"run", "head", "parameters", scores …, "p": {…}}]}``. ``p``
         has a two-sided p-value by score (``perplexity``, ``bleu/1/precision`` …), and is empty for the first
-        run. A p-value is None below 5 conversations, or if both runs are ``near_guessing``.
+        run. A p-value is None below 5 conversations, or if both runs are ``near_guessing``. ``interval`` and
+        ``change`` are those of :meth:`lm.runs.compare.Comparison.rows`.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -95,24 +96,20 @@ def compare(
         "name": name,
         "data": first.result["data"],
         "bootstrap": {"resamples": resamples, "seed": seed, "unit": "dialog", "units": counts.shape[1]},
-        "runs": _COMPARISON.rows(evaluations, lambda other: _pairs(first, other), counts),
+        "runs": _COMPARISON.rows(evaluations, _sums, first.contexts["dialog"], counts),
     }
 
 
-def _pairs(first: Evaluation, other: Evaluation) -> Pairs:
-    """Sums of each score by conversation: differences of ``other`` from ``first``, and their divisors."""
-    dialogs = first.contexts["dialog"]
-    tokens = by_unit(dialogs, first.contexts["tokens"])
-    ones = by_unit(dialogs, np.ones(len(dialogs)))
-    worse = np.asarray(other.contexts["nll"]) - np.asarray(first.contexts["nll"])
-    pairs = {"perplexity": (by_unit(dialogs, worse), tokens)}
+def _sums(evaluation: Evaluation) -> PartSums:
+    """PartSums of each score by context, and their divisors."""
+    tokens = np.asarray(evaluation.contexts["tokens"], dtype=np.float64)
+    sums = {"perplexity": (np.asarray(evaluation.contexts["nll"]), tokens)}
     for version in _BLEU:
         for side in _SIDES:
-            better = _bleu(other, version, side) - _bleu(first, version, side)
+            bleu = _bleu(evaluation, version, side)
             for order in _ORDERS:
-                sums = by_unit(dialogs, better[:, int(order) - 1])
-                pairs[f"{version}/{order}/{side}"] = (sums, ones)
-    return pairs
+                sums[f"{version}/{order}/{side}"] = (bleu[:, int(order) - 1], np.ones_like(tokens))
+    return sums
 
 
 def comparison_tables(comparison: Result) -> list[Table | str]:
@@ -120,14 +117,19 @@ def comparison_tables(comparison: Result) -> list[Table | str]:
     rows = [
         {
             **{name: row[name] for name in ("run", "head", "parameters")},
-            **{name: lookup(row, key.split("/")) for name, key in _SCORES.items()},
+            **{name: lookup(row, key.split("/")) for name, key in COMPARED_SCORES.items()},
             **{name: row[key] for name, key in _MEASURES.items()},
         }
         for row in comparison["runs"]
     ]
     title = f"Runs on {comparison['name']}"
     warning = guessing_warning(comparison["runs"])
-    return [Table(title, rows), *p_tables(comparison, _SCORES), _caption(comparison["runs"]), *warning]
+    return [
+        Table(title, rows),
+        *p_tables(comparison, COMPARED_SCORES),
+        _caption(comparison["runs"]),
+        *warning,
+    ]
 
 
 def _caption(rows: Sequence[Result]) -> str:

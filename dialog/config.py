@@ -5,11 +5,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dialog.decoding.config import DecodeConfig
 from lm.cells.config import CellKind, CellSettings
-from lm.config.section import MAX_LAYERS, MAX_SEED, MAX_SIZE, Section
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
+from lm.trunks.config import TransformerConfig
 
 WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
@@ -52,6 +54,11 @@ class DataConfig(Section):
     last_response: bool = Field(
         False, description="use the last utterance of a dialog as a response, too (Zhao et al.: no)"
     )
+    direction: Literal["forward", "backward"] = Field(
+        "forward",
+        description="direction of the conversations: forward, or backward for a model of the context given"
+        " the response",
+    )
     segment: int = Field(
         16,
         ge=0,
@@ -72,96 +79,88 @@ class DataConfig(Section):
 
 
 class EncoderConfig(Section):
-    """Encoder of the context: flat (one long sequence) or hierarchical (utterances, then the dialog)."""
+    """Encoder of the context: of one long sequence (flat, transformer), or of utterances, then the dialog."""
 
-    kind: Literal["flat", "hierarchical"] = Field(
-        "hierarchical", description="kind of encoder: flat or hierarchical"
+    kind: Literal["flat", "hierarchical", "transformer"] = Field(
+        "hierarchical",
+        description="kind of encoder: flat or hierarchical, which are recurrent, or transformer",
     )
-    cell: CellKind = Field("gru", description=f"recurrent cell: {_CELLS}; its options are in [cell]")
+    cell: CellKind = Field(
+        "gru", description=f"cell of a recurrent encoder: {_CELLS}; its options are in [cell]"
+    )
     utterance_size: int = Field(
         300, ge=1, le=MAX_SIZE, description="hierarchical: hidden size per direction of the utterance encoder"
     )
     context_size: int = Field(
-        600, ge=1, le=MAX_SIZE, description="hidden size of the context encoder, or of the flat encoder"
+        600,
+        ge=1,
+        le=MAX_SIZE,
+        description="hidden size of the context encoder, or of the flat encoder or transformer",
     )
     layers: int = Field(
-        1, ge=1, le=MAX_LAYERS, description="number of layers of the context encoder, or of the flat encoder"
+        1,
+        ge=1,
+        le=MAX_LAYERS,
+        description="number of layers of the context encoder, or of the flat encoder or transformer",
     )
 
 
 class DecoderConfig(Section):
-    """Recurrent decoder below the output head."""
+    """Decoder below the output head."""
 
-    cell: CellKind = Field("lstm", description=f"recurrent cell: {_CELLS}; its options are in [cell]")
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "kind": dict.fromkeys(
+            ("attention", "feed_context", "layer_sum"), Owner("recurrent decoders", ("recurrent",))
+        )
+    }
+
+    kind: Literal["recurrent", "transformer"] = Field(
+        "recurrent",
+        description="kind of decoder: recurrent, or transformer, which attends to all states of the encoder",
+    )
+    cell: CellKind = Field(
+        "lstm", description=f"cell of a recurrent decoder: {_CELLS}; its options are in [cell]"
+    )
     hidden_size: int = Field(400, ge=1, le=MAX_SIZE, description="hidden size H")
     layers: int = Field(1, ge=1, le=MAX_LAYERS, description="number of layers")
     attention: Literal["none", "dot", "additive"] = Field(
-        "none", description="attention over the encoder's states"
+        "none", description="attention of a recurrent decoder over the encoder's states"
     )
     feed_context: bool = Field(
         False, description="feed the encoded context to every step instead of only the first"
     )
     layer_sum: bool = Field(False, description="use the sum of the outputs of all layers as hidden state")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if wrong := self.misplaced("kind", (self.kind,)):
+            raise ValueError(f"{wrong}; remove it from a {self.kind}")
+        return self
+
 
 class ModelConfig(Section):
     """Shared sizes and regularisation of encoder and decoder."""
 
     embedding_size: int = Field(200, ge=1, le=MAX_SIZE, description="size of the shared word embedding")
+    vectors: str = Field(
+        "",
+        description="text file of pretrained word vectors, as of GloVe or word2vec, for the initial"
+        " embedding; empty = random",
+    )
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout rate of embeddings, encoder and decoder outputs"
+        0.0,
+        ge=0,
+        lt=1,
+        description="dropout rate of embeddings, encoder and decoder outputs, and of each part of a"
+        " transformer's layer",
     )
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
     init_range: float = Field(
         0.08,
         gt=0,
         description="bound of the uniform initialisation of embedding, encoder and decoder. The head,"
-        " mogrifiers' gates and truncated cells have their own",
+        " mogrifiers' gates, truncated cells and transformers have their own",
     )
-
-
-class DecodeConfig(Section):
-    """Decoding of responses: beam search or sampling."""
-
-    method: Literal["beam", "sample"] = Field("beam", description="decoding method: beam search or sampling")
-    beam: int = Field(10, ge=1, le=MAX_SIZE, description="beam width; 1 = greedy")
-    nbest: int = Field(5, ge=1, le=MAX_SIZE, description="responses kept")
-    max_length: int = Field(
-        30, ge=1, le=MAX_SIZE, description="maximum length of a response in tokens without </s>"
-    )
-    min_length: int = Field(
-        0, ge=0, le=MAX_SIZE, description="minimum length of a response in tokens without </s>"
-    )
-    length_penalty: float = Field(
-        0.0,
-        ge=0,
-        le=10,
-        description="exponent of the length that divides a score; 0 = plain sum (the papers)",
-    )
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=MAX_SIZE, description="size n of n-grams that must not repeat within a response; 0 = off"
-    )
-    temperature: float = Field(1.0, gt=0, description="sampling temperature")
-    temperature_on: Literal["mixture", "components"] = Field(
-        "mixture", description="target of the temperature: the mixed distribution or every component's logits"
-    )
-    top_k: int = Field(0, ge=0, le=MAX_SIZE, description="sample among the k most probable tokens; 0 = all")
-    top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
-    products: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="precision of the head's products: float32, bfloat16, which changes some words, or auto,"
-        " the faster one at training",
-    )
-    seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds sampling")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.min_length > self.max_length:
-            raise ValueError(
-                f"min_length = {self.min_length}: must be at most max_length = {self.max_length}; "
-                "lower decode.min_length or raise decode.max_length"
-            )
-        return self
 
 
 class DialogConfig(Section):
@@ -176,6 +175,7 @@ class DialogConfig(Section):
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     cell: CellSettings = CellSettings()
+    transformer: TransformerConfig = TransformerConfig()
     head: HeadConfig = HeadConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
@@ -183,11 +183,27 @@ class DialogConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kinds = (self.encoder.cell, self.decoder.cell)
-        if wrong := self.cell.misplaced("kind", kinds):
-            raise ValueError(
-                f"cell.{wrong}; neither encoder.cell = {kinds[0]} nor decoder.cell = {kinds[1]} has it"
-            )
         if self.train.start_from:
             raise ValueError("train.start_from: dialog models begin with random weights; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        encoder, decoder = self.encoder, self.decoder
+        parts = (("encoder", encoder, encoder.context_size), ("decoder", decoder, decoder.hidden_size))
+        cells = {name: part.cell for name, part, _ in parts if part.kind != "transformer"}
+        if wrong := self.cell.misplaced("kind", cells.values()):
+            kinds = " nor ".join(f"{name}.cell = {cell}" for name, cell in cells.items())
+            raise ValueError(
+                f"cell.{wrong}; " + (f"neither {kinds} has it" if cells else "no part has cells")
+            )
+        unused = (
+            {"transformer": self.transformer} if len(cells) == 2 else {} if cells else {"cell": self.cell}
+        )
+        for section, settings in unused.items():
+            if name := settings.changed():
+                raise ValueError(f"{section}.{name}: has no effect on these kinds of encoder and decoder")
+        for name, part, size in parts:
+            if part.kind == "transformer" and (misfit := self.transformer.misfit(size)):
+                raise ValueError(f"the size of the {name}, {misfit}")
         return self

@@ -7,6 +7,7 @@ from typing import Any
 from dialog.config import WHOLE_DIALOG, DataConfig, DialogConfig
 from dialog.corpora.corpus import SMALLTALK
 from dialog.seq2seq import Seq2Seq
+from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.engine.memory import head_scratch, training_memory
 from lm.engine.shapes import shapes_only
 from lm.heads.head import Head
@@ -63,7 +64,9 @@ def _smalltalk_words() -> frozenset[str]:
 
 def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
     """Bytes of training. ``activations`` assume ``data.max_tokens`` tokens for every utterance."""
-    activations = _encoder_floats(config) + _decoder_floats(config) + _head_floats(config, model.head)
+    activations = (
+        _encoder_floats(config, model) + _decoder_floats(config, model) + _head_floats(config, model.head)
+    )
     return training_memory(model, config.optim, activations)
 
 
@@ -72,10 +75,13 @@ def _responses(config: DialogConfig) -> int:
     return config.train.batch_size * (config.data.segment or WHOLE_DIALOG)
 
 
-def _encoder_floats(config: DialogConfig) -> int:
+def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     """Number of floats kept for backpropagation through the encoder."""
     data, encoder, size = config.data, config.encoder, config.model.embedding_size
     responses = _responses(config)
+    if isinstance(model.encoder, TransformerEncoder):
+        tokens = responses * data.context * data.max_tokens
+        return round(tokens * (2 * size + model.encoder.stack.floats(1)))
     floats = config.cell.of(encoder.cell).floats
     per_step = floats * encoder.context_size * encoder.layers
     if encoder.kind == "flat":
@@ -89,13 +95,16 @@ def _encoder_floats(config: DialogConfig) -> int:
     )
 
 
-def _decoder_floats(config: DialogConfig) -> int:
+def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     data, encoder, decoder = config.data, config.encoder, config.decoder
+    positions = data.context * (1 if encoder.kind == "hierarchical" else data.max_tokens)
+    if isinstance(model.decoder, TransformerDecoder):
+        each = 2 * config.model.embedding_size + model.decoder.stack.floats(1, positions / data.max_tokens)
+        return round(_responses(config) * data.max_tokens * each)
     inputs = config.model.embedding_size + (encoder.context_size if decoder.feed_context else 0)
     floats = config.cell.of(decoder.cell).floats
     per_token = 2 * inputs + (floats * decoder.layers + 1) * decoder.hidden_size
     if decoder.attention != "none":
-        positions = data.context * (data.max_tokens if encoder.kind == "flat" else 1)
         width = decoder.hidden_size if decoder.attention == "additive" else 1
         per_token += positions * (2 + 2 * width) + encoder.context_size + 2 * decoder.hidden_size
     return _responses(config) * data.max_tokens * per_token

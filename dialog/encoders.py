@@ -1,6 +1,6 @@
-"""Encoders: context utterances → memory for the decoder.
+"""Recurrent encoders: context utterances → memory for the decoder.
 
-Two encoders share one interface. ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) encodes
+``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) encodes
 each utterance with a bidirectional network, and the sequence of utterance vectors with a second network.
 ``flat`` (Sutskever et al. 2014) encodes the whole context as one token sequence. The input of both marks the
 responder's utterances.
@@ -58,7 +58,7 @@ class HierarchicalEncoder(nn.Module):
         outputs, _ = pad_packed_sequence(
             self.context(_pack(heard, batch.context_lengths))[0], batch_first=True
         )
-        return _memory(outputs, batch.context_lengths)
+        return memory_of(outputs, batch.context_lengths)
 
 
 class FlatEncoder(nn.Module):
@@ -76,7 +76,7 @@ class FlatEncoder(nn.Module):
         marked = embedding(words.data) + self.floor(spoken.data)
         marked = dropout(marked, self.dropout, self.training)  # (tokens, E)
         outputs, _ = pad_packed_sequence(self.context(words._replace(data=marked))[0], batch_first=True)
-        return _memory(outputs, lengths)
+        return memory_of(outputs, lengths)
 
 
 def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +109,7 @@ def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return state[0] if isinstance(state, tuple) else state
 
 
-def _memory(outputs: Tensor, lengths: Tensor) -> Memory:
+def memory_of(outputs: Tensor, lengths: Tensor) -> Memory:
     """Memory from outputs (R, M, C), with the last output of each row as its summary."""
     lengths = lengths.to(outputs.device)
     last = outputs[torch.arange(outputs.shape[0], device=outputs.device), lengths - 1]

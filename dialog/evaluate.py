@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dialog.config import DataConfig, DecodeConfig, DialogConfig
+from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
+from dialog.decoding.config import DecodeConfig
+from dialog.details import evaluate_command, evaluation_details
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, Scorer, responses_report
@@ -31,12 +33,12 @@ from lm.text.vocabulary import UNK, Codec, require_known
 
 if TYPE_CHECKING:
     from dialog.batches import Example
-    from dialog.beam import Hypothesis
+    from dialog.decoding.steps import Hypothesis
     from dialog.trained import TargetScore, TrainedModel
 
 
-EXCHANGE_MINUTES = 60.0  # that processes wait for the slowest slice of the contexts
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
+_LONGEST = 40  # characters of an option in the name of an evaluation
 _PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
@@ -68,6 +70,7 @@ class EvaluationData:
 def evaluate(
     run: Path,
     *,
+    others: Sequence[Path] = (),
     data: str | None = None,
     references: Path | None = None,
     output: Path | None = None,
@@ -83,11 +86,12 @@ def evaluate(
 
     Args:
         run: the folder that training wrote.
+        others: further runs, whose probabilities are averaged with those of ``run``.
         data: a source for :func:`dialog.corpora.corpus.load_dialogs`; default: the run's own test split.
         references: a ``test_multi_ref.json`` with several references for every context. By default the only
             reference is the true response.
         output: file for the responses, one JSON object per context.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
+        checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
         limit: evaluate only the first ``limit`` contexts.
         overrides: ``decode.key=value`` texts that override the run's config.
         batch_size: number of contexts decoded together. It affects speed and memory, and results only by the
@@ -100,50 +104,65 @@ def evaluate(
         StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
-    from dialog.trained import TrainedModel
-
     if output is not None:
         require_writable(output)
     require_apart([output], [data, references])
-    with process_group(EXCHANGE_MINUTES) as group:
-        model, weights = group.every(lambda: opened(run, checkpoint, TrainedModel.load))
+    with process_group() as group:
+        model, weights = group.every(lambda: _opened([run, *others], checkpoint))
         model = replace(model, group=group)
-        search = override(
-            Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",)
-        ).config.decode
-        splits = in_run(run, model.config.data)
-        test = group.every(lambda: load_test_set(data, references, limit, splits))
+        usual = model.config.decode
+        changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
+        search = changed.config.decode
+        group.every(lambda: model.require(search))
+        test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
+        group.require_equal({"checkpoint": weights, "data": test.fingerprint()})
         judge = bleu_tokenizer(model.codec.tokenizer)
-        unknown = _unknown_share(model, test)
+        data_facts = _describe_data(test, _unknown_share(model, test))
         scores = model.nll(test.dialogs)[: len(test.examples)]
         name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
         likelihood = perplexities(scores, name, words)
         answers = model.respond(test.examples, search, batch_size, progress)
-        responses = Responses(
-            hypotheses=[[bleu_tokens(model.codec, h.tokens) for h in found] for found in answers],
-            references=[[judge.split(text) for text in group] for group in test.texts()],
-        )
+        responses = _for_bleu(model.codec, answers, test)
         report, contexts = responses_report(responses, judge.split)
         result: Result = {
-            **Subject.of(model, run, checkpoint, weights, _describe_data(test, unknown)).json(),
+            **Subject.of(model, run, checkpoint, weights[0], data_facts).json(),
+            **_describe_ensemble(others, weights[1:]),
             "bleu_tokens": judge.kind,
             "decode": search.model_dump(),
             **likelihood,
             **report,
         }
         result["warnings"] = warnings(result)
-        contexts = {
-            "dialog": [score.dialog for score in scores],
-            "turn": [score.turn for score in scores],
-            "nll": [score.nll for score in scores],
-            "tokens": [score.tokens for score in scores],
-            **contexts,
-        }
-        if output is not None and group.rank == 0:
-            write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
-        if group.rank == 0:
-            keep(run, setting_name(test.name, checkpoint, search, model.config.decode), result, contexts)
+        columns = {key: [getattr(one, key) for one in scores] for key in ("dialog", "turn", "nll", "tokens")}
+        name = setting_name(test.name, checkpoint, search, usual, others)
+
+        def write() -> str:
+            if output is not None:
+                write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
+            command = evaluate_command([run, *others], data, references, checkpoint, limit, (usual, search))
+            details = evaluation_details(model, test.dialogs, test.examples, answers, command)
+            return keep(run, name, result, columns | contexts, details)
+
+        result["name"] = group.share(write)
         return result
+
+
+def _opened(runs: Sequence[Path], checkpoint: str) -> tuple["TrainedModel", list[str | None]]:
+    """The model of a run, or the ensemble of several, and the fingerprint of the weights of each."""
+    from dialog.trained import TrainedModel
+
+    members = [opened(run, checkpoint, TrainedModel.load) for run in runs]
+    joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
+    return joined, [weights for _, weights in members]
+
+
+def _for_bleu(codec: Codec, answers: Sequence[Sequence["Hypothesis"]], test: EvaluationData) -> Responses:
+    """Responses and references as tokens for BLEU."""
+    judge = bleu_tokenizer(codec.tokenizer)
+    return Responses(
+        [[bleu_tokens(codec, h.tokens) for h in found] for found in answers],
+        [[judge.split(text) for text in group] for group in test.texts()],
+    )
 
 
 def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
@@ -167,19 +186,22 @@ def load_test_set(
     """Read a corpus and its references.
 
     DataError if there is no context, or if the references belong to other conversations. ConfigError for
-    references with ``last_response``.
+    references with ``last_response`` or a backward run.
     """
     from dialog.batches import list_examples
 
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
+    if references and config.direction == "backward":
+        raise ConfigError(f"{references}: has no references for a backward run; leave out --references")
     if references and config.last_response:
         raise ConfigError(
             f"{references}: lacks the last responses, which data.last_response adds; leave out --references"
         )
     source = source or config.test
     dialogs = load_dialogs(source)
-    examples = list_examples(dialogs, config.context, config.last_response)
+    backward = config.direction == "backward"
+    examples = list_examples(dialogs, config.context, config.last_response, backward)
     if not examples:
         raise DataError(f"{source}: no context to evaluate; a dialog needs two utterances")
     items = align_references(read_references(references), dialogs, str(references)) if references else None
@@ -303,6 +325,12 @@ def _describe_data(test: EvaluationData, unknown: float) -> Result:
     }
 
 
+def _describe_ensemble(others: Sequence[Path], weights: Sequence[str | None]) -> Result:
+    """The members besides the first, if any."""
+    members = [{"run": str(run), "weights": own} for run, own in zip(others, weights, strict=True)]
+    return {"ensemble_with": members} if members else {}
+
+
 def evaluation_name(source: str, references: Path | None = None) -> str:
     """Name of an evaluation of some data: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
     stem = source if ":" in source else Path(source).stem
@@ -310,12 +338,21 @@ def evaluation_name(source: str, references: Path | None = None) -> str:
     return "+".join(slug(part) for part in parts)
 
 
-def setting_name(name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig) -> str:
+def setting_name(
+    name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig, others: Sequence[Path]
+) -> str:
     """``name`` with the non-default options of the evaluation: ``test.last.beam-3``.
 
-    It contains the checkpoint, except ``best``, and decoding options that differ from the run's config.
+    It contains the checkpoint, except ``best``, decoding options that differ from the run's config, and the
+    ``others`` of an ensemble.
     """
     other = [] if checkpoint == "best" else [checkpoint]
     configured = usual.model_dump()
     other += [f"{key}-{value}" for key, value in decode.model_dump().items() if value != configured[key]]
-    return ".".join([name, *map(slug, other)])
+    other += [f"with-{run.name}" for run in others]
+    return ".".join([name, *(_short(slug(part)) for part in other)])
+
+
+def _short(part: str) -> str:
+    """A part of a file name; the end of a long one becomes a hash."""
+    return part if len(part) <= _LONGEST else f"{part[:20]}-{hashlib.sha256(part.encode()).hexdigest()[:8]}"

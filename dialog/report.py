@@ -1,107 +1,89 @@
-"""Terminal tables of evaluations and prepared corpora."""
+"""Dialog models' part of the report: replies side by side, and remarks on them."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from dialog.utterance import Dialog
-from lm.console.report import preparation_tables
+from dialog.compare import COMPARED_SCORES, compare, comparison_tables
+from dialog.config import DialogConfig
 from lm.console.tables import Table
 from lm.console.terminal import sanitize
-from lm.measures import guessing_note
+from lm.numbers import number
+from lm.report.page import colour_of
+from lm.report.parts import Names, PagePart, PageSection, Paragraph, Reply, ReportFamily, SampleCard
+from lm.runs.evaluations import Evaluation
 
-Result = Mapping[str, Any]
-_ORDERS = ("1", "2", "3", "4")
-_MEASURES = (
-    *("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts"),
-    *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
-    *("mean_length", "length_ratio", "looping_share", "most_common_share"),
-)
-_CUT = ("responses_cut", "tokens_cut")  # left out of the perplexity, beyond data.max_response
+_OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."
 
 
-def prepared_tables(report: Result) -> list[Table | str]:
-    """A row for each split, and the dropped lines."""
-    columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
-    tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
-    return [*tables, *report.get("notes", ())]
+def dialog_family() -> ReportFamily:
+    """The report's part for dialog models."""
+    return ReportFamily(
+        program="dialog",
+        schema=DialogConfig,
+        units="conversations",
+        compare=_compared,
+        scores=_scores,
+        remarks=_remarks,
+        samples=_samples,
+        further=_further,
+    )
 
 
-def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
-    """A dialog after parsing, one utterance per line, sanitised; at most ``most`` utterances, 0 = all."""
-    said = dialog.utterances[: most or None]
-    lines = [f"{dialog.id}{' · ' if dialog.topic else ''}{dialog.topic}"]
-    for utterance in said:
-        act = f" [{utterance.act}]" if utterance.act else ""
-        lines.append(f"  {utterance.speaker}: {' '.join(utterance.text.split())}{act}")
-    if more := len(dialog.utterances) - len(said):
-        lines.append(f"  … {more:,} more")
-    return [sanitize(line) for line in lines]
+def _compared(
+    runs: Sequence[Path], name: str | None, resamples: int
+) -> tuple[dict[str, Any], Sequence[Table | str]]:
+    result = compare(runs, name=name, resamples=resamples)
+    return result, comparison_tables(result)
 
 
-def evaluation_tables(result: Result) -> list[Table | str]:
-    """Tables of the scores of an evaluated run."""
-    tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
-    guess = [guessing_note(result["nll"], result["vocabulary"])] if result.get("near_guessing") else []
-    return [
-        *tables,
-        *guess,
-        *result["warnings"],
-        f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}",
+def _scores(comparison: Mapping[str, Any]) -> Mapping[str, str]:
+    return COMPARED_SCORES
+
+
+def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
+    """A sentence on BLEU and variety, and the warnings of the evaluations."""
+    told = []
+    for evaluation in evaluations:
+        result = evaluation.result
+        bleu = "/".join(number("bleu", result["bleu"]["2"][side]) for side in ("precision", "recall"))
+        told.append(f"{names[evaluation.run]} {bleu} and {number('distinct', result['inter_distinct_2'])}")
+    warnings = [
+        f"{names[evaluation.run]}: {sanitize(str(warning))}."
+        for evaluation in evaluations
+        for warning in evaluation.result.get("warnings", ())
     ]
+    return [f"Replies, BLEU-2 precision/recall and distinct-2: {'; '.join(told)}.", *warnings]
 
 
-def score_tables(title: str, result: Result) -> list[Table | str]:
-    """Tables of likelihood (with a model), variety, and BLEU with its yardsticks (if any)."""
-    scores = {name: result[name] for name in _MEASURES if name in result}
-    scores |= {name: result[name] for name in _CUT if result.get(name)}
-    systems = {"model": result}
-    references = result["references"]
-    about = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
-    if yardsticks := result.get("yardsticks"):
-        systems["true response"] = yardsticks["true_response"]
-        systems |= {f"{answer!r}": scores for answer, scores in yardsticks["constant_answers"].items()}
-        about += f"; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
-    legacy = [
-        {**row, "undefined share": scores["legacy_undefined_share"]}
-        for row, scores in zip(_bleu_rows(systems, "bleu_legacy"), systems.values(), strict=True)
+def _samples(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
+    """Contexts of the first run with the true response and every run's reply."""
+    by_index = [
+        {sample["index"]: sample for sample in evaluation.details.get("samples", ())}
+        for evaluation in evaluations
     ]
-    return [
-        Table(title, [scores | {"sacrebleu": result["sacrebleu"]["score"]}], upright=True),
-        Table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
-        Table("Precision/recall, smoothing of NLTK 3.4 and before, as published", legacy),
-        about,
-        "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this"
-        " table, as in Zhao et al.'s code",
+    common = set(by_index[0]).intersection(*by_index[1:])
+    if not common:
+        return [Paragraph(_OLDER)]
+    found: list[PagePart] = [
+        Paragraph("Nats are of the true response: fewer are better. Contexts are evenly spaced.")
     ]
+    for index in sorted(common):
+        first = evaluations[0].contexts
+        truth = by_index[0][index]
+        replies = [Reply("true response", None, _plain(truth["true"]), f"{first['tokens'][index]} tokens")]
+        for place, (evaluation, samples) in enumerate(zip(evaluations, by_index, strict=True)):
+            nats = f"true response: {evaluation.contexts['nll'][index]:.1f} nats"
+            reply = _plain(samples[index]["reply"]) or "(empty)"
+            replies.append(Reply(names[evaluation.run], colour_of(place), reply, nats))
+        heading = f"Dialog {first['dialog'][index] + 1}, turn {first['turn'][index] + 1}"
+        found.append(SampleCard(heading, [_plain(line) for line in truth["context"]], replies))
+    return found
 
 
-def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[Result]:
-    """A row for each system: the model and the yardsticks."""
-    return [{"answers": name, **bleu_columns(scores[variant])} for name, scores in systems.items()]
+def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
+    return []
 
 
-def bleu_columns(scores: Result) -> dict[str, float]:
-    """Precision and recall of BLEU-1 … BLEU-4, one column each."""
-    return {
-        f"BLEU-{n} {side[0].upper()}": scores[n][side] for n in _ORDERS for side in ("precision", "recall")
-    }
-
-
-def demo_table(results: Mapping[str, Result]) -> Table:
-    """A row for each head: its distance to the true perplexity, and its responses."""
-    rows = [
-        {
-            "head": head,
-            "parameters": result["parameters"],
-            "perplexity": result["perplexity"],
-            "true perplexity": result["true_perplexity"],
-            "excess nats a token": result["nll"] - math.log(result["true_perplexity"]),
-            "BLEU-2 P": result["bleu"]["2"]["precision"],
-            "BLEU-2 R": result["bleu"]["2"]["recall"],
-            "distinct-2": result["inter_distinct_2"],
-            "minutes": result["minutes"],
-        }
-        for head, result in results.items()
-    ]
-    return Table("Built-in corpus, test split", rows)
+def _plain(text: str) -> str:
+    return " ".join(sanitize(text).split())

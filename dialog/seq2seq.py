@@ -3,6 +3,7 @@
 R responses · N tokens of all responses, packed · V words.
 """
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,11 +12,16 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from dialog.batches import Batch
 from dialog.config import DialogConfig
-from dialog.decoder import Decoder, DecoderState
+from dialog.decoder import AnyDecoder, DecoderState
+from dialog.decoding.steps import StepFunction
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
+from dialog.recurrent_decoder import RecurrentDecoder
+from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.cells.layers import uniform_parameters
 from lm.heads.head import Head
+from lm.heads.output_layer import words_before
 from lm.heads.states import Layers
+from lm.trunks.blocks import BlockStack
 
 
 class Seq2Seq(nn.Module):
@@ -30,16 +36,14 @@ class Seq2Seq(nn.Module):
     def __init__(self, config: DialogConfig, vocab_size: int, unk: int = 1) -> None:
         super().__init__()
         self.config, self.unk = config, unk
-        size, dropout = config.model.embedding_size, config.model.dropout
-        self.embedding = nn.Embedding(vocab_size, size)
-        encoder = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
-        self.encoder = encoder(config.encoder, config.cell.of(config.encoder.cell), size, dropout)
-        self.decoder = Decoder(config)
-        for parameter in uniform_parameters(self):
+        self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
+        self.encoder = _encoder(config)
+        transforms = config.decoder.kind == "transformer"
+        self.decoder: AnyDecoder = TransformerDecoder(config) if transforms else RecurrentDecoder(config)
+        for parameter in uniform_parameters(self, BlockStack):
             nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
         embedding = cast(nn.Parameter, self.embedding.weight)
-        hidden_size, lower_sizes = config.decoder.hidden_size, self.decoder.lower_sizes
-        self.head = Head(config.head, hidden_size, vocab_size, embedding, lower_sizes)
+        self.head = Head(config.head, self.decoder.size, vocab_size, embedding, self.decoder.lower_sizes)
 
     def encode(self, batch: Batch) -> Memory:
         """Encode the contexts of a batch. Equal utterances are encoded once."""
@@ -61,18 +65,24 @@ class Seq2Seq(nn.Module):
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Training objective, and Σ −log P(response) of the batch in nats, both scalars."""
         hidden, targets, rows = self.hidden(batch)
-        return self.head.objective(hidden, targets, streams=rows)
+        repeated: Tensor | None = None
+        if self.config.head.unlikelihood:
+            words = words_before(batch.targets)
+            repeated = pack_padded_sequence(words, batch.lengths, batch_first=True).data
+        return self.head.objective(hidden, targets, streams=rows, repeated=repeated)
+
+    def token_nll(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """−log P of every token in nats, (N,) float64, and its row, (N,)."""
+        hidden, targets, rows = self.hidden(batch)
+        return self.head.nll(hidden, targets).double(), rows
 
     def nll(self, batch: Batch) -> Tensor:
         """−log P of every response in nats, (R,) float64, in the order of the items."""
-        hidden, targets, rows = self.hidden(batch)
-        nll = self.head.nll(hidden, targets).double()
-        by_row = nll.new_zeros(batch.inputs.shape[0]).index_add_(0, rows, nll)
-        return torch.empty_like(by_row).index_copy_(0, batch.order, by_row)
+        return by_item(*self.token_nll(batch), batch)
 
     def start(self, batch: Batch) -> DecoderState:
         """Decoding states for the contexts of a batch, in the order of the items."""
-        state = self.decoder.start(self.encode(batch))
+        state: DecoderState = self.decoder.start(self.encode(batch))
         return state.select(torch.argsort(batch.order))
 
     def step(
@@ -86,5 +96,33 @@ class Seq2Seq(nn.Module):
 
         The head's products are in bfloat16 if the ``operand`` is given that its ``output.rounded()`` returns.
         """
-        hidden, after = self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
+        hidden, after = self._decoded(tokens, state)
         return self.head.log_probs(hidden, component_temperature, operand), after
+
+    def stepper(self, component_temperature: float, bf16: bool) -> StepFunction[DecoderState]:
+        """:meth:`step` with these options. ``bf16`` rounds the output matrix once, now."""
+        operand = self.head.output.rounded() if bf16 else None
+        return partial(self.step, component_temperature=component_temperature, operand=operand)
+
+    def component_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """:meth:`step` by components: log π_k + log p_k, (R, K, V)."""
+        hidden, after = self._decoded(tokens, state)
+        return self.head.component_log_probs(hidden), after
+
+    def _decoded(self, tokens: Tensor, state: DecoderState) -> tuple[Layers, DecoderState]:
+        return self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
+
+
+def by_item(nll: Tensor, rows: Tensor, batch: Batch) -> Tensor:
+    """Sums of values of tokens (N,) by response, (R,), in the order of the items."""
+    by_row = nll.new_zeros(batch.inputs.shape[0]).index_add_(0, rows, nll)
+    return torch.empty_like(by_row).index_copy_(0, batch.order, by_row)
+
+
+def _encoder(config: DialogConfig) -> nn.Module:
+    """A new encoder of the kind and sizes of a config."""
+    if config.encoder.kind == "transformer":
+        return TransformerEncoder(config)
+    kind = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
+    cell = config.cell.of(config.encoder.cell)
+    return kind(config.encoder, cell, config.model.embedding_size, config.model.dropout)

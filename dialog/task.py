@@ -18,6 +18,7 @@ from dialog.batches import (
 )
 from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog
+from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
 from lm.engine.update import StepLoss
 from lm.parallel.shards import slice_of
@@ -111,22 +112,32 @@ class EncodedDialogs:
 
 def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
     """Convert all examples of the dialogs to token ids."""
-    examples = list_examples(dialogs, config.data.context, config.data.last_response)
-    return EncodedDialogs(examples, codec, config.data)
+    data = config.data
+    examples = list_examples(dialogs, data.context, data.last_response, data.direction == "backward")
+    return EncodedDialogs(examples, codec, data)
+
+
+def score_batches(data: EncodedDialogs) -> list[list[int]]:
+    """Numbers of the examples of each batch of neighbouring examples, for scoring."""
+    return [*data.grouped(data.runs, SCORED_TOGETHER)]
 
 
 def score_items(
-    model: Seq2Seq, data: EncodedDialogs, codec: Codec, device: torch.device, part: tuple[int, int] = (0, 1)
+    model: Seq2Seq | Ensemble,
+    data: EncodedDialogs,
+    codec: Codec,
+    device: torch.device,
+    part: range | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield nats (R,) and tokens (R,) of the responses of each batch of neighbouring examples, in order.
+    """Yield nats (R,) and tokens (R,) of the responses of each of :func:`score_batches`, in order.
 
-    ``part`` (i, n) scores only slice i of n of the batches.
+    ``part`` scores only a range of the batches.
     """
     training = model.training
     model.eval()
     try:
-        batches = [*data.grouped(data.runs, SCORED_TOGETHER)]
-        for indices in batches[slice_of(len(batches), *part)]:
+        batches = score_batches(data)
+        for indices in batches if part is None else batches[part.start : part.stop]:
             batch = data.batch(indices, codec.vocabulary.pad).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
             with torch.no_grad():

@@ -4,16 +4,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
 from dialog.corpora.own_data import in_run
+from dialog.decoding.config import DecodeConfig
 from dialog.describe import describe
 from dialog.task import DialogTask, build_model
 from lm.config.load import Resolved
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
-from lm.engine.session import Family, Place, Ready, train_run
+from lm.engine.session import Family, Place, Ready, pretrained, train_run
 from lm.runs.inputs import DATA, codec_of
+from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
 
 _Splits = tuple[list[Dialog], list[Dialog]]
@@ -47,8 +49,12 @@ def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Cod
 
 
 def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
-    task = DialogTask(config, codec, build_model(config, codec), *splits, place.device)
-    return Ready(task, task.fingerprints)
+    model = build_model(config, codec)
+    vectors = pretrained(model.embedding, config.model.vectors, codec, place)
+    task = DialogTask(config, codec, model, *splits, place.device)
+    if vectors is None:
+        return Ready(task, task.fingerprints)
+    return Ready(task, {**task.fingerprints, VECTORS_HASH: vectors.sha256}, [vectors.coverage])
 
 
 FAMILY = Family(

@@ -1,33 +1,42 @@
 """Trained dialog models, opened from a finished or unfinished run: scoring, decoding, inspection."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dialog.batches import Encoder, Example, Item, collate
-from dialog.beam import Hypothesis, Marks, beam_search
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.batches import Encoder, Example, Item, backward_examples, collate
+from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog
-from dialog.decoder import DecoderState
-from dialog.sampling import sample
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.sampling import sample
+from dialog.decoding.selection import best_by, expected_similarities, search_of, similarity_of
+from dialog.decoding.steps import Hypothesis, Marks, StepFunction
+from dialog.decoding.trace import BeamTrace, Candidate, Watched
+from dialog.decoding.words import texts_of
+from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
-from dialog.task import build_model, encode_dialogs, score_items
+from dialog.task import build_model, encode_dialogs, score_batches, score_items
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
+from lm.errors import ConfigError, visible
+from lm.heads.states import Layers
 from lm.parallel.group import ALONE, Group
-from lm.parallel.shards import slice_of
+from lm.parallel.slices import joined
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
 from lm.steps import OnProgress, no_progress
 from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
 
+CONTEXTS_TOGETHER = 64  # utterances of contexts that are scored together
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens forbidden in responses; <unk> is allowed
 
 
@@ -50,13 +59,14 @@ class StepProbabilities:
     """Predictions of the model at the step that produced ``token``.
 
     ``prior`` is π of the step. Each entry of ``top`` is a word, its probability, and the part π_k·p_k of each
-    component, one component for heads that do not mix probabilities.
+    component, one component for heads that do not mix probabilities. ``parts`` are those of ``token``.
     """
 
     token: str
     prob: float
     top: tuple[tuple[str, float, tuple[float, ...]], ...]
     prior: tuple[float, ...]
+    parts: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class TrainedModel:
 
     config: DialogConfig
     codec: Codec
-    model: Seq2Seq
+    model: Seq2Seq | Ensemble
     device: torch.device
     group: Group = ALONE  # whose processes share the contexts of ``nll`` and ``respond``
 
@@ -75,7 +85,7 @@ class TrainedModel:
 
         Args:
             run: folder of the training run.
-            checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
+            checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
             device: device of the model; None = ``train.device`` of the run, or the CPU if CUDA is missing.
 
         Raises:
@@ -88,20 +98,59 @@ class TrainedModel:
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 
+    @classmethod
+    def joined(cls, members: Sequence[Self], names: Sequence[object]) -> Self:
+        """The ensemble of models, or the only one, with the config of the first.
+
+        ``names`` are for messages. ConfigError if vocabularies or the encoding of examples differ.
+        """
+        first = members[0]
+        if len(members) == 1:
+            return first
+        models = []
+        for member, name in zip(members, names, strict=True):
+            models += list(_members(member.model))
+            if member.codec.fingerprint != first.codec.fingerprint:
+                raise ConfigError(
+                    f"{name}: has another vocabulary than {names[0]}; an ensemble needs runs of one training"
+                    " corpus, tokenizer and vocabulary size"
+                )
+            for key in ("context", "max_tokens", "max_response", "last_response", "direction"):
+                if (own := getattr(member.config.data, key)) != (its := getattr(first.config.data, key)):
+                    raise ConfigError(
+                        f"{name}: has data.{key} = {own}, but {names[0]} has {its}; an ensemble needs runs"
+                        " that read the same examples"
+                    )
+        return replace(first, model=Ensemble(models).eval())
+
     def nll(self, dialogs: Sequence[Dialog]) -> list[TargetScore]:
         """Score every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
-        part = self.group.rank, self.group.size
-        own = [
-            (float(nats), int(count))
-            for nll, tokens in score_items(self.model, data, self.codec, self.device, part)
-            for nats, count in zip(nll.tolist(), tokens.tolist(), strict=True)
-        ]
-        pairs = chain.from_iterable(self.group.gather(own))
+
+        def scores(part: range) -> Iterator[list[float]]:
+            for nll, tokens in score_items(self.model, data, self.codec, self.device, part):
+                yield from map(list, zip(nll.tolist(), tokens.tolist(), strict=True))
+
+        pairs = joined(self.group, len(score_batches(data)), scores)
         return [
-            TargetScore(example.dialog, example.turn, nll, tokens, item.cut)
+            TargetScore(example.dialog, example.turn, nll, int(tokens), item.cut)
             for example, item, (nll, tokens) in zip(data.examples, data.items, pairs, strict=True)
         ]
+
+    def readings(self, dialogs: Sequence[Dialog]) -> Iterator[tuple[Layers, Tensor]]:
+        """Yield hidden states (n, ·) of the first model, and targets (n,), batch by batch."""
+        data = encode_dialogs(dialogs, self.codec, self.config)
+        for indices in score_batches(data):
+            batch = data.batch(indices, self.codec.vocabulary.pad).to(self.device)
+            with torch.no_grad():
+                hidden, targets, _ = _members(self.model)[0].hidden(batch)
+            yield hidden, targets
+
+    def require(self, decode: DecodeConfig) -> None:
+        """Raise the errors of a decoding that depend on no context, before any work."""
+        texts_of(decode, self.codec, self._marks(), ())
+        if decode.select == "mmi":
+            backward_run(Path(decode.mmi_run))
 
     @torch.no_grad()
     def respond(
@@ -110,29 +159,87 @@ class TrainedModel:
         decode: DecodeConfig,
         batch_size: int = 16,
         progress: OnProgress = no_progress,
+        seeds: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode the n best responses to every example's context, best first.
 
         The batch size changes scores by no more than the rounding of float32 products.
         ``progress`` is called after every batch.
 
-        Contexts of similar length are decoded together. A sampled response depends only on ``decode.seed``
-        and the context, not on the rest of the batch.
+        Contexts of similar length are decoded together. A sampled response depends only on the seed and the
+        context, not on the rest of the batch. ``seeds``, one an example, replace ``decode.seed``.
         """
         items = [self._item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
         batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
-        own = batches[slice_of(len(batches), self.group.rank, self.group.size)]
-        found: list[tuple[int, list[Any]]] = []
-        for chosen in own:
-            hypotheses = self._decode([items[i] for i in chosen], decode)
-            found += [(i, [astuple(h) for h in best]) for i, best in zip(chosen, hypotheses, strict=True)]
-            progress(len(found), sum(map(len, own)))
-        answers = dict(chain.from_iterable(self.group.gather(found)))
+        seeds = seeds or [decode.seed] * len(items)
+
+        def decoded(part: range) -> Iterator[list[Any]]:
+            own, done = batches[part.start : part.stop], 0
+            for chosen in own:
+                hypotheses = self._decode(
+                    [items[i] for i in chosen], search_of(decode), [seeds[i] for i in chosen]
+                )
+                if decode.select != "score":
+                    hypotheses = self._selected([examples[i] for i in chosen], hypotheses, decode)
+                yield from ([astuple(h) for h in best] for best in hypotheses)
+                done += len(chosen)
+                progress(done, sum(map(len, own)))
+
+        answers = dict(zip(chain(*batches), joined(self.group, len(batches), decoded), strict=True))
         return [
             [Hypothesis(tuple(tokens), *rest) for tokens, *rest in answers[index]]
             for index in range(len(items))
         ]
+
+    def _selected(
+        self, examples: Sequence[Example], found: Sequence[Sequence[Hypothesis]], decode: DecodeConfig
+    ) -> list[list[Hypothesis]]:
+        """The responses that ``decode.select`` chooses among candidates."""
+        texts = [[self.codec.decode(one.tokens) for one in group] for group in found]
+        if decode.select == "mbr":
+            similarity = similarity_of(decode.mbr_metric)
+            scores = [expected_similarities(group, similarity) for group in texts]
+        else:
+            nll = backward_run(Path(decode.mmi_run)).context_nll(examples, texts)
+            scores = [
+                [one.score - decode.mmi_weight * other for one, other in zip(group, nats, strict=True)]
+                for group, nats in zip(found, nll, strict=True)
+            ]
+        return [best_by(*group, decode.nbest) for group in zip(found, scores, strict=True)]
+
+    @torch.no_grad()
+    def context_nll(
+        self, examples: Sequence[Example], responses: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """−log P(context | response) in nats by a backward model, for several responses to each context.
+
+        By the chain rule, every utterance of the context is predicted from those after it. Utterances from
+        which the response is too far to be read, beyond ``data.context``, are left out.
+        """
+        encoder = Encoder(self.codec, self.config.data.max_tokens, self.config.data.max_response)
+        pairs = [
+            (example, text) for example, texts in zip(examples, responses, strict=True) for text in texts
+        ]
+        turns = [
+            (place, encoder.item(turn))
+            for place, (example, text) in enumerate(pairs)
+            for turn in backward_examples(example, text, self.config.data.context)
+        ]
+        nll = [0.0] * len(pairs)
+        for at in range(0, len(turns), CONTEXTS_TOGETHER):
+            part = turns[at : at + CONTEXTS_TOGETHER]
+            batch = collate([item for _, item in part], self.codec.vocabulary.pad).to(self.device)
+            for (place, _), nats in zip(part, self.model.nll(batch).tolist(), strict=True):
+                nll[place] += nats
+        each = iter(nll)
+        return [[next(each) for _ in texts] for texts in responses]
+
+    def weighed(self, example: Example, decode: DecodeConfig) -> list[list[Candidate]]:
+        """Continuations that beam search weighed at every step for one example, the most probable first."""
+        trace = BeamTrace(decode.beam, self._marks())
+        self._decode([self._item(example)], search_of(decode), [decode.seed], trace)
+        return trace.steps
 
     @torch.no_grad()
     def token_probabilities(
@@ -145,36 +252,67 @@ class TrainedModel:
         before = vocabulary.bos
         steps = []
         for token in said:
-            words = self.model.embedding(torch.tensor([before], device=self.device))
-            hidden, state = self.model.decoder.step(words, state)
-            joint = self.model.head.component_log_probs(hidden)[0].double().exp()  # (K, V) π_k·p_k
+            log_probs, state = self.model.component_step(torch.tensor([before], device=self.device), state)
+            joint = log_probs[0].double().exp()  # (K, V) π_k·p_k
             mixed = joint.sum(0)
             best = mixed.topk(min(top, len(vocabulary))).indices.tolist()
             rows = tuple((vocabulary.tokens[v], float(mixed[v]), tuple(joint[:, v].tolist())) for v in best)
             prior = tuple(joint.sum(1).tolist())
-            steps.append(StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior))
+            parts = tuple(joint[:, token].tolist())
+            steps.append(StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior, parts))
             before = token
         return steps
 
     def _item(self, example: Example) -> Item:
         return Encoder(self.codec, self.config.data.max_tokens).item(example)
 
-    def _start(self, items: Sequence[Item]) -> DecoderState:
+    def _start(self, items: Sequence[Item]) -> Any:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
 
-    def _decode(self, items: Sequence[Item], decode: DecodeConfig) -> list[list[Hypothesis]]:
+    def _marks(self) -> Marks:
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
-        marks = Marks(vocabulary.bos, vocabulary.eos, forbidden)
-        state = self._start(items)
-        operand = self.model.head.output.rounded() if decode.products == "bfloat16" else None
-        step = partial(self.model.step, operand=operand)
+        return Marks(vocabulary.bos, vocabulary.eos, forbidden)
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        items: Sequence[Item],
+        decode: DecodeConfig,
+        seeds: Sequence[int],
+        trace: BeamTrace | None = None,
+    ) -> list[list[Hypothesis]]:
+        marks, state = self._marks(), self._start(items)
+        components = decode.method == "sample" and decode.temperature_on == "components"
+        step: StepFunction[Any] = self.model.stepper(
+            decode.temperature if components else 1.0, decode.products == "bfloat16"
+        )
+        texts = texts_of(decode, self.codec, marks, [item.context for item in items])
+        if trace:
+            return beam_search(trace.step(step), Watched(state, trace), 1, decode, marks, texts)
         if decode.method == "beam":
-            return beam_search(step, state, len(items), decode, marks)
-        temperature = decode.temperature if decode.temperature_on == "components" else 1.0
-        step = partial(step, component_temperature=temperature)
-        seeds = [_seed(item, decode.seed) for item in items]
-        return sample(step, state, len(items), decode, marks, seeds)
+            return beam_search(step, state, len(items), decode, marks, texts)
+        own = [_seed(item, seed) for item, seed in zip(items, seeds, strict=True)]
+        return sample(step, state, len(items), decode, marks, own, texts)
+
+
+def backward_run(run: Path) -> TrainedModel:
+    """The model of a backward run, opened once. Raises ConfigError for a forward run, and StorageError."""
+    return _backward_run(run, CheckpointStore(run / "checkpoints").fingerprint("best"))
+
+
+@lru_cache(maxsize=1)
+def _backward_run(run: Path, weights: str | None) -> TrainedModel:
+    model = TrainedModel.load(run)
+    if model.config.data.direction != "backward":
+        raise ConfigError(
+            f"decode.mmi_run {visible(run)}: trained forward; train one with data.direction = backward"
+        )
+    return model
+
+
+def _members(model: Seq2Seq | Ensemble) -> Sequence[Seq2Seq]:
+    return [model] if isinstance(model, Seq2Seq) else model.models
 
 
 def _seed(item: Item, seed: int) -> int:

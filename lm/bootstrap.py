@@ -6,6 +6,7 @@ BLEU and contexts), and a score is a ratio of sums.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,7 @@ FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # minimum for a meaningful p-value
 FEW_UNITS = 20  # below, the resamples are too alike for a trustworthy p-value
 SIGNIFICANT = 0.05
+_TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
 _CONFIDENCE = 1.96  # standard errors of a 95 % interval
 
 
@@ -53,6 +55,29 @@ def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict
     if counts.shape[1] < FEWEST_UNITS:
         return dict.fromkeys(pairs)
     return {score: _two_sided(counts @ sums / (counts @ sizes)) for score, (sums, sizes) in pairs.items()}
+
+
+class Interval(NamedTuple):
+    """An estimate and its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict[str, Interval | None]:
+    """Ratios of sums with 95 % percentile intervals, by score, from the arguments of :func:`p_values`.
+
+    None below 5 units.
+    """
+    if counts.shape[1] < FEWEST_UNITS:
+        return dict.fromkeys(pairs)
+    return {
+        score: Interval(
+            float(sums.sum() / sizes.sum()), *np.quantile(counts @ sums / (counts @ sizes), _TAILS).tolist()
+        )
+        for score, (sums, sizes) in pairs.items()
+    }
 
 
 def mark(p: float | None) -> str:

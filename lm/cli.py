@@ -16,30 +16,47 @@ from lm.console.app import (
     counting,
     in_processes,
     new_app,
+    on_rank_0,
     run_app,
     show,
     show_training,
     write_result,
 )
-from lm.console.commands import add_check, add_compare, add_describe, add_presets, add_runs
+from lm.console.commands import add_check, add_describe, add_presets, add_runs
+from lm.console.exchange import add_exchange
 from lm.console.options import (
     BadLineOption,
     Checkpoint,
+    Join,
     JsonFile,
     NewRun,
+    OnePart,
     Overrides,
     Processes,
     RunFolder,
+    RunFolders,
     config_argument,
     filename,
     nonempty,
     output_file,
     output_folder,
 )
-from lm.console.tables import Table
+from lm.doctor.cli import add_doctor
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
-from lm.language.options import Data, Limit, spare_texts
+from lm.language.options import (
+    Cache,
+    Compat,
+    Data,
+    Limit,
+    McRate,
+    McSamples,
+    TemperatureSearch,
+    lm_config,
+    spare_texts,
+)
+from lm.language.serve import serve
+from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.studies.cli import bottleneck, reverse_copy
 from lm.tuning.cli import add_tune, require_optuna
@@ -48,6 +65,7 @@ if TYPE_CHECKING:
     from lm.config.load import Resolved
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
+    from lm.report.parts import ReportFamily
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
@@ -56,24 +74,12 @@ app = new_app(
 )
 
 Config = Annotated[str, config_argument("lm")]
-Compat = Annotated[
-    Literal["none", "paper"] | None,
-    typer.Option(help="paper: count tokens like the authors' code. Default: the run's train.compat."),
-]
-TemperatureSearch = Annotated[
-    bool, typer.Option("--temperature-search", help="Also score at the best temperature on validation.")
-]
-McSamples = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, help="Also score the mean of N passes with dropout; 0 = off."),
-]
-McRate = Annotated[float, typer.Option(help="Factor on the dropout rates of --mc-samples.")]
 
 
 def _size(config: LmConfig) -> dict[str, Any]:
-    from lm.language.describe import describe
+    from lm.language.describe import describe, prepared_words
 
-    return describe(config)
+    return describe(config, prepared_words(config.data))
 
 
 add_presets(app, "lm", LmConfig, _size)
@@ -124,6 +130,9 @@ def prepare(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of sequences, and of the text sample for sentencepiece.")
     ] = 1,
+    processes: Processes = 1,
+    part: OnePart = None,
+    join: Join = False,
 ) -> None:
     """Read a text of any size and write train, valid and test splits as token ids, with a report.
 
@@ -132,16 +141,17 @@ def prepare(
 
     Example: lm prepare path/to/ptb --out data/ptb
     """
-    from lm.language.prepare import PrepareOptions, prepared_tables
-    from lm.language.prepare import prepare as prepare_corpus
+    from lm.language.prepare import PrepareOptions, preparation, prepared_tables
     from lm.language.sources import ReadOptions
+    from lm.text.prepared_parts import prepare_as_asked
 
     read = ReadOptions(format, language, valid_fraction, test_fraction, text_column, length, vocab, seed)
     options = PrepareOptions(
         read, on_bad_line, tokenizer, lowercase, vocab_size, vocabulary, blank_lines, shard_tokens, seed
     )
-    prepared = prepare_corpus(source, out, options)
-    show(*prepared_tables(prepared.report), f"{out}: {'unchanged' if prepared.unchanged else 'written'}")
+    prepared = prepare_as_asked(preparation(source, options), out, processes, part, join)
+    state = f"{prepared.folder}: {'unchanged' if prepared.unchanged else 'written'}"
+    show(*([] if part else prepared_tables(prepared.report)), state)
 
 
 @app.command()
@@ -182,29 +192,37 @@ def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None)
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    runs: RunFolders,
     data: Data = None,
     temperature_search: TemperatureSearch = False,
     mc_samples: McSamples = 0,
     mc_rate: McRate = 1.0,
+    cache: Cache = None,
     checkpoint: Checkpoint = "best",
     limit: Limit = None,
     compat: Compat = None,
     json_file: JsonFile = None,
+    processes: Processes = 1,
 ) -> None:
     """Evaluate a run on a text: perplexity with every token scored once, and losses by word frequency.
 
+    Several runs of one vocabulary are evaluated as one model, with the mean of their probabilities.
+
     Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
     """
-    config = _config_of(run)
-    spare_texts(json_file, [run], data)
+    run, *others = runs
+    config = lm_config(run)
+    spare_texts(json_file, runs, data)
+    in_processes(processes)
+    from lm.language.cache import CacheSetting
     from lm.language.evaluate import evaluate as evaluate_run
     from lm.language.refinements import Refinements
-    from lm.language.report import evaluation_tables
+    from lm.language.tables import evaluation_tables
 
-    wanted = Refinements(temperature_search, mc_samples, mc_rate)
+    cached = None if cache is None else CacheSetting.parse(cache)
+    wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("scoring") as progress:
-        result = evaluate_run(run, data, checkpoint, wanted, limit, compat, progress)
+        result = evaluate_run(run, data, checkpoint, wanted, limit, compat, progress, others)
     write_result(json_file, result, config=config)
     show(*evaluation_tables(result))
 
@@ -254,20 +272,19 @@ def dynamic(
 
     Example: lm dynamic runs/ptb_mos --grid
     """
-    config = _config_of(run)
+    config = lm_config(run)
     spare_texts(json_file, [run], data)
+    on_rank_0("in dynamic evaluation, every update depends on the one before")
     from lm.language.adaptation import DYNAMIC_SETTINGS
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.refinements import Refinements
-    from lm.language.report import dynamic_tables
     from lm.language.setting_search import Draws, Grid, require_free
+    from lm.language.tables import dynamic_tables
 
     if setting not in DYNAMIC_SETTINGS:
         hint = did_you_mean(setting, DYNAMIC_SETTINGS) or f"; choose from {', '.join(DYNAMIC_SETTINGS)}"
         raise ConfigError(f"--setting {setting}: no such setting{hint}")
-    given = {
-        "lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams,
-    }  # fmt: skip
+    given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if grid and trials:
         raise ConfigError("--grid --trials: two ways to choose a setting; leave out one")
@@ -305,7 +322,7 @@ def generate(
 
     Example: lm generate runs/ptb_mos --prompt "the company said" --temperature 0.8 --no-unk
     """
-    _config_of(run)
+    lm_config(run)
     from lm.console.terminal import sanitize
     from lm.language.generate import GenerateOptions, as_read
     from lm.language.generate import generate as write
@@ -337,48 +354,42 @@ def score(
     ] = False,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
+    processes: Processes = 1,
 ) -> None:
     """Write the log-probability of every token of a text, as JSON lines.
 
     Example: lm score runs/ptb_mos text.txt --output scores.jsonl
     """
     require_apart([output, json_file], [file])
-    config = _config_of(run)
+    config = lm_config(run)
     for path in (output, json_file):
         spare_texts(path, [run], None)
-    from lm.language.report import scoring_tables
+    in_processes(processes)
     from lm.language.scoring import score_file
+    from lm.language.tables import scoring_tables
 
     result = score_file(run, file, output, checkpoint=checkpoint, independent=independent)
     write_result(json_file, result, config=config, seed=config.train.seed)
     show(*scoring_tables(result))
 
 
-def _compared(
-    runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[dict[str, Any], list[Table | str]]:
-    from lm.language.compare import compare
-    from lm.language.report import comparison_tables
+def _family() -> "ReportFamily":
+    from lm.analysis.report import lm_family
 
-    result = compare(runs, name, resamples)
-    return result, comparison_tables(result)
+    return lm_family()
 
 
-add_compare(app, "lm compare runs/ptb_small_softmax runs/ptb_small_mos", _compared)
-
-
-def _config_of(run: Path) -> LmConfig:
-    """The config of a run. Rejects other folders before torch is loaded."""
-    from lm.runs.inputs import config_of
-
-    return config_of(run, LmConfig).config
+add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", _family)
 
 
 app.add_typer(analyze, name="analyze")
 app.command()(bottleneck)
 app.command()(reverse_copy)
+app.command()(serve)
 add_check(app)
 add_runs(app)
+add_doctor(app, "lm", "lm.language.doctor")
+add_exchange(app, "lm", LmConfig, "lm.export")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

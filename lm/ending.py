@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, visible
+from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
 INTERRUPTED = "interrupted; run the same command again to start over or to resume"
@@ -135,12 +136,9 @@ def flush_output(code: str | int | None) -> str | int | None:
 def report(error: BaseException) -> int:
     """Print an error in one line on stderr. Return the exit code."""
     message, code = _told(shortage(error) or error)
-    interrupted = isinstance(error, KeyboardInterrupt) and os.environ.get("RANK", "0") != "0"
-    if not getattr(error, "told", interrupted):
-        several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-        rank = f"rank {os.environ['RANK']}: " if several else ""
+    if not getattr(error, "told", isinstance(error, KeyboardInterrupt) and not leads()):
         with suppress(OSError):
-            sys.stderr.write(f"{rank}{visible(message)}\n")
+            sys.stderr.write(f"{rank_prefix()}{visible(message)}\n")
     return code
 
 

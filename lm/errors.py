@@ -9,8 +9,7 @@ class HighrankError(Exception):
     """A failure that the user can act on; ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
-    own = False  # raised on one rank of several only
-    told = False  # True if another process of the same training prints the error
+    told = False  # True if another process of the same command prints the error
 
     def __init__(self, message: object) -> None:
         super().__init__(visible(message))

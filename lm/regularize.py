@@ -5,9 +5,12 @@ T time · B streams · D features.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+DropoutMasks = Literal["shared", "per_step"]
 
 _LEVELS = 2**16
 
@@ -38,6 +41,11 @@ def locked_dropout(states: Tensor, rate: float, training: bool) -> Tensor:
     if not training or rate == 0:
         return states
     return states * dropout_mask(states, (1, *states.shape[1:]), rate)
+
+
+def masked(states: Tensor, rate: float, masks: DropoutMasks, training: bool) -> Tensor:
+    """Dropout of (T, B, D) with one mask for all time steps, or with one per step."""
+    return (dropout if masks == "per_step" else locked_dropout)(states, rate, training)
 
 
 def word_dropout(words: Tensor, tokens: Tensor, vocab_size: int, rate: float, training: bool) -> Tensor:

@@ -4,10 +4,11 @@ python scripts/bench.py head
 python scripts/bench.py step --rounds 15 --json step.json
 python scripts/bench.py head step --check      # against the stored ratios
 python scripts/bench.py scaling --memory --picture docs/scaling.svg
+python scripts/bench.py scale --rounds 7 --results results   # processes, for docs/processes.md
 
 Times are medians over rounds in which the variants take turns; the spread is half the distance between the
 quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
-shows for them; load and scaling have none. Memory is the peak above inputs and parameters, without
+shows for them; load, serve and scaling have none. Memory is the peak above inputs and parameters, without
 the code of libraries, of one run in a process of its own.
 """
 
@@ -19,21 +20,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scaling, step
+from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scale, scaling, serve, step, trunks
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
 from rich.console import Console
 from rich.table import Table
 
-from lm.disk.storage import require_writable
+from lm.disk.storage import require_writable, write_json
 from lm.errors import HighrankError
 
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
-    "dialog": dialog, "scaling": scaling, "cuda": cuda,
+    "dialog": dialog, "serve": serve, "scale": scale, "scaling": scaling, "cuda": cuda, "trunks": trunks,
 }  # fmt: skip
 STORED = Path(__file__).parent / "benchmarks" / "ratios.json"
 INTERRUPTED = 130  # exit code, as shells have it
@@ -80,6 +82,8 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     if options.picture:
         scaling.draw(records, options.picture)
+    if options.results:
+        _publish(records, options)
     found = _ratios(records, options.malloc)
     if options.store:
         stored = json.loads(STORED.read_text()) if STORED.exists() else {}
@@ -112,6 +116,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write every number here")
     parser.add_argument("--picture", type=Path, help="draw the records of scaling; needs --memory")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="write what scale measured for the pages")
+    parser.add_argument("--busy", action="store_true", help="--results: the machine does other work, too")
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)  # subject, case, variant
@@ -151,6 +157,19 @@ def _measured(options: argparse.Namespace, ceiling: Ceiling, console: Console) -
         console.print("interrupted: --json keeps what stands above, other options nothing")
         return records, False
     return records, True
+
+
+def _publish(records: Sequence[Record], options: argparse.Namespace) -> None:
+    """Write the tables of scale for scripts/page_tables.py."""
+    about = {
+        "command": f"python scripts/bench.py scale --rounds {options.rounds} --results results",
+        "seeds": [1],
+        "machine": f"{os.cpu_count()}-core {_processor()}{', busy with other work' if options.busy else ''}",
+        "torch": torch.__version__.partition("+")[0],
+        "date": date.today().isoformat(),
+    }
+    for name, content in scale.results(records, about).items():
+        write_json(options.results / f"{name}.json", content)
 
 
 def _records(

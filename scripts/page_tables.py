@@ -62,6 +62,11 @@ TWO_SEEDS = (
     ("valid ppl, seeds 1, 2", "valid_perplexity", fixed(2)),
     ("test ppl, seeds 1, 2", "test_perplexity", fixed(2)),
 )
+EFFICIENCIES = tuple(
+    (f"{name}, {processes} processes", f"{name}_{processes}", fixed(0))
+    for name in ("fast", "exact")
+    for processes in (8, 64, 512)
+)
 # name of the table: file, heading of the labels, columns
 TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
@@ -106,6 +111,76 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
             ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
             ("BLEU-1 P/R, one reference", "bleu_legacy_1_one_reference", precision_recall),
+        ),
+    ),
+    "decoding": (
+        "decoding",
+        "decoding",
+        (
+            ("perplexity", "perplexity", fixed(2)),
+            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+            ("distinct-1", "inter_distinct_1", share),
+            ("distinct-2", "inter_distinct_2", share),
+            ("length", "mean_length", fixed(1)),
+            ("same answer, %", "same_answer_percent", fixed(0)),
+        ),
+    ),
+    "scale": (
+        "scale",
+        "work",
+        (
+            ("1 process, 1 thread: s", "one", fixed(1)),
+            ("1 process, 2 threads: s", "threads", fixed(1)),
+            ("2 processes, 1 thread each: s", "two", fixed(1)),
+            ("gain over 1 thread", "over_one", fixed(2)),
+            ("gain over 2 threads", "over_threads", fixed(2)),
+        ),
+    ),
+    "exchange": (
+        "exchange",
+        "parameters",
+        (
+            ("MB sent by each of two", "megabytes", fixed(0)),
+            ("exact: ms", "exact_milliseconds", fixed(0)),
+            ("fast: ms", "fast_milliseconds", fixed(0)),
+        ),
+    ),
+    "exchange, efficiency": ("exchange", "parameters", EFFICIENCIES),
+    "gradient": (
+        "gradient",
+        "head",
+        (
+            ("share", "share", fixed(3)),
+            ("random share", "random_share", fixed(3)),
+            ("gain", "gain", fixed(1)),
+            ("alignment", "alignment", fixed(3)),
+            ("effective rank of logits", "effective_rank_of_logits", fixed(0)),
+            ("of states", "effective_rank_of_states", fixed(0)),
+            ("of the update", "effective_rank_of_update", fixed(0)),
+            ("rank of the update", "rank_of_update", fixed(0)),
+        ),
+    ),
+    "backward": (
+        "backward",
+        "states trained by",
+        (
+            ("effective rank of its gradient", "effective_gradient_rank", fixed(0)),
+            ("itself", "itself", fixed(3)),
+            ("read by softmax", "by_softmax", fixed(3)),
+            ("MoS ×1", "by_mos_1", fixed(3)),
+            ("MoS ×4", "by_mos_4", fixed(3)),
+            ("MoS ×10", "by_mos_10", fixed(3)),
+            ("full softmax", "by_full", fixed(4)),
+        ),
+    ),
+    "spam": (
+        "spam",
+        "head",
+        tuple(
+            (f"{measure}, V = {vocab:,}", f"{key}_{vocab}", fixed(2))
+            for vocab in (1000, 10_000, 100_000)
+            for measure, key in (("accuracy", "accuracy"), ("nats", "nll"))
         ),
     ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),

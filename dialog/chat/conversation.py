@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
+from dialog.decoding.config import DecodeConfig
 from dialog.utterance import Utterance
 from lm.config.section import MAX_SEED
 from lm.text.vocabulary import Codec
 
 if TYPE_CHECKING:
     from dialog.batches import Example
-    from dialog.beam import Hypothesis
+    from dialog.decoding.steps import Hypothesis
     from dialog.trained import StepProbabilities
 
 
@@ -32,6 +33,11 @@ class Responder(Protocol):
     def token_probabilities(
         self, example: "Example", tokens: Sequence[int], top: int
     ) -> "list[StepProbabilities]": ...
+
+
+def spoken(codec: Codec, tokens: Sequence[int]) -> str:
+    """A hypothesis as one line of text."""
+    return one_line(codec.decode(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class Conversation:
     def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig) -> Exchange:
         with CTRL_C.ends_reply():
             (found,) = self.model.respond([example], decode)
-        texts = tuple(one_line(self.model.codec.decode(hypothesis.tokens)) for hypothesis in found)
+        texts = tuple(spoken(self.model.codec, hypothesis.tokens) for hypothesis in found)
         return Exchange(said, example, tuple(found), texts, self.decode, decode, self.source)
 
     def next_example(self, said: Utterance) -> "Example":
@@ -132,7 +138,7 @@ class Conversation:
 
     def go_on_from(self, turns: Iterable[Turn]) -> None:
         """Begin a new conversation with the exchanges of a saved one."""
-        from dialog.beam import Hypothesis
+        from dialog.decoding.steps import Hypothesis
 
         self.exchanges.clear()
         for turn in turns:

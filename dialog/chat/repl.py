@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dialog.chat.conversation import Conversation, Exchange
-from dialog.chat.transcript import HUMAN, MODEL, Source, Turn, one_line, read_transcript
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.chat.differences import difference, other_settings, other_weights
+from dialog.chat.side_by_side import SAYS_NOTHING, SideBySide
+from dialog.chat.transcript import HUMAN, MODEL, one_line, read_transcript
+from dialog.config import DialogConfig
+from dialog.decoding.config import DecodeConfig
 from dialog.metrics.distinct import loops
 from dialog.utterance import Utterance
 from lm.config.load import Resolved, known_keys, override
@@ -25,7 +28,6 @@ LONGEST_SETTING = 200  # characters of KEY=VALUE
 WIDTH, COLUMN = 60, 15  # width of lists of commands and settings, and of their first column
 RECENT = 20  # exchanges in which equal replies count
 SAME_REPLIES = 3  # different lines with an equal reply that cause a hint
-SAYS_NOTHING = "(says nothing)"
 SHORT = {"T": "temperature", "on": "temperature_on"}  # in /sample
 SCORES = (
     "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided by"
@@ -36,11 +38,14 @@ SCORES = (
 class Repl:
     """Interpreter of chat lines. It never raises for the content of a line, and prints nothing.
 
-    ``notes`` holds remarks about the last line, besides its answers.
+    ``notes`` holds remarks about the last line, besides its answers. ``open_run`` opens a run for /compare.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
-        self.conversation = conversation
+    def __init__(
+        self, conversation: Conversation, open_run: Callable[[Path], Conversation] | None = None
+    ) -> None:
+        self.conversation, self._open_run = conversation, open_run
+        self.beside: SideBySide | None = None
         self.shown = 1  # number of listed hypotheses, with scores if several
         self.ended = False
         self.notes: list[str] = []
@@ -70,7 +75,8 @@ class Repl:
             return []
         if unknown := unknown_words(self.conversation.model.codec, text):
             self.notes.append(unknown)
-        return self._replied(self.conversation.say(text))
+        said = self.conversation.say(text)
+        return self._replied(said) if self.beside is None else self.beside.answers(said)
 
     def _replied(self, exchange: Exchange) -> list[str]:
         if not self._hinted and (hint := self._hint(exchange)):
@@ -127,6 +133,7 @@ class Repl:
 
     def _begin(self) -> None:
         self.conversation.exchanges.clear()
+        self.beside = None
         self._hinted = False
 
     def _reset(self, arguments: list[str]) -> list[str]:
@@ -136,6 +143,8 @@ class Repl:
     def _undo(self, arguments: list[str]) -> list[str]:
         if not self.conversation.exchanges:
             return ["(nothing to take back)"]
+        if self.beside:
+            self.beside.undo()
         return [f"(took back: {self.conversation.exchanges.pop().said.text})"]
 
     def _retry(self, arguments: list[str]) -> list[str]:
@@ -164,7 +173,7 @@ class Repl:
             Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
         )
         decode = changed.config.decode
-        for key in ("beam", "nbest", "max_length"):
+        for key in ("beam", "nbest", "candidates", "max_length"):
             if getattr(decode, key) > MOST_IN_CHAT:
                 raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")
         conversation.decode = decode
@@ -176,8 +185,8 @@ class Repl:
             return list(
                 _listed([(f"{key}={getattr(decode, key)}", field.description or "") for key, field in fields])
             )
-        self._change("set", re.sub(r"\s*=\s*", "=", " ".join(arguments)).split())
-        return [f"({_difference(self.conversation.decode, decode) or 'as it was'})"]
+        self._change("set", re.split(r"\s+(?=[\w.]+=)", re.sub(r"\s*=\s*", "=", " ".join(arguments))))
+        return [f"({difference(self.conversation.decode, decode) or 'as it was'})"]
 
     def _nbest(self, arguments: list[str]) -> list[str]:
         count = _whole("nbest", arguments[0])
@@ -230,6 +239,15 @@ class Repl:
                 )
         return lines
 
+    def _compare(self, arguments: list[str]) -> list[str]:
+        if not arguments:
+            self.beside = None
+            return ["(one run again)"]
+        if self._open_run is None:
+            return ["(no other run can be opened here)"]
+        self.beside = SideBySide(self.conversation, self._open_run(_path(arguments)))
+        return [f"(every line is answered by {' and '.join(self.beside.names)})"]
+
     def _show(self, arguments: list[str]) -> list[str]:
         heard = self.conversation.next_example(Utterance(HUMAN, "")).context[:-1]
         return self._settings() + [f"{u.speaker or ' '}  {u.text}" for u in heard]
@@ -269,7 +287,7 @@ class Repl:
         turns = read_transcript(path)
         conversation = self.conversation
         again = Conversation(conversation.model, conversation.decode, conversation.source)
-        for told in (_other_weights(turns, conversation.source), _other_settings(turns, conversation.decode)):
+        for told in (other_weights(turns, conversation.source), other_settings(turns, conversation.decode)):
             if told:
                 yield _safe(told)
         same = 0
@@ -320,6 +338,9 @@ COMMANDS = {
     "probs": Command(
         "/probs [N]", "the N likeliest tokens at each step of the last reply, by component", Repl._probs, 0, 1
     ),
+    "compare": Command(
+        "/compare RUN", "answer with another run beside this one; alone: stop", Repl._compare, 0, 1, True
+    ),
     "show": Command("/show", "the settings, and what the model still hears", Repl._show),
     "history": Command("/history", "all that was said", Repl._history),
     "save": Command(
@@ -339,31 +360,6 @@ def _listed(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
         lines = textwrap.wrap(about, WIDTH - COLUMN, break_long_words=False, break_on_hyphens=False)
         yield f"{name:{COLUMN}}{lines.pop(0)}" if lines and len(name) < COLUMN else name
         yield from (f"{'':{COLUMN}}{line}" for line in lines)
-
-
-def _difference(decode: DecodeConfig, other: DecodeConfig) -> str:
-    """Differences between settings, in the syntax of /set."""
-    theirs = other.model_dump()
-    return " ".join(f"{key}={value}" for key, value in decode.model_dump().items() if value != theirs[key])
-
-
-def _other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
-    """A note on settings of old replies that differ from the current ones, else empty."""
-    found = Counter(_difference(turn.decode, now) for turn in turns if turn.decode)
-    if len(found) > 1:
-        return "(the old replies were made with several settings)"
-    told = next(iter(found), "")
-    return f"(the old replies were made with other settings: /set {told})" if told else ""
-
-
-def _other_weights(turns: Iterable[Turn], now: Source | None) -> str:
-    """A note on runs and checkpoints of old replies from other weights, else empty."""
-    found = {f"{one.run}, {one.checkpoint}" for turn in turns if (one := turn.model) and not _same(one, now)}
-    return f"(the old replies are of other weights: {'; '.join(sorted(found))})" if found else ""
-
-
-def _same(one: Source, other: Source | None) -> bool:
-    return other is not None and one.weights == other.weights
 
 
 def _path(arguments: list[str]) -> Path:

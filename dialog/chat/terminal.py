@@ -3,15 +3,15 @@
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from dialog.chat.ctrl_c import CTRL_C
-from dialog.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig
 from lm.console.terminal import sanitize, unmarked
-from lm.errors import visible
+from lm.errors import ConfigError, visible
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -26,6 +26,7 @@ LONGEST_REMEMBERED = 10_000  # maximum characters of a line in the history
 def chat(
     run: Path,
     *,
+    others: Sequence[Path] = (),
     checkpoint: str = "best",
     decode: DecodeConfig | None = None,
     replay: Path | None = None,
@@ -35,30 +36,46 @@ def chat(
     """Talk with the model of a run until the input ends. Return the exit code.
 
     A terminal gets a prompt, history and completion. Ctrl-C stops a reply and Ctrl-D exits. Otherwise each
-    line of ``source`` is answered by a line of ``output``. They default to the standard streams. ``decode``
-    replaces the run's own decoding settings. ``replay`` replays the lines of a saved conversation instead.
+    line of ``source`` is answered by a line of ``output``. They default to the standard streams. ``others``
+    are further runs of an ensemble. ``decode`` replaces the run's own decoding settings. ``replay`` replays
+    the lines of a saved conversation instead.
     Raises the errors of ``TrainedModel.load`` and ``read_transcript``.
     """
     from dialog.chat.repl import Repl
 
-    repl = Repl(open_conversation(run, checkpoint, decode))
+    repl = Repl(
+        open_conversation(run, checkpoint, decode, others),
+        lambda other: open_conversation(other, checkpoint, None),
+    )
     converse(repl, source or sys.stdin, output or sys.stdout, replay)
     return 0
 
 
-def open_conversation(run: Path, checkpoint: str, decode: DecodeConfig | None) -> "Conversation":
-    """A new conversation with the model of a run. Raises the errors of ``TrainedModel.load``."""
+def open_conversation(
+    run: Path, checkpoint: str, decode: DecodeConfig | None, others: Sequence[Path] = ()
+) -> "Conversation":
+    """A new conversation with the model of a run, or the ensemble with ``others``.
+
+    Raises the errors of ``TrainedModel.load`` and ``TrainedModel.joined``.
+    """
     from dialog.chat.conversation import Conversation
     from dialog.chat.transcript import Source
     from dialog.trained import TrainedModel
     from lm.runs.checkpoint import CheckpointStore
     from lm.runs.evaluations import loaded
 
-    model, weights = loaded(run, checkpoint, TrainedModel.load)
-    steps = CheckpointStore(run / "checkpoints").steps(checkpoint)
-    step = steps[0] if len(steps) == 1 else None  # an average has several
+    runs = (run, *others)
+    opened = [loaded(one, checkpoint, TrainedModel.load) for one in runs]
+    model = TrainedModel.joined([model for model, _ in opened], [visible(one) for one in runs])
+    if model.config.data.direction == "backward":
+        raise ConfigError(f"{visible(run)}: a backward run, for decode.mmi_run; chat with a forward run")
+    steps = [CheckpointStore(one / "checkpoints").steps(checkpoint) for one in runs]
+    step = steps[0][0] if len(runs) == len(steps[0]) == 1 else None  # an average has several
+    weights = "+".join(own for _, own in opened if own) or None
     return Conversation(
-        model, decode, Source(run=visible(run), checkpoint=checkpoint, step=step, weights=weights)
+        model,
+        decode,
+        Source(run=" + ".join(map(visible, runs)), checkpoint=checkpoint, step=step, weights=weights),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from dialog.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig
 from lm.config.section import Section
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_file, require_writable, write_atomic
@@ -44,7 +44,7 @@ class Source(_Part):
 
 
 class Alternative(_Part):
-    """A hypothesis: its text, and fields of :class:`dialog.beam.Hypothesis`."""
+    """A hypothesis: its text, and fields of :class:`dialog.decoding.steps.Hypothesis`."""
 
     text: str
     log_prob: float

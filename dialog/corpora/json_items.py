@@ -45,12 +45,24 @@ def parse_objects(
     if first is None:
         return
     rest = chain([first], rest)
-    found: Iterable[tuple[int, Any]]
     if first[1].lstrip().startswith("["):
         text = whole_text(rest)
-        found = items_of(text, text.index("["), name, log, alone=True)
+        yield from _with_keys(items_of(text, text.index("["), name, log, alone=True), name, log, keys)
     else:
-        found = ((line[0], parse_object(name, line, log)) for line in rest if line[1].strip())
+        yield from parse_lines(rest, name, log, keys)
+
+
+def parse_lines(
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) for objects with all ``keys``, one per line."""
+    found = ((line[0], parse_object(name, line, log)) for line in lines if line[1].strip())
+    yield from _with_keys(found, name, log, keys)
+
+
+def _with_keys(
+    found: Iterable[tuple[int, Any]], name: str, log: InputLog, keys: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, value in found:
         if value is None:
             continue

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from dialog.corpora.json_items import items_of, parse_objects, whole_text
-from dialog.corpora.readers import RawUtterance, default_id, distinct, join_lines, make_dialog
+from dialog.corpora.json_items import items_of, whole_text
+from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
 from dialog.corpora.stamps import Message, split_at_pauses
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog, NumberedLine
@@ -30,35 +30,30 @@ def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
     return next((pair for pair in PAIRS if known.issuperset(pair)), None)
 
 
-def read_messages(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read OpenAI's ``{"messages": [{"role": "user", "content": "hello"}, …]}``, one dialog per line.
+def _chat(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog | None:
+    """Dialog of OpenAI's ``{"messages": [{"role": "user", "content": "hello"}, …]}``.
 
     The keys ``conversations``, ``from`` and ``value`` are read alike. Roles become speakers. Messages of the
     system and of tools, and non-text parts of a message, are dropped.
     """
-    return distinct(_chats(lines, name, log), name, log)
-
-
-def _chats(lines: Iterable[NumberedLine], name: str, log: InputLog) -> Iterator[tuple[int, Dialog | None]]:
-    for count, (line, value) in enumerate(parse_objects(lines, name, log)):
-        key = next((key for key in ("messages", "conversations") if key in value), "messages")
-        messages = value.get(key)
-        if not isinstance(messages, list):
-            found = ", ".join(map(str, value))
-            log.bad(name, line, f"no list of {key}", "correct the dialog", excerpt=found)
+    key = next((key for key in ("messages", "conversations") if key in value), "messages")
+    messages = value.get(key)
+    if not isinstance(messages, list):
+        found = ", ".join(map(str, value))
+        log.bad(name, line, f"no list of {key}", "correct the dialog", excerpt=found)
+        return None
+    turns = []
+    for message in messages:
+        if not isinstance(message, dict) or not message.keys() & {"role", "from"}:
+            log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
             continue
-        turns = []
-        for message in messages:
-            if not isinstance(message, dict) or not message.keys() & {"role", "from"}:
-                log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
-                continue
-            role = message.get("role", message.get("from"))
-            text = join_lines(_content(message.get("content", message.get("value"))))
-            if role in _MUTE or not text:
-                log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
-                continue
-            turns.append(RawUtterance(line, role, text))
-        yield line, make_dialog(name, line, value.get("id", default_id(name, count)), "", turns, log)
+        role = message.get("role", message.get("from"))
+        text = join_lines(_content(message.get("content", message.get("value"))))
+        if role in _MUTE or not text:
+            log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
+            continue
+        turns.append(RawUtterance(line, role, text))
+    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
 
 
 def _content(content: Any, joint: str = " ") -> Any:
@@ -69,7 +64,7 @@ def _content(content: Any, joint: str = " ") -> Any:
     return joint.join(part for part in parts if isinstance(part, str))
 
 
-def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
+def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
     """Dialog of a question and its answer. The ``input`` of an instruction is appended to the question."""
     pair = pair_of(value)
     if pair is None:
@@ -83,14 +78,11 @@ def pair_dialog(name: str, line: int, number: int, value: Mapping[str, Any], log
         RawUtterance(line, "user", join_lines(question)),
         RawUtterance(line, "assistant", join_lines(answer)),
     ]
-    return make_dialog(name, line, value.get("id", default_id(name, number)), "", turns, log)
+    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
 
 
-def read_pairs(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read ``{"question": "…", "answer": "…"}``, a dialog of two utterances per line, keys as in PAIRS."""
-    objects = enumerate(parse_objects(lines, name, log))
-    made = ((line, pair_dialog(name, line, number, value, log)) for number, (line, value) in objects)
-    return distinct(made, name, log)
+MESSAGES = ObjectReader((), _chat)
+QUESTIONS = ObjectReader((), pair_dialog)  # {"question": "…", "answer": "…"}, keys as in PAIRS
 
 
 def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:

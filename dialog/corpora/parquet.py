@@ -8,7 +8,7 @@ from typing import Any
 from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
-from dialog.corpora.readers import RawUtterance, distinct, group_turns, join_lines, make_dialog
+from dialog.corpora.readers import Made, RawUtterance, collect, distinct, group_turns, join_lines, make_dialog
 from dialog.corpora.records import records
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.disk.regular import open_regular
@@ -105,9 +105,9 @@ def _read_rows(
     first = next(numbered, None)
     sample = first[1] if first else {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
-        pairs = enumerate(chain([first] if first else [], numbered))
-        made = ((line, pair_dialog(name, line, number, row, log)) for number, (line, row) in pairs)
-        return distinct(made, name, log)
+        pairs = chain([first] if first else [], numbered)
+        made = (Made(line, "id" in row, pair_dialog(name, line, row, log)) for line, row in pairs)
+        return collect(made, name, log)
     options = find_columns(name, sample, options)
     if first is None:
         return []

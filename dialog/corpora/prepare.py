@@ -12,7 +12,8 @@ The same input and options give the same bytes.
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,25 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import Dialog, train_codec
 from dialog.corpora.formats import PAGE
 from dialog.corpora.nonsense import nonsense
+from dialog.corpora.pieces import (
+    Chunk,
+    Piece,
+    inputs_of,
+    joined_dialogs,
+    pieces_of,
+    read_piece,
+    store_chunks,
+    stored_chunks,
+)
 from dialog.corpora.prepared import write_split
-from dialog.corpora.sources import locate, read_located
+from dialog.corpora.sources import Located, locate, require_dialogs
 from dialog.utterance import WHOLE
 from lm.config.named_data import SPLITS
-from lm.disk.storage import storage_errors
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
-from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs, require_fractions
+from lm.text.prepared_folder import Prepared, hash_inputs, require_fractions
+from lm.text.prepared_parts import Found, Preparation, prepare_whole
+from lm.text.slices import PartOf, part_of
 from lm.text.vocabulary import UNK, Codec, TokenizerKind
 
 _FORMAT = 1  # version of the folder's format; a folder of another version is rebuilt
@@ -55,48 +67,100 @@ class PrepareOptions:
         require_fractions(self.valid_fraction, self.test_fraction)
 
 
+class DialogPreparation(Preparation):
+    """Preparation of a source for dialog models, with PrepareOptions.
+
+    ``force`` accepts implausible content. It is not among the options, because it does not affect the result.
+    """
+
+    command, version = "dialog prepare", _FORMAT
+    options: PrepareOptions
+    force = False
+
+    @cached_property
+    def located(self) -> Located:
+        """Format and files of the source. Raises DataError or ConfigError."""
+        found = locate(self.source, self.options.read, self._log())
+        if found.format == "prepared":
+            raise DataError(f"{self.source}: already prepared; name it, or one of its splits, in the config")
+        return found
+
+    @cached_property
+    def pieces(self) -> dict[str, list[Piece]]:
+        """Pieces of each split."""
+        return pieces_of(self.located)
+
+    @cached_property
+    def _dataset(self) -> list[Chunk]:
+        """Content of a data set, which has no files and is read once."""
+        return self._read(self.pieces)
+
+    def _log(self) -> InputLog:
+        return InputLog(self.options.on_bad_line)
+
+    def _read(self, pieces: Mapping[str, Sequence[Piece]]) -> list[Chunk]:
+        read, log = self.options.read, self._log()
+        found = ((split, piece) for split, several in pieces.items() for piece in several)
+        return [
+            chunk for split, piece in found for chunk in read_piece(piece, split, self.located, read, log)
+        ]
+
+    def inputs(self, part: PartOf | None = None) -> dict[str, Any]:
+        """Size and SHA-256 of every file or slice, or the SHA-256 of a data set's dialogs."""
+        if self.located.format == "datasets":
+            return dataset_inputs(self.source, joined_dialogs(self._dataset, self._log()))
+        if part is None:
+            return hash_inputs(path for files in self.located.files.values() for path in files)
+        chosen = part_of(self.pieces, part)
+        return inputs_of(piece for several in chosen.values() for piece in several)
+
+    def write_part(self, part: PartOf, learned: bytes, folder: Path) -> Found:
+        chosen = part_of(self.pieces, part)
+        whole = self.located.format == "datasets" and any(chosen.values())
+        chunks = self._dataset if whole else self._read(chosen)
+        dropped = [piece for chunk in chunks for piece in chunk.dropped]
+        return Found({"chunks": store_chunks(folder, chunks)}, dropped)
+
+    def join(self, parts: Sequence[Path], folder: Path) -> Found:
+        log = self._log()
+        read = joined_dialogs([chunk for part in parts for chunk in stored_chunks(part)], log)
+        require_dialogs(self.source, read, log)
+        dialogs = [dialog for several in read.values() for dialog in several]
+        if not self.force and (reason := nonsense(dialogs)):
+            raise DataError(
+                f"{self.source}: read as {self.located.format}, {reason}; choose another --format, "
+                f"see {PAGE}, or add --force if the content is correct"
+            )
+        splits = _split(read, self.source, self.options)
+        for split, chosen in splits.items():
+            write_split(folder / split, chosen)
+        return Found(_report(self.located.format, splits, log, self.options), log.dropped)
+
+
+def preparation(source: str, options: PrepareOptions, *, force: bool = False) -> DialogPreparation:
+    """The preparation of a source; ``force`` accepts implausible content. Raises ConfigError or DataError."""
+    made = DialogPreparation(source, options)
+    made.force = force
+    made.located  # noqa: B018  (errors before any work)
+    return made
+
+
 def prepare(
-    source: str, out: Path, options: PrepareOptions = PrepareOptions(), *, force: bool = False
+    source: str,
+    out: Path,
+    options: PrepareOptions = PrepareOptions(),
+    *,
+    force: bool = False,
+    processes: int = 1,
 ) -> Prepared:
     """Read ``source`` and write ``out``, unless ``out`` already holds the result of this source and options.
 
-    An older result of the same source, or one with other options, is replaced. Raises ConfigError for bad
-    options. Raises DataError for a bad source, or, without ``force``, for implausible content. Raises
-    StorageError if ``out`` is something else or of another source, cannot be written, or is being written by
-    another process.
+    An older result of the same source, or one with other options, is replaced. The number of ``processes``
+    does not affect the bytes. Raises ConfigError for bad options. Raises DataError for a bad source, or,
+    without ``force``, for implausible content. Raises StorageError if ``out`` is something else or of another
+    source, cannot be written, or is being written by another process.
     """
-    log = InputLog(options.on_bad_line)
-    located = locate(source, options.read, log)
-    if located.format == "prepared":
-        raise DataError(f"{source}: already prepared; name it, or one of its splits, in the config")
-    folder = OutputFolder(out, "dialog prepare")
-    paths = [path for files in located.files.values() for path in files]
-    before = hash_inputs(paths)  # empty for a dataset
-    wanted = {"format": _FORMAT, "source": source, "options": asdict(options), "inputs": before}
-    if before and (current := folder.current(wanted)):
-        return current
-    read = read_located(located, options.read, log)
-    if hash_inputs(paths) != before:
-        raise DataError(f"{source}: changed during reading; run the same command again")
-    if not force and (reason := nonsense([dialog for dialogs in read.values() for dialog in dialogs])):
-        raise DataError(
-            f"{source}: read as {located.format}, {reason}; choose another --format, "
-            f"see {PAGE}, or add --force if the content is correct"
-        )
-    if not before:  # a data set, identified by its content
-        wanted["inputs"] = dataset_inputs(source, read)
-        if current := folder.current(wanted):
-            return current
-    with folder.alone():
-        if current := folder.current(wanted):
-            return current
-        folder.require_replaceable(wanted)
-        splits = _split(read, source, options)
-        report = _report(located.format, splits, log, options)
-        with folder.building() as building, storage_errors(folder.path):
-            for split, dialogs in splits.items():
-                write_split(building / split, dialogs)
-            return folder.finish(building, wanted, report, log.dropped)
+    return prepare_whole(preparation(source, options, force=force), out, processes)
 
 
 def dataset_inputs(source: str, read: Mapping[str, Sequence[Dialog]]) -> dict[str, str]:

@@ -7,7 +7,6 @@ Columns: ``id`` (string), ``topic`` (string), ``utterances`` (list of ``{speaker
 import errno
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,14 @@ def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
     features = datasets.Features(
         {"id": string, "topic": string, "utterances": datasets.List(dict.fromkeys(_FIELDS, string))}
     )
-    rows = [{**asdict(dialog), "utterances": [asdict(u) for u in dialog.utterances]} for dialog in dialogs]
+    rows = [
+        {
+            "id": dialog.id,
+            "topic": dialog.topic,
+            "utterances": [{"speaker": u.speaker, "text": u.text, "act": u.act} for u in dialog.utterances],
+        }
+        for dialog in dialogs
+    ]
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

@@ -7,6 +7,8 @@ A reader turns the lines of one file into dialogs. It reports bad lines to the
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from lm.text.lines import InputLog, NumberedLine
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)
+UNNAMED: Any = object()  # id of a dialog that its file gives none
 TSV_COLUMNS = ("dialog", "speaker", "text", "act")
 
 
@@ -48,7 +51,10 @@ def join_lines(value: Any) -> Any:
 def make_dialog(
     name: str, line: int, id: Any, topic: Any, turns: Iterable[RawUtterance], log: InputLog
 ) -> Dialog | None:
-    """Check and build one dialog. Returns None, and logs it, if fewer than two utterances remain."""
+    """Check and build one dialog, with an empty id if ``id`` is UNNAMED.
+
+    Returns None, and logs it, if fewer than two utterances remain.
+    """
     utterances: list[Utterance] = []
     last = line
     for turn in turns:
@@ -63,7 +69,7 @@ def make_dialog(
             continue
         utterances.append(Utterance(speaker, text, act))
     try:
-        id, topic = _string(id, "dialog id"), "" if topic is None else _text(topic)
+        id, topic = "" if id is UNNAMED else _string(id, "dialog id"), "" if topic is None else _text(topic)
     except ValueError as error:
         log.bad(name, line, str(error), "correct the dialog", excerpt=repr(id))
         return None
@@ -102,29 +108,61 @@ def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog
     return dialogs
 
 
-def _whole_dialogs(
-    objects: Iterable[tuple[int, dict[str, Any]]],
-    name: str,
+class Made(NamedTuple):
+    """A dialog of an object in line ``line``, None if it was dropped; ``named``: the object has an id."""
+
+    line: int
+    named: bool
+    dialog: Dialog | None
+
+
+class ObjectReader(NamedTuple):
+    """Reader of JSON objects with ``keys``, each a dialog: ``make(name, line, object, log)``."""
+
+    keys: tuple[str, ...]
+    make: Callable[[str, int, dict[str, Any], InputLog], Dialog | None]
+
+    def read(self, lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
+        """Read a file of such objects, one a line or as the items of an array."""
+        return collect(self.made(parse_objects(lines, name, log, self.keys), name, log), name, log)
+
+    def made(self, objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog) -> Iterator[Made]:
+        """Yield the dialog of every object, given with its line number."""
+        for line, value in objects:
+            yield Made(line, "id" in value, self.make(name, line, value, log))
+
+
+def collect(made: Iterable[Made], name: str, log: InputLog) -> list[Dialog]:
+    """Valid dialogs of a file's objects; those without an id get one by their place among the objects."""
+    named = (
+        (line, dialog if own or dialog is None else replace(dialog, id=default_id(name, number)))
+        for number, (line, own, dialog) in enumerate(made)
+    )
+    return distinct(named, name, log)
+
+
+def _whole_dialog(
     key: str,
     turn: Callable[[int, Any], RawUtterance | None],
+    name: str,
+    line: int,
+    value: dict[str, Any],
     log: InputLog,
-) -> Iterator[tuple[int, Dialog | None]]:
-    """Yield (line number, dialog) for objects that hold a dialog's utterances as a list under ``key``."""
-    for number, (line, value) in enumerate(objects):
-        items = value[key]
-        if not isinstance(items, list):
-            log.bad(name, line, f"{key} is not a list", "correct the dialog", excerpt=repr(items))
-            continue
-        turns = []
-        for item in items:
-            made = turn(line, item)
-            if made is None:
-                problem, remedy = f"an item of {key} is not an utterance", "correct the item"
-                log.bad(name, line, problem, remedy, excerpt=repr(item))
-            else:
-                turns.append(made)
-        id = value.get("id", default_id(name, number))
-        yield line, make_dialog(name, line, id, value.get("topic"), turns, log)
+) -> Dialog | None:
+    """Dialog of an object that holds its utterances as a list under ``key``."""
+    items = value[key]
+    if not isinstance(items, list):
+        log.bad(name, line, f"{key} is not a list", "correct the dialog", excerpt=repr(items))
+        return None
+    turns = []
+    for item in items:
+        made = turn(line, item)
+        if made is None:
+            problem, remedy = f"an item of {key} is not an utterance", "correct the item"
+            log.bad(name, line, problem, remedy, excerpt=repr(item))
+        else:
+            turns.append(made)
+    return make_dialog(name, line, value.get("id", UNNAMED), value.get("topic"), turns, log)
 
 
 def _zhao_turn(line: int, item: Any) -> RawUtterance | None:
@@ -146,22 +184,10 @@ def _keyed_turn(line: int, item: Any) -> RawUtterance | None:
     return RawUtterance(line, item["speaker"], item["text"], item.get("act"))
 
 
-def read_zhao(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read Zhao et al.'s ``{"topic": …, "utts": [[speaker, text, [act, …]], …]}``, ``id`` optional."""
-    return read_zhao_objects(parse_objects(lines, name, log, ("utts",)), name, log)
-
-
-def read_zhao_objects(
-    objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog
-) -> list[Dialog]:
-    """Build dialogs of Zhao et al.'s release from parsed objects with their line numbers."""
-    return distinct(_whole_dialogs(objects, name, "utts", _zhao_turn, log), name, log)
-
-
-def read_dialogs(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read ``{"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}``, one dialog per line."""
-    objects = parse_objects(lines, name, log, ("utterances",))
-    return distinct(_whole_dialogs(objects, name, "utterances", _keyed_turn, log), name, log)
+# {"topic": …, "utts": [[speaker, text, [act, …]], …]} of Zhao et al., "id" optional
+ZHAO = ObjectReader(("utts",), partial(_whole_dialog, "utts", _zhao_turn))
+# {"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}
+UTTERANCES = ObjectReader(("utterances",), partial(_whole_dialog, "utterances", _keyed_turn))
 
 
 def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: InputLog) -> list[Dialog]:

@@ -1,18 +1,18 @@
 """Source reading: detect the format by content, find the files of each split, read the dialogs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
-from dialog.corpora.json_texts import read_messages, read_pairs, read_telegram
+from dialog.corpora.json_texts import MESSAGES, QUESTIONS, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
 from dialog.corpora.logs import read_irc, read_whatsapp
 from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
 from dialog.corpora.ranking import read_ranking
-from dialog.corpora.readers import read_dialogs, read_pipes, read_text, read_tsv, read_turns, read_zhao
+from dialog.corpora.readers import UTTERANCES, ZHAO, read_pipes, read_text, read_tsv, read_turns
 from dialog.corpora.subtitles import read_srt
 from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
@@ -25,15 +25,13 @@ from lm.text.lines import InputLog, NumberedLine, read_lines
 
 __all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
+OBJECT_READERS = {"zhao": ZHAO, "dialogs": UTTERANCES, "messages": MESSAGES, "pairs": QUESTIONS}
 TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[Dialog]]] = {
-    "zhao": read_zhao,
-    "dialogs": read_dialogs,
+    **{name: reader.read for name, reader in OBJECT_READERS.items()},
     "turns": read_turns,
     "tsv": read_tsv,
     "text": read_text,
     "pipes": read_pipes,
-    "messages": read_messages,
-    "pairs": read_pairs,
     "telegram": read_telegram,
     "whatsapp": read_whatsapp,
     "irc": read_irc,
@@ -165,16 +163,22 @@ def read_source(source: str, options: ReadOptions, log: InputLog) -> dict[str, l
 
 def read_located(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     """Read the dialogs of a source that :func:`locate` found."""
-    splits = _read(located, options, log)
+    splits = read_splits(located, options, log)
+    require_dialogs(located.source, splits, log)
+    return splits
+
+
+def require_dialogs(source: str, splits: Mapping[str, Sequence[Dialog]], log: InputLog) -> None:
+    """Raise DataError for a split without a dialog."""
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
             skipped = f" after {len(log.dropped)} dropped pieces" if log.dropped else ""
-            raise DataError(f"{located.source}: no dialog in the{what} source{skipped}; check its format")
-    return splits
+            raise DataError(f"{source}: no dialog in the{what} source{skipped}; check its format")
 
 
-def _read(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+def read_splits(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
+    """Read the dialogs of a source, which may have none."""
     if located.format == "pickle":
         return read_pickle(located.files[WHOLE][0], log)
     if located.format == "datasets":

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dialog.corpora.readers import read_zhao_objects
+from dialog.corpora.readers import ZHAO, collect
 from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.disk.regular import open_regular
@@ -65,7 +65,7 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         split, value = json.loads(line)
         splits[split].append(value)
     return {
-        split: read_zhao_objects(enumerate(values, 1), f"{path}/{split}", log)
+        split: collect(ZHAO.made(enumerate(values, 1), f"{path}/{split}", log), f"{path}/{split}", log)
         for split, values in splits.items()
         if values
     }

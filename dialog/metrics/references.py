@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from dialog.metrics.nearest import Documents, Index
 from lm.disk.regular import open_regular
 from lm.disk.storage import MAX_JSON, readable, write_atomic
 from lm.errors import DataError, visible
+from lm.parallel.group import ALONE, Group
+from lm.parallel.slices import joined
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import BOS, DIALOG, EOS
 
@@ -44,7 +46,7 @@ class ReferenceItem:
 
 
 def build_references(
-    train: Sequence[Dialog], test: Sequence[Dialog], neighbours: int = 10
+    train: Sequence[Dialog], test: Sequence[Dialog], neighbours: int = 10, group: Group = ALONE
 ) -> list[ReferenceItem]:
     """Retrieve the responses to the nearest training contexts for every test context.
 
@@ -52,6 +54,7 @@ def build_references(
     last. Openings match only openings. Similarity is the cosine of tf-idf vectors (WordPunct tokens, lower
     case, idf over all training contexts). Ties go to the earlier context. Repetitions of the true or another
     response, and contexts without a common token, are skipped, so an item may have fewer than ``neighbours``.
+    The processes of a ``group`` share the test contexts.
     """
     documents = Documents(WordPunct().split)
     places: dict[_Place, list[int]] = defaultdict(list)
@@ -62,21 +65,28 @@ def build_references(
             answers.append(response)
             documents.add(_heard(dialog, turn))
     documents.finish()
+    contexts = [(number, turn) for number, d in enumerate(test) for turn in range(len(d.utterances) - 1)]
     indices: dict[_Place, Index] = {}
-    items = []
-    for number, dialog in enumerate(test):
-        for turn, response in enumerate(dialog.utterances[:-1]):
+
+    def nearest(part: range) -> Iterator[list[int]]:
+        """Rows of the answers for each context of a slice."""
+        for number, turn in contexts[part.start : part.stop]:
+            dialog = test[number]
             place = _place(dialog, turn)
             if place in places and place not in indices:
                 indices[place] = Index(documents, places[place])
             ranked = indices[place].ranked(documents.vector(_heard(dialog, turn))) if place in indices else []
-            found = {response.text: response}
+            found = {dialog.utterances[turn].text: -1}
             for row in ranked:
                 if len(found) > neighbours:
                     break
-                found.setdefault(answers[row].text, answers[row])
-            items.append(_item(number, turn, dialog, list(found.values())))
-    return items
+                found.setdefault(answers[row].text, row)
+            yield [row for row in found.values() if row >= 0]
+
+    return [
+        _item(number, turn, test[number], [test[number].utterances[turn], *(answers[row] for row in rows)])
+        for (number, turn), rows in zip(contexts, joined(group, len(contexts), nearest), strict=True)
+    ]
 
 
 def _place(dialog: Dialog, turn: int) -> _Place:

@@ -11,6 +11,7 @@ from lm import __version__
 from lm.runs.evaluations import Result
 
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
+SAID = 0.01  # share of the true responses that a constant answer is, to be a yardstick for a corpus
 BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
     "bleu": ("nltk", "padded"),
     "bleu_legacy": ("legacy", "padded"),
@@ -107,6 +108,8 @@ def responses_report(responses: Responses, split: Callable[[str], list[str]]) ->
     answers = {answer: split(answer) for answer in CONSTANT_ANSWERS}
     for name, group in [*((a, [t]) for a, t in answers.items()), ("all five", list(answers.values()))]:
         constants[name] = scorer.score([group] * len(responses.references))[0]
+        said = sum(any([*words] == one for one in group) for words, *_ in responses.references)
+        constants[name]["said_share"] = said / len(responses.references)
     result["yardsticks"] = {"true_response": human, "constant_answers": constants, "note": _WARNING}
     libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
     result["metric_versions"] = {"highrank": __version__, **libraries}

@@ -1,13 +1,19 @@
 """Expected pairwise KL divergence of a model's predictions (Yang et al. 2018, Table 5)."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import DataError
+from lm.language.scoring import windows_of
+from lm.parallel.slices import summed
+
+if TYPE_CHECKING:
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
 
 
 def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
@@ -25,13 +31,29 @@ def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
     Raises:
         DataError: fewer than two contexts, or a word of probability 0, for which KL is infinite.
     """
+    return _report(*_sums(blocks))
+
+
+def divergence_of_run(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
+    """:func:`expected_divergence` of a run on a text; the processes of its group share the text."""
+
+    def blocks(part: range) -> Iterator[Tensor]:
+        return trained.log_probs(ids, part=part)
+
+    words = len(trained.codec.vocabulary)
+    shapes = ((2,), (words,), (words,))
+    return _report(*summed(trained.group, windows_of(ids), blocks, _sums, shapes))
+
+
+def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Contexts and negative entropy (2), probabilities (V), log-probabilities (V), summed over contexts."""
     contexts, negative_entropy = 0, 0.0
     probability_sum = log_sum = torch.zeros(())
     for block in blocks:
         logs = torch.as_tensor(block).double()
         if not torch.isfinite(logs).all():
             raise DataError(
-                f"log-probabilities after token {contexts:,} are not finite: "
+                "log-probabilities are not finite: "
                 "the model has diverged, or gives words probability 0; choose another checkpoint"
             )
         probabilities = logs.exp()
@@ -39,6 +61,11 @@ def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
         probability_sum = probability_sum + probabilities.sum(0)
         log_sum = log_sum + logs.sum(0)
         contexts += len(logs)
+    return torch.tensor([contexts, negative_entropy], dtype=torch.float64), probability_sum, log_sum
+
+
+def _report(scalars: Tensor, probability_sum: Tensor, log_sum: Tensor) -> dict[str, Any]:
+    contexts, negative_entropy = int(scalars[0]), float(scalars[1])
     if contexts < 2:
         raise DataError(f"{contexts} tokens give no pair of contexts; name a longer text")
     cross = float((probability_sum / contexts) @ (log_sum / contexts))

@@ -8,13 +8,15 @@ T time · G gates · H hidden size.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lm.cells.layers import Layer
 from lm.console.tables import Table
-from lm.errors import DataError
+from lm.errors import DataError, require
 
 if TYPE_CHECKING:
     from lm.language.model import LanguageModel
@@ -46,19 +48,31 @@ def gate_statistics(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
     return {"tokens": tokens, "gates": rows}
 
 
+def require_gates(model: "LanguageModel", run: Path) -> None:
+    """Raise ConfigError if the model of a run has no recurrent layers."""
+    require(
+        bool(_gated(model)), f"{run}: its trunk has no recurrent layers, and so no gates; name other runs"
+    )
+
+
+def _gated(model: "LanguageModel") -> list[Layer]:
+    """The recurrent layers, from first to last."""
+    return [layer for layer in model.modules() if isinstance(layer, Layer)]
+
+
 @contextmanager
 def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
     """Context manager: add up the gates of every layer in forward passes: (count, Σ, Σ², low, high)."""
 
     def watch(number: int) -> Callable[..., None]:
-        def add(layer: nn.Module, arguments: tuple[Any, ...], _: object) -> None:
-            values = layer.gate_values(*arguments).double()  # type: ignore[operator]  # (T, B, G, H)
+        def add(layer: Any, arguments: tuple[Any, ...], _: object) -> None:
+            values = layer.gate_values(*arguments).double()  # (T, B, G, H)
             sums[number] = sums.get(number, torch.zeros(())) + _sums(values).cpu()
 
         return add
 
     handles = [
-        layer.register_forward_hook(watch(number)) for number, layer in enumerate(model.layers, start=1)
+        layer.register_forward_hook(watch(number)) for number, layer in enumerate(_gated(model), start=1)
     ]
     try:
         yield

@@ -19,8 +19,7 @@ import torch
 from lm.bootstrap import half_interval
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError, StorageError
-from lm.runs.checkpoint import CheckpointStore
+from lm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,14 +90,6 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
             found.append(np.concatenate([np.arange(at, at + PART) for at in (start, middle, end - PART)]))
         start = int(end) + 1
     return np.array(found, dtype=np.int64).reshape(-1, 3 * PART)
-
-
-def steps_of(run: Path) -> list[str]:
-    """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
-    store = CheckpointStore(run / "checkpoints")
-    if store.latest() is None:
-        raise StorageError(f"{run}: no checkpoint yet; train the run first")
-    return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
 
 
 def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:

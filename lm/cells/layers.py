@@ -193,12 +193,15 @@ def gated_layer(
     return layer
 
 
-def uniform_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters without an own initialiser, unlike gates, scales, factors and truncated matrices."""
+def uniform_parameters(module: nn.Module, *others: type[nn.Module]) -> Iterator[nn.Parameter]:
+    """Parameters without an own initialiser, unlike gates, scales, factors and truncated matrices.
+
+    ``others`` are further kinds of parts with an own initialiser.
+    """
     own = {
         id(parameter)
         for part in module.modules()
-        if isinstance(part, Gate | Scale | ParametrizationList)
+        if isinstance(part, (Gate, Scale, ParametrizationList, *others))
         or (isinstance(part, GatedLayer) and part.truncated)
         for parameter in part.parameters()
     }

@@ -44,6 +44,11 @@ class Section(BaseModel):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value
 
+    def changed(self) -> str | None:
+        """The first key whose value is not its default."""
+        fields = type(self).model_fields
+        return next((name for name in fields if getattr(self, name) != fields[name].default), None)
+
     def misplaced(self, key: str, values: Collection[str]) -> str | None:
         """The first non-default setting that has no effect for any of ``values`` of ``key``."""
         for name, owner in self.owners.get(key, {}).items():

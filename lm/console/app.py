@@ -4,7 +4,9 @@ import importlib.metadata
 import math
 import platform
 import shlex
+import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from lm.console.tables import Table
 from lm.disk.storage import JSON, finite, write_json
 from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
 from lm.errors import Interrupted, visible
-from lm.parallel.group import leads
+from lm.launched import leads, several
 from lm.parallel.launch import launched, without_option
 from lm.parallel.shards import shards_of
 from lm.stop import deferred_signals
@@ -67,10 +69,17 @@ def in_processes(count: int, shards: int = 0) -> None:
         raise typer.Exit(launched(package, arguments, count))
 
 
+def on_rank_0(about: str) -> None:
+    """Leave a command to rank 0 of several processes, with a note ``about`` the reason."""
+    if not leads():
+        raise typer.Exit
+    if several():
+        typer.echo(f"one process of several works: {about}", err=True)
+
+
 def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> None:
     """Train a run with progress on stderr, and show how the training ended and its learning curve."""
     from lm.engine.progress import make_reporter
-    from lm.runs.overview import curve_lines, validations
 
     result = train(make_reporter(sys.stderr, folder / "tensorboard"))
     nll, minutes = (numbers.number(*told) for told in (("nll", result.best_nll), ("minutes", result.minutes)))
@@ -78,8 +87,15 @@ def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> N
     show(
         f"{folder}: {result.reason}, after {result.step:,} updates and {minutes} minutes; "
         f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}",
-        *curve_lines(validations(folder), unicode=utf8()),
+        *shown_curve(folder),
     )
+
+
+def shown_curve(run: Path) -> list[str]:
+    """Learning curve of a run as text for the terminal."""
+    from lm.runs.overview import curve_lines, learning_curve
+
+    return curve_lines(learning_curve(run), unicode=utf8(), columns=shutil.get_terminal_size().columns)
 
 
 def csv_wanted() -> bool:
@@ -110,8 +126,10 @@ class Commands(TyperGroup):
 def _documented_endings() -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        ending = Interrupted(INTERRUPTED)
+        ending.told = getattr(error, "told", not leads())
+        raise ending from None
     except BrokenPipeError:
         raise typer.Exit from None
     except SystemExit as ending:
@@ -233,6 +251,11 @@ def show(*parts: Table | str) -> None:
             not_printed(error)
 
 
+def log_line(text: str) -> None:
+    """Print a line with the time of day on stderr, with unprintable characters escaped."""
+    typer.echo(f"{time.strftime('%H:%M:%S')} {visible(text)}", err=True)
+
+
 def show_text(text: str) -> None:
     """Print the content of a file unchanged, regardless of the width of the terminal."""
     try:
@@ -270,9 +293,10 @@ def write_result(
 ) -> None:
     """Write a result as JSON with common fields: command, config, versions, seed, device.
 
-    ``device`` is the result's own if it has one. Does nothing without a path. Raises StorageError.
+    ``device`` is the result's own if it has one. Does nothing without a path. Only rank 0 writes. Raises
+    StorageError.
     """
-    if path is None:
+    if path is None or not leads():
         return
     common: dict[str, JSON] = {
         "command": _command.get(),

@@ -1,6 +1,6 @@
-"""Commands of both command lines: ``presets``, ``describe``, ``compare``, ``runs`` and ``check``."""
+"""Commands of both command lines: ``presets``, ``describe``, ``runs`` and ``check``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -10,12 +10,11 @@ from pydantic import BaseModel
 from lm.config.load import load_config
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
-from lm.console.app import csv_wanted, show, show_text, utf8, write_result
-from lm.console.options import RESAMPLES, JsonFile, Overrides, RunFolder, config_argument, named
+from lm.console.app import csv_wanted, show, show_text, shown_curve, write_result
+from lm.console.options import JsonFile, Overrides, RunFolder, config_argument, named
 from lm.console.tables import Table
-from lm.errors import DataError, StorageError, visible
+from lm.errors import StorageError
 from lm.runs.evaluations import Result
-from lm.runs.inputs import CONFIG
 from lm.runs.outputs import require_apart
 
 C = TypeVar("C", bound=BaseModel)
@@ -58,51 +57,13 @@ def add_describe(
             show_text(config_text(resolved.config))
             if json_file is None:
                 return
-        from lm.console.report import config_table, description_tables
+        from lm.console.shared_tables import config_table, description_tables
 
         result = size(resolved.config) | {"provenance": resolved.provenance}
         chosen: Any = resolved.config  # every family has the section train
         write_result(json_file, result, config=chosen, seed=chosen.train.seed)
         if not toml:
             show(config_table(config, resolved), *description_tables(result))
-
-
-def add_compare(
-    app: typer.Typer,
-    example: str,
-    compared: Callable[[Sequence[Path], str | None, int], tuple[Result, Sequence[Table | str]]],
-) -> None:
-    """Add the command ``compare`` to a command line; ``compared`` returns a result and its tables."""
-    text = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
-
-    @app.command(help=f"{text}\n\nExample: {example}")
-    def compare(
-        runs: Annotated[
-            list[Path], typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.")
-        ],
-        name: Annotated[
-            str | None,
-            typer.Option(help="File name of the evaluation in RUN/evaluation, if the runs share several."),
-        ] = None,
-        resamples: Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")] = RESAMPLES,
-        json_file: JsonFile = None,
-    ) -> None:
-        found, others = _runs_among(runs)
-        result, tables = compared(found, name, resamples)
-        write_result(json_file, result)
-        show(*tables, *others)
-
-
-def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The runs among paths, such as from a shell's ``runs/*``, and a note about other existing paths.
-
-    Raises DataError if no path is a run. A path that does not exist is kept for a later error with its name.
-    """
-    runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
-    others = ", ".join(visible(path) for path in paths if path not in runs)
-    if not runs:
-        raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
-    return runs, [f"left out, being no runs: {others}"] if others else []
 
 
 def add_runs(app: typer.Typer) -> None:
@@ -120,7 +81,7 @@ def add_runs(app: typer.Typer) -> None:
         The family is lm or dialog. The state is running, finished, interrupted, diverged, not begun, or
         damaged.
         """
-        from lm.runs.overview import ago, curve_lines, run_row, runs_in, validations
+        from lm.runs.overview import ago, run_row, runs_in
 
         found = runs_in(folder)
         if not found:
@@ -130,7 +91,7 @@ def add_runs(app: typer.Typer) -> None:
         if not csv_wanted():
             rows = [row | {"changed": ago(row["changed"])} for row in rows]
         table = Table(str(folder), rows, upright=len(rows) == 1 and not csv_wanted())
-        show(table, *(curve_lines(validations(found[0]), unicode=utf8()) if len(found) == 1 else ()))
+        show(table, *(shown_curve(found[0]) if len(found) == 1 else ()))
 
 
 def add_check(app: typer.Typer) -> None:

@@ -78,6 +78,13 @@ Processes = Annotated[
         min=1, max=1024, metavar="N", help="Number of processes on this machine that share the work."
     ),
 ]
+OnePart = Annotated[
+    str | None,
+    typer.Option(
+        "--part", metavar="I/N", help="Prepare part I of N only, into DIR.parts; for arrays of a cluster."
+    ),
+]
+Join = Annotated[bool, typer.Option("--join", help="Join the N parts in DIR.parts, and remove them.")]
 NewRun = Annotated[
     Path | None, output_folder("Run folder; default: runs/<config name>, or RUN-finetuned.", "--run")
 ]
@@ -85,8 +92,13 @@ BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="error: stop at bad input. skip: drop and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folder of a run; several are an ensemble.", parser=named),
+]
 Checkpoint = Annotated[
-    str, typer.Option(metavar="WHICH", help="best, last, average (of the best) or step-N.")
+    str,
+    typer.Option(metavar="WHICH", help="best, last, average-best (of train.keep_best) or step-N."),
 ]
 
 

@@ -1,6 +1,6 @@
 """Wiring of a training run that both families share: config, data, memory, run folder, engine."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,19 @@ from lm.config.difference import flat_config
 from lm.config.load import C, Resolved, Setting, with_settings
 from lm.engine.choice import kept_choices, measured_choices
 from lm.engine.device import configure_device
-from lm.engine.events import Reporter, no_report
+from lm.engine.events import Note, Reporter, no_report
 from lm.engine.loop import FitResult, Task, Verdict, fit, require_end, seed_everything
 from lm.engine.memory import require_memory
 from lm.engine.shared_saving import Follower
-from lm.errors import ConfigError, DataError, WorkerError
+from lm.errors import ConfigError, DataError
+from lm.launched import processes_here
 from lm.measures import require_learnt
-from lm.parallel.group import Group, process_group, processes_here
+from lm.parallel.group import Group, process_group
 from lm.parallel.shards import shards_of
-from lm.runs.inputs import CODEC_HASH, RESUMABLE, settle_inputs
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import CHECKPOINTS, CODEC_HASH, RESUMABLE, settle_inputs
 from lm.runs.run import Run, require_same_config
+from lm.text.vectors import VECTORS_HASH, WordVectors, read_vectors
 from lm.text.vocabulary import Codec
 
 D = TypeVar("D")
@@ -37,10 +40,11 @@ class Place(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A task and the hashes of what it reads, by their keys in ``data.json``."""
+    """A task, the hashes of what it reads, by their keys in ``data.json``, and notes for the user."""
 
     task: Task[Any]
     hashes: Mapping[str, str]
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def train_run(
             :meth:`lm.runs.run.Run.open`.
     """
     config: Any = resolved.config
-    with process_group(config.train.exchange_minutes) as group:
+    with process_group(config.train.exchange_minutes, "train.exchange_minutes") as group:
         return _train(group, family, resolved, folder, report if group.rank == 0 else no_report, verdict)
 
 
@@ -99,7 +103,7 @@ def _train(
     free = RESUMABLE | family.free
     require_end(config.train)
     group.every(lambda: shards_of(group.rank, group.size, config.train.shards))
-    _require_equal(group, {"config": str(config)})
+    group.require_equal({"config": config})
     chosen = [resolved]
     group.share(lambda: chosen.append(kept_choices(resolved, folder)))
     resolved = _of_first(group, resolved, chosen[-1])
@@ -120,9 +124,11 @@ def _train(
     config = resolved.config
     seed_everything(config.train.seed)
     place = Place(folder, device, described)
-    task, inputs = group.every(lambda: family.task(config, codec, data, place))
+    task, inputs, notes = group.every(lambda: family.task(config, codec, data, place))
+    for note in notes:
+        report(Note(note))
     hashes = {**inputs, CODEC_HASH: codec.fingerprint}
-    _require_equal(group, hashes)
+    group.require_equal(hashes)
     with _opened(group, folder, resolved, free) as run:
         if changed := group.share(lambda: settle_inputs(folder, codec, hashes)):
             raise DataError(_changed(config, changed[0]))
@@ -152,14 +158,19 @@ def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resol
     return with_settings(resolved, choices, type(resolved.config))
 
 
-def _require_equal(group: Group, facts: Mapping[str, str]) -> None:
-    """Raise WorkerError, naming rank and fact, if a rank differs from rank 0."""
-    every = group.gather(dict(facts))
-    for rank, theirs in enumerate(every):
-        for name in (name for name in facts if theirs.get(name) != every[0].get(name)):
-            raise WorkerError(
-                f"rank {rank}: its {name} differs from rank 0's; start all ranks with the same inputs"
-            )
+def pretrained(embedding: torch.nn.Embedding, path: str, codec: Codec, place: Place) -> WordVectors | None:
+    """Overwrite rows of the embedding of a new run with word vectors of a file.
+
+    Returns what was read; None without a file, or if the run has weights already. Raises DataError
+    as :func:`lm.text.vectors.read_vectors` does.
+    """
+    if not path or CheckpointStore(place.folder / CHECKPOINTS).latest() is not None:
+        return None
+    weight = embedding.weight
+    vectors = read_vectors(Path(path), codec.vocabulary, weight.shape[1])
+    with torch.no_grad():
+        weight[torch.from_numpy(vectors.ids)] = torch.from_numpy(vectors.matrix).to(weight)
+    return vectors
 
 
 def _changed(config: Any, name: str) -> str:
@@ -167,4 +178,6 @@ def _changed(config: Any, name: str) -> str:
     what = f"{config.data.valid if name == 'valid_sha256' else config.data.train}: the text"
     if name == START_HASH:
         what = f"{config.train.start_from}: the best checkpoint"
+    if name == VECTORS_HASH:
+        what = f"{config.model.vectors}: the file of word vectors"
     return f"{what} changed since this run began; restore it, or train into another folder with --run"

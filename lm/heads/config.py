@@ -62,9 +62,12 @@ class HeadConfig(Section):
         lt=1,
         description="dropout rate of contexts, except plain hidden states; one mask for all time steps",
     )
-    context_scale: float = Field(
-        1.0, gt=0, description="factor on the tanh contexts of mixtures; 1 in the papers"
+    context_activation: Literal["tanh", "none"] = Field(
+        "tanh",
+        description="function of the contexts of mixtures: tanh as in the papers, or none, which can begin as"
+        " the output layer of a pretrained model",
     )
+    context_scale: float = Field(1.0, gt=0, description="factor on the contexts of mixtures; 1 in the papers")
     learn_context_scale: bool = Field(
         False, description="learn the factor on the contexts, starting from context_scale"
     )
@@ -112,6 +115,20 @@ class HeadConfig(Section):
         "batch",
         description="sums that prior_penalty compares: of a batch, or of every stream as in the authors' code"
         " of doc, which gives about 20 times the penalty",
+    )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training loss that is the mean −log P of all words; 0 = off. Perplexity is"
+        " without it",
+    )
+    unlikelihood: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="weight of −Σ log(1 − P(w)) in the training loss, over the words w before a token, other"
+        " than the token; 0 = off",
     )
     shared_latent_mask: bool = Field(
         False, description="doc: use one mask of latent_dropout for all components, as in the authors' code"
@@ -163,6 +180,11 @@ class HeadConfig(Section):
         if self.kind == "mixtape" and self.components & (self.components - 1):
             raise ValueError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"
+            )
+        if self.skip_below and (self.label_smoothing or self.unlikelihood):
+            raise ValueError(
+                f"skip_below = {self.skip_below:g}: skips no gradient with label_smoothing or unlikelihood;"
+                " set it to 0"
             )
         lower = sum(self.lower_components)
         if self.kind == "doc" and not 0 < lower < self.components:

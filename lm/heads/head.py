@@ -10,7 +10,7 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     plif                  softmax(f(W h + b)) with a learned f    (:mod:`lm.heads.plif`)
     doc                   mos with contexts of several layers    (Takase et al. 2018)
 
-with contexts c_k = s · tanh(W_k h + b_k) and π = softmax of V h (sigsoftmax for moss).
+with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss).
 
 All computations stay in the log domain. There is no log(p + ε), which would cap the loss, falsify gradients
 and raise the measured rank. A temperature may divide the logits z of any kind: one number, or one for every
@@ -161,19 +161,32 @@ class Head(nn.Module):
             gates=self.gates,
             pointwise=self.pointwise,
             temperature=self.temperature,
+            smoothing=self.config.label_smoothing,
+            unlikelihood=self.config.unlikelihood,
             divisor=self.config.temperature_value if self.config.temperature == "constant" else 1.0,
         )
 
     def objective(
-        self, hidden: States, targets: Tensor, streams: Tensor | None = None
+        self,
+        hidden: States,
+        targets: Tensor,
+        streams: Tensor | None = None,
+        repeated: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The training objective and :meth:`loss`, both scalar sums over tokens in nats.
 
-        They differ only by ``config.temperature_loss_scaling`` and ``config.prior_penalty``.
+        They differ only by ``config.temperature_loss_scaling``, ``prior_penalty``, ``label_smoothing`` and
+        ``unlikelihood``. The last has an effect only with ``repeated``, (..., C), as of
+        :func:`lm.heads.output_layer.words_before`.
         """
         mixture, output, config = self.mixer.mixture(hidden, streams), self.output, self.config
         weights = mixture.contexts.new_ones(targets.numel())
-        objective = loss = output.loss(mixture, targets.reshape(-1), weights)
+        if output.penalised:
+            words = None if repeated is None else repeated.flatten(0, -2)
+            objective = output.penalised_loss(mixture, targets.reshape(-1), weights, words)
+            loss = output.nll(mixture, targets.reshape(-1), 1.0).sum()
+        else:
+            objective = loss = output.loss(mixture, targets.reshape(-1), weights)
         if config.temperature_loss_scaling:
             objective = objective * output.mean_word_temperature(mixture.states)
         if config.prior_penalty:

@@ -64,7 +64,9 @@ class Mixer:
             others = (layer(states) for layer, states in zip(self.lower, lower, strict=True))
             latent = torch.cat((latent, *others), -1)
         copies = self.config.components if self.config.shared_latent_mask else 1
-        latent = self._drop(torch.tanh(latent), streams, copies) * self.scale
+        if self.config.context_activation == "tanh":
+            latent = torch.tanh(latent)
+        latent = self._drop(latent, streams, copies) * self.scale
         latent = latent.unflatten(-1, (self.config.components, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None

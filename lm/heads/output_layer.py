@@ -39,6 +39,8 @@ class OutputLayer:
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
+    smoothing: float  # share of the mean −log P of all words in the training loss
+    unlikelihood: float  # weight of −Σ log(1 − P) of repeated words in the training loss
     divisor: float  # divisor of all logits: the constant temperature, or 1
 
     @property
@@ -47,14 +49,19 @@ class OutputLayer:
         return self.gates is None and self.pointwise is None and self.temperature is None
 
     @property
+    def penalised(self) -> bool:
+        """True if the training loss reads the probability of more words than the target."""
+        return self.smoothing > 0 or self.unlikelihood > 0
+
+    @property
     def logit_buffers(self) -> int:
-        """Number of tensors of the size of a chunk's logits that the loss holds at once."""
-        return 1 if self.one_pass else FORMULA_BUFFERS
+        """Number of tensors of the size of a chunk's logits that the training loss holds at once."""
+        return 1 if self.one_pass and not self.penalised else FORMULA_BUFFERS
 
     @property
     def logit_bytes(self) -> int:
         """Size of a logit in the buffers, in bytes."""
-        return self.options.entry_bytes if self.one_pass else 4
+        return self.options.entry_bytes if self.one_pass and not self.penalised else 4
 
     def loss(self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar, with logits divided by ``temperature``.
@@ -68,6 +75,23 @@ class OutputLayer:
             bf16 = self.options.bf16_products and torch.is_grad_enabled()
             formula = partial(self._nll, temperature=temperature, bf16=bf16)
             return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
+
+    def penalised_loss(
+        self, mixture: Mixture, targets: Tensor, weights: Tensor, repeated: Tensor | None
+    ) -> Tensor:
+        """Σ w · (the training loss of a token), a scalar: label smoothing and unlikelihood.
+
+        With smoothing ε and weight α, the loss of a token y after the words C, ``repeated`` (N, C), is::
+
+            −(1 − ε) log P(y) − ε/V Σ_v log P(v) − α Σ_{c ∈ C} log(1 − P(c))
+
+        (Szegedy et al. 2016, § 7; Welleck et al. 2020, Eq. 5). Entries of ``repeated`` below 0 are none.
+        """
+        with torch.autocast(weights.device.type, enabled=False):
+            bf16 = self.options.bf16_products and torch.is_grad_enabled()
+            formula = partial(self._penalised, bf16=bf16)
+            words = [] if repeated is None or not self.unlikelihood else [repeated]
+            return chunked_loss(formula, [*mixture, targets, *words], self.learned(), weights, self.chunk)
 
     @torch.no_grad()
     def nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
@@ -119,7 +143,8 @@ class OutputLayer:
     def chunk(self) -> int:
         """Number of tokens in a chunk of the loss."""
         # only the one-pass loss keeps its logits in bfloat16
-        options = self.options if self.one_pass else replace(self.options, bf16_products=False)
+        one_pass = self.one_pass and not self.penalised
+        options = self.options if one_pass else replace(self.options, bf16_products=False)
         return options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
@@ -174,6 +199,25 @@ class OutputLayer:
         log_g = self._log_g(contexts, states, temperature, bf16)
         return -(log_prior + log_share(log_g, targets)).logsumexp(1)
 
+    def _penalised(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        states: Tensor,
+        targets: Tensor,
+        repeated: Tensor | None = None,
+        bf16: bool = False,
+    ) -> Tensor:
+        """The loss of :meth:`penalised_loss` of n tokens, (n,)."""
+        log_g = self._log_g(contexts, states, 1.0, bf16)
+        log_probs = (log_g.log_softmax(2) + log_prior[..., None]).logsumexp(1)  # (n, V)
+        nll = -log_probs.gather(1, targets[:, None])[:, 0]
+        loss = (1 - self.smoothing) * nll - self.smoothing * log_probs.mean(1)
+        if repeated is None:
+            return loss
+        unlikely = log_of_rest(log_probs.gather(1, repeated.clamp(min=0)))
+        return loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
+
     def _joint(
         self,
         contexts: Tensor,
@@ -197,3 +241,25 @@ class OutputLayer:
         """log P(v) of n tokens, (n, V)."""
         joint = self._joint(contexts, log_prior, states, temperature, operand)
         return joint[:, 0] if joint.shape[1] == 1 else joint.logsumexp(1)
+
+
+def log_of_rest(log_probs: Tensor) -> Tensor:
+    """log(1 − p) of log p. A p nearer to 1 than its rounding counts as the nearest one below."""
+    nearest = -torch.finfo(log_probs.dtype).eps
+    below = log_probs.clamp(max=nearest)
+    small = below < -0.6931471805599453  # p < ½, where 1 − p is exact enough
+    of_small = torch.log1p(-below.masked_fill(~small, -1.0).exp())
+    of_large = (-torch.expm1(below.masked_fill(small, -0.5))).log()
+    return torch.where(small, of_small, of_large)
+
+
+def words_before(targets: Tensor) -> Tensor:
+    """Different words before each token of sequences (R, T), other than the token: (R, T, T), -1 for none.
+
+    These are the negative candidates of Welleck et al. (2020, Eq. 6).
+    """
+    same = targets[:, :, None] == targets[:, None, :]  # (R, T, T)
+    before = torch.ones_like(same[0]).tril(-1)  # column j before row t
+    first = ~(same & before).any(2)  # no earlier occurrence
+    wanted = before & ~same & first[:, None, :]
+    return targets[:, None, :].expand_as(same).masked_fill(~wanted, -1)

@@ -57,11 +57,18 @@ class _Lookup(torch.autograd.Function):
         beyond = logits + reach - interval.to(logits.dtype) * step  # z − knot
         ctx.step = step
         ctx.save_for_backward(interval, beyond, slopes)
+        ctx.save_for_forward(interval, slopes)
         middle = count // 2
         below, above = slopes.tensor_split((middle,))
         rise = torch.cat((-_to_the_right(below), _running(above) - above))
         base = rise * step + (middle * step - reach)
         return base[interval].addcmul_(slopes[interval], beyond)
+
+    @staticmethod
+    def jvp(ctx, change: Tensor, of_slopes: None, of_reach: None) -> Tensor:  # type: ignore[no-untyped-def]
+        interval, slopes = ctx.saved_tensors  # forward mode is for changes of the logits only
+        changed: Tensor = change * slopes[interval]
+        return changed
 
     @staticmethod
     @torch.autograd.function.once_differentiable

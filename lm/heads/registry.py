@@ -38,8 +38,8 @@ class HeadRow:
         return self.mixes in ("logits", "probabilities")
 
 
-_SCALE = ("context_scale", "learn_context_scale")
-_MIXTURE = (*_SCALE, "skip_below", "prior_penalty", "prior_penalty_of")
+_CONTEXT = ("context_activation", "context_scale", "learn_context_scale")
+_MIXTURE = (*_CONTEXT, "skip_below", "prior_penalty", "prior_penalty_of")
 _HOLLOW: dict[str, Any] = {"fillstyle": "none", "linewidth": 2.5}
 _DASHED: dict[str, Any] = {"linestyle": (0, (5, 2))}
 _DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.5))}
@@ -56,7 +56,7 @@ HEADS: dict[str, HeadRow] = {
     ),
     "sigmoid": HeadRow("nothing", "sigmoid", _line("#F0E442", "v", 6), "sigmoid"),
     "relu": HeadRow("nothing", "relu", _line("#000000", "x", 6), "relu"),
-    "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_SCALE),
+    "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_CONTEXT),
     "mos": HeadRow("probabilities", "MoS", _line("#D55E00", "D", 7) | _HOLLOW, fields=_MIXTURE),
     "moss": HeadRow(
         "probabilities",
@@ -67,7 +67,7 @@ HEADS: dict[str, HeadRow] = {
         fields=(*_MIXTURE, "learn_shift"),
     ),
     "mixtape": HeadRow(
-        "logits", "Mixtape", _line("#CC79A7", "P", 7), fields=(*_SCALE, "gate_size", "gated_words")
+        "logits", "Mixtape", _line("#CC79A7", "P", 7), fields=(*_CONTEXT, "gate_size", "gated_words")
     ),
     "plif": HeadRow("nothing", "plif", _line("#999933", "X", 6), fields=("intervals", "interval_range")),
     "doc": HeadRow(

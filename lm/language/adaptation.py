@@ -25,11 +25,12 @@ from torch import Tensor
 from lm.cells.layers import Layer
 from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
-from lm.language.model import LanguageModel, ModelState, detached
+from lm.language.model import LanguageModel
 from lm.language.scoring import Floats, no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.steps import OnProgress, no_progress
+from lm.trunks.trunk import TrunkState
 
 Scaling = Literal["normalised", "original", "elements"]
 
@@ -93,7 +94,7 @@ class Statistics:
     """Sums of squared gradients over the first ``windows`` windows of the training data."""
 
     squares: dict[str, Tensor]  # Σ g² of every parameter
-    state: ModelState  # recurrent state of the streams after these windows
+    state: TrunkState  # of the streams after these windows
     windows: int = 0
 
     @classmethod
@@ -120,7 +121,7 @@ def gather(
     training. ``progress``, in windows, and ``commit`` are called after every window, with the statistics up
     to date. ``commit`` may raise. DataError if there is no window.
     """
-    model, streams = trained.model, statistics.state[0][0].shape[0]
+    model, streams = trained.model, statistics.state.streams
     laid_out = Streams(shards, streams, trained.codec.vocabulary.eos, paper=paper)
     config = WindowConfig(length=window, random=False, rescale_lr=False)
     total = sum(1 for _ in laid_out.spans(config, np.random.default_rng(0), training=True))
@@ -136,7 +137,7 @@ def gather(
             loss = model.head.loss(outputs.hidden, batch.targets) / batch.targets.numel()
             gradients = torch.autograd.grad(loss, parameters)
             torch._foreach_addcmul_(squares, gradients, gradients)
-            statistics.state = detached(outputs.state)
+            statistics.state = outputs.state.detached()
             statistics.windows += 1
             progress(statistics.windows, total)
             if commit is not None:
@@ -218,7 +219,7 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
     """
     parameters, training = list(model.parameters()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
-    layers = [layer for layer in model.layers if isinstance(layer, Layer)]
+    layers = [layer for layer in model.modules() if isinstance(layer, Layer)]
     rates = [layer.weight_dropout for layer in layers]
     if not dropping:
         model.eval()

@@ -12,21 +12,22 @@ import numpy as np
 from lm import bootstrap
 from lm.console.options import RESAMPLES
 from lm.language.evaluate import BLOCK
-from lm.runs.compare import Comparison, Pairs
+from lm.runs.compare import Comparison, PartSums
 from lm.runs.evaluations import Evaluation, Result
 
-REFINED = ("temperature_search", "mc_dropout", "mc_temperature")  # optional results of an evaluation
+REFINED = ("temperature_search", "mc_dropout", "mc_temperature", "cache")  # optional results of an evaluation
 _KEPT = (
     *("head", "components", "parameters", "checkpoint", "seed", "method", "compat"),
     *("tokens", "nll", "perplexity"),
 )
 _COMPARISON = Comparison(
     program="lm",
-    options="--data, --checkpoint, --limit, --temperature-search, --mc-samples, --mc-rate, --compat",
+    options="--data, --checkpoint, --limit, --temperature-search, --mc-samples, --mc-rate, --cache, --compat",
     kept=_KEPT,
     needed=(),
     columns=(("nll",), ("tokens",)),
     same=(("tokens", "they score different tokens; run `lm evaluate` with equal --limit and --compat"),),
+    perplexities=frozenset({"perplexity", *REFINED}),
 )
 
 
@@ -45,7 +46,8 @@ def compare(
         ``{"name", "data", "bootstrap", "scores", "runs": [{"run", "head", "parameters", scores …, "p"}]}``.
         ``p`` has a two-sided p-value by score, and is empty for the first run. Scores are ``perplexity``, and
         ``temperature_search`` or ``mc_dropout`` if all runs have them. A p-value is None below 5 blocks, or
-        if both runs are ``near_guessing``.
+        if both runs are ``near_guessing``. ``interval`` and ``change`` are those of
+        :meth:`lm.runs.compare.Comparison.rows`.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -54,19 +56,17 @@ def compare(
     """
     name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
-    counts = bootstrap.draws(len(first.contexts["tokens"]), resamples, seed)
+    blocks = len(first.contexts["tokens"])
+    counts = bootstrap.draws(blocks, resamples, seed)
     columns = {"perplexity": "nll"} | {
         score: score for score in REFINED if all(_has(evaluation, score) for evaluation in evaluations)
     }
     tokens = np.asarray(first.contexts["tokens"], np.float64)
 
-    def pairs(evaluation: Evaluation) -> Pairs:
-        return {
-            score: (np.asarray(evaluation.contexts[key]) - np.asarray(first.contexts[key]), tokens)
-            for score, key in columns.items()
-        }
+    def sums(evaluation: Evaluation) -> PartSums:
+        return {score: (np.asarray(evaluation.contexts[key]), tokens) for score, key in columns.items()}
 
-    rows = _COMPARISON.rows(evaluations, pairs, counts)
+    rows = _COMPARISON.rows(evaluations, sums, np.arange(blocks), counts)
     for row, evaluation in zip(rows, evaluations, strict=True):
         row |= {score: evaluation.result[score]["perplexity"] for score in columns if score in REFINED}
     unit = {"unit": f"block of {BLOCK} tokens", "units": counts.shape[1]}

@@ -1,16 +1,22 @@
 """Schema of a language-model run's config, free of torch."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lm.cells.config import CellConfig
-from lm.config.section import MAX_LAYERS, MAX_SIZE, Section, Size
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
+from lm.trunks.config import TransformerConfig
 
+_WEIGHT_DROPOUT = 0.5
 Rate = Annotated[float, Field(ge=0, lt=1)]
+TrunkKind = Literal["recurrent", "transformer"]
+_RECURRENT = Owner("the recurrent trunk", ("recurrent",))
+_TRANSFORMER = Owner("the transformer trunk", ("transformer",))
 
 
 class DataConfig(Section):
@@ -70,12 +76,26 @@ class WindowConfig(Section):
 class ModelConfig(Section):
     """Sizes of the language model, its dropout and its penalties (Merity et al. 2018, §3-4)."""
 
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "trunk": {"attention_span": _TRANSFORMER} | dict.fromkeys(("layer_sum", "state_dropout"), _RECURRENT)
+    }
+
+    trunk: TrunkKind = Field(
+        "recurrent",
+        description="network between word vectors and head: recurrent, with cells of [cell], or transformer,"
+        " with layers of [transformer]",
+    )
     embedding_size: int = Field(400, ge=1, le=MAX_SIZE, description="size of the input word embedding")
+    vectors: str = Field(
+        "",
+        description="text file of pretrained word vectors, as of GloVe or word2vec, for the initial"
+        " embedding; empty = random",
+    )
     hidden_sizes: tuple[Size, ...] = Field(
         (1150, 1150, 400),
         min_length=1,
         max_length=MAX_LAYERS,
-        description="hidden sizes of the recurrent layers, from first to last",
+        description="hidden sizes of the layers, from first to last; those of a transformer are equal",
     )
     budget: int = Field(
         0,
@@ -89,6 +109,13 @@ class ModelConfig(Section):
         description="size of word embedding and head contexts as a share of the last layer's size, at most 1;"
         " none = embedding_size and head.embedding_size",
     )
+    attention_span: int = Field(
+        256,
+        ge=1,
+        le=MAX_SIZE,
+        description="transformer: number of tokens that attention reaches back, through cached keys and"
+        " values of earlier windows",
+    )
     layer_sum: bool = Field(False, description="use the sum of the outputs of all layers as hidden state")
     embedding_init: Literal["uniform", "scaled"] = Field(
         "uniform",
@@ -98,10 +125,14 @@ class ModelConfig(Section):
     init_range: float = Field(0.1, gt=0, description="bound of the uniform initialisation of the embedding")
     embedding_dropout: Rate = Field(0.1, description="dropout rate of words: whole rows of the embedding")
     input_dropout: Rate = Field(0.4, description="rate of locked dropout of the embedded words")
-    hidden_dropout: Rate = Field(0.25, description="rate of locked dropout between layers")
+    hidden_dropout: Rate = Field(
+        0.25,
+        description="rate of locked dropout between layers; in a transformer, of the outputs of attention and"
+        " feed-forward parts",
+    )
     output_dropout: Rate = Field(0.4, description="rate of locked dropout of the last layer's output")
     episodic: bool = Field(
-        False, description="reset the recurrent state at each <eos>, so that sentences are independent"
+        False, description="reset the state at each <eos>, so that sentences are independent"
     )
     state_dropout: Rate = Field(
         0.0,
@@ -113,7 +144,9 @@ class ModelConfig(Section):
         description="masks of input, hidden, output and latent dropout: one for all steps of a window, or one"
         " for each step",
     )
-    weight_dropout: Rate = Field(0.5, description="dropout rate of the recurrent weights")
+    weight_dropout: Rate = Field(
+        _WEIGHT_DROPOUT, description="dropout rate of the recurrent weights; a transformer has none"
+    )
     activation_penalty: float = Field(
         2.0, ge=0, description="AR: weight of the mean square of the last layer's outputs"
     )
@@ -129,6 +162,13 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if wrong := self.misplaced("trunk", (self.trunk,)):
+            raise ValueError(f"{wrong}; remove it from a {self.trunk} trunk")
+        if self.trunk == "transformer" and self.weight_dropout not in (0.0, _WEIGHT_DROPOUT):
+            raise ValueError("weight_dropout belongs to the recurrent trunk; set it to 0")
+        if self.trunk == "transformer" and len(set(self.hidden_sizes)) > 1:
+            sizes = ", ".join(map(str, self.hidden_sizes))
+            raise ValueError(f"hidden_sizes: the layers of a transformer have one size, not {sizes}")
         if self.layer_sum and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(
@@ -147,9 +187,22 @@ class LmConfig(Section):
     window: WindowConfig = WindowConfig()
     model: ModelConfig = ModelConfig()
     cell: CellConfig = CellConfig()
+    transformer: TransformerConfig = TransformerConfig()
     head: HeadConfig = HeadConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _trunk_fits(self) -> Self:
+        model, transforms = self.model, self.model.trunk == "transformer"
+        section, unused = ("cell", self.cell) if transforms else ("transformer", self.transformer)
+        if name := unused.changed():
+            raise ValueError(
+                f'{section}.{name}: has no effect with model.trunk = "{model.trunk}"; leave it out'
+            )
+        if transforms and not model.budget and (misfit := self.transformer.misfit(model.hidden_sizes[0])):
+            raise ValueError(f"model.hidden_sizes: {misfit}")
+        return self
 
     @model_validator(mode="after")
     def _streams_known(self) -> Self:

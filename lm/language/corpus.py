@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def text_part(path: Path, kind: StoredKind) -> FilePart:
     if kind == "byte":
         return whole_file(path, "bytes")
     part = whole_file(path, "lines")
-    return FilePart(path, "spelled") if kind == "char" and is_spelled(path) else part
+    return replace(part, style="spelled") if kind == "char" and is_spelled(path) else part
 
 
 def _existing(source: str) -> Path:

@@ -1,18 +1,18 @@
 """Parameter counts by part and estimated memory of a language model's config."""
 
+from pathlib import Path
 from typing import Any
 
 from lm.engine.memory import head_scratch, training_memory
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
-from lm.heads.head import Head
-from lm.language.config import LmConfig
+from lm.language.config import DataConfig, LmConfig
 from lm.language.model import LanguageModel
 from lm.language.sizes import sized
 from lm.language.windows import longest
+from lm.text.vocabulary import Codec
 
 PARTS = ("embedding", "layers", "head")
-_TORCH_LSTM = 16  # numbers a unit and step in the workspace of torch's own layer, on CPUs
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     """
     vocabulary = vocab_size or config.data.vocab_size
     if not vocabulary:
-        raise ConfigError("data.vocab_size = 0: describe does not read the text; set data.vocab_size")
+        raise ConfigError(
+            "data.vocab_size = 0: describe does not read the text; set data.vocab_size, or prepare the corpus"
+        )
     config = sized(config, vocabulary)
     with shapes_only():
         model = LanguageModel(config, vocabulary)
@@ -40,16 +42,21 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
         },
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
-        "memory": training_memory(model, config.optim, _activations(config, model.head)),
+        "memory": training_memory(model, config.optim, _activations(config, model)),
     }
 
 
-def _activations(config: LmConfig, head: Head) -> int:
+def prepared_words(data: DataConfig) -> int | None:
+    """Size of the vocabulary of a prepared training split; None if there is none yet."""
+    folder = Path(data.train)
+    if not folder.is_dir() or not (folder.parent / "vocabulary.json").is_file():
+        return None
+    return len(Codec.load(folder.parent).vocabulary)
+
+
+def _activations(config: LmConfig, model: LanguageModel) -> int:
     """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
-    tokens = longest(config.window) * config.train.batch_size
-    sizes = (config.model.embedding_size, *config.model.hidden_sizes)
-    by_torch = config.cell.is_plain and config.cell.kind == "lstm"
-    floats = _TORCH_LSTM if by_torch else config.cell.floats
-    per_token = 2 * sizes[0] + sum((floats + 2) * size for size in sizes[1:])
-    per_token += head.config.components * head.size * (3 if head.latent is not None else 1)
-    return tokens * per_token + head_scratch(head, tokens)
+    steps, streams, head = longest(config.window), config.train.batch_size, model.head
+    tokens = steps * streams
+    vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
+    return model.layers.activations(steps, streams) + tokens * vectors + head_scratch(head, tokens)

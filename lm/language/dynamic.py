@@ -25,7 +25,7 @@ from lm.language.adaptation import (
 )
 from lm.language.corpus import load_split
 from lm.language.evaluate import NONE, Compat, blocks, facts, likelihood, load_text
-from lm.language.model import LanguageModel, state_from, state_tensors
+from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, SettingSearch, choose, unusual
@@ -172,7 +172,7 @@ def run_statistics(
 
     def commit() -> None:
         nonlocal saved
-        groups = {"squares": statistics.squares, "state": state_tensors(statistics.state)}
+        groups = {"squares": statistics.squares, "state": statistics.state.tensors()}
         store.commit(statistics.windows, groups, {"of": key}, {})
         store.prune({statistics.windows})
         saved = time.monotonic()
@@ -199,7 +199,7 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     if commit is not None and commit.state.get("of") == key:
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
         order = [name for name, _ in trained.model.named_parameters()]
-        state = state_from(commit.tensors("state"), trained.device)
+        state = trained.model.state_from(commit.tensors("state"), trained.device)
         return Statistics({name: squares[name] for name in order}, state, commit.step)
     discarded = store.folder.with_name(f"{store.folder.name}.tmp")  # half deleted, it would count as damaged
     if store.folder.exists():

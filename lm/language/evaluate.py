@@ -6,21 +6,26 @@ resamples these blocks.
 """
 
 import math
-from dataclasses import dataclass
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from lm.errors import ConfigError, visible
+from lm.language.cache import cached_nll
 from lm.language.corpus import load_split
+from lm.language.details import passages_and_use
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
-from lm.runs.evaluations import Result, Subject, keep, opened, slug
+from lm.parallel.group import process_group
+from lm.runs.evaluations import Result, Subject, keep, loaded, opened, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
@@ -51,31 +56,72 @@ def evaluate(
     limit: int | None = None,
     compat: Compat | None = None,
     progress: OnProgress = no_progress,
+    others: Sequence[Path] = (),
 ) -> Result:
-    """Evaluate a run on a text and keep the result in the run.
+    """Evaluate a run, or an ensemble of runs, on a text and keep the result in the run.
+
+    Under torchrun, every process runs the trunk and scores its slice of the windows. Rank 0 writes.
 
     Args:
         run: the folder that training wrote.
         data: a prepared split or a text file; by default the run's own test split.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-N``.
+        checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
         wanted: refinements to report.
         limit: score only the first ``limit`` tokens.
         compat: ``paper`` scores like the authors' code (see :mod:`lm.language.scoring`), and also divides by
             N. Default: the run's own ``train.compat``.
         progress: called with the number of scored tokens and their total.
+        others: further runs of the same vocabulary. The probabilities of all are averaged at every token.
 
     Raises:
-        ConfigError: bad options.
+        ConfigError: bad options, or another vocabulary.
         DataError: bad data.
         StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
-    trained, weights = opened(run, checkpoint, TrainedLm.load)
-    text = load_text(trained, data or trained.config.data.test, limit)
-    compat = compat or trained.config.train.compat
+    with process_group() as group:
+        trained, weights = group.every(lambda: opened(run, checkpoint, TrainedLm.load))
+        trained = replace(trained, group=group)
+        text = group.every(lambda: load_text(trained, data or trained.config.data.test, limit))
+        group.require_equal({"checkpoint": weights, "text": text.sha256})
+        compat = compat or trained.config.train.compat
+        members = group.every(lambda: _members(trained, others, checkpoint, wanted))
+        models = [member for member, _ in members]
+        result: Result = facts(trained, run, checkpoint, weights, text, compat) | {"method": "static"}
+        if members:
+            result["ensemble_with"] = [
+                {"run": str(other), "weights": own} for other, (_, own) in zip(others, members, strict=True)
+            ]
+            result["parameters"] += sum(p.numel() for model in models for p in model.model.parameters())
+        measures, contexts, nll = _measured(trained, models, text, compat, wanted, progress)
+        result |= measures
+        name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
+        name += wanted.name + "".join(f".with-{slug(other.name)}" for other in others)
+        name += ".paper" if compat == "paper" else ""
+        words = [*_options(data, checkpoint, limit), *wanted.options]
+        words += ["--compat", compat] if compat != trained.config.train.compat else []
+        command = shlex.join(["lm", "evaluate", *map(str, [run, *others]), *words])
+
+        def write() -> str:
+            details = passages_and_use(trained, text.ids, nll, whole=not others)
+            return keep(run, name, result, contexts, details | {"command": command})
+
+        result["name"] = group.share(write)
+        return result
+
+
+def _measured(
+    trained: TrainedLm,
+    members: Sequence[TrainedLm],
+    text: Text,
+    compat: Compat,
+    wanted: Refinements,
+    progress: OnProgress,
+) -> tuple[Result, Result, Floats]:
+    """Measures of a text, sums over its blocks, and −log P of every token; ``members`` join the model."""
     paper = compat == "paper"
     sampler = wanted.sampler(trained.model)
-    advance = Steps(len(text.ids) * wanted.passes, progress).advance
+    advance = Steps(len(text.ids) * (wanted.passes + len(members)), progress).advance
 
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
         window = READ_LENGTH if model is None else trained.config.window.length
@@ -90,18 +136,49 @@ def evaluate(
         )
 
     nll = scores()
-    result = facts(trained, run, checkpoint, weights, text, compat) | {"method": "static"}
-    result |= likelihood(nll, trained, text)
-    result["near_guessing"] = guessing(result["nll"], result["vocabulary"])
+    if members:
+        each = [token_nll(model, text.ids, paper=paper, advance=advance) for model in members]
+        nll = math.log(1 + len(each)) - np.logaddexp.reduce([-nll, *(-other for other in each)])
+    result = likelihood(nll, trained, text)
+    result["near_guessing"] = guessing(result["nll"], len(trained.codec.vocabulary))
     result["buckets"] = frequency_buckets(nll, trained, text)
     contexts = blocks(nll)
-    name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
     for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, paper=paper).items():
         result[key] = about | likelihood(refined_nll, trained, text)
         contexts[key] = blocks(refined_nll)["nll"]
-    name += wanted.name
-    keep(run, f"{name}.paper" if paper else name, result, contexts)
-    return result
+    if wanted.cache:
+        about, cached = cached_nll(trained, text.ids, wanted.cache, paper=paper, advance=advance)
+        result["cache"] = about | likelihood(cached, trained, text)
+        contexts["cache"] = blocks(cached)["nll"]
+    return result, contexts, nll
+
+
+def _members(
+    trained: TrainedLm, others: Sequence[Path], checkpoint: str, wanted: Refinements
+) -> list[tuple[TrainedLm, str | None]]:
+    """The other models of an ensemble, and the fingerprints of their weights. ConfigError if unfit."""
+    if others and wanted != NONE:
+        raise ConfigError(
+            "an ensemble is scored as it is; leave out --temperature-search, --mc-samples and --cache"
+        )
+    members = [loaded(other, checkpoint, TrainedLm.load) for other in others]
+    for other, (member, _) in zip(others, members, strict=True):
+        if member.codec.fingerprint != trained.codec.fingerprint:
+            raise ConfigError(
+                f"{visible(other)}: has another vocabulary than the first run; an ensemble needs runs of one"
+                " training text and tokenizer"
+            )
+    return [(replace(member, group=trained.group), weights) for member, weights in members]
+
+
+def _options(data: str | None, checkpoint: str, limit: int | None) -> list[str]:
+    """Options of ``lm evaluate`` that differ from their defaults."""
+    given = {
+        "--data": data,
+        "--checkpoint": None if checkpoint == "best" else checkpoint,
+        "--limit": limit,
+    }
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:

@@ -1,6 +1,6 @@
 """Text generation with a language model, token by token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from lm.errors import DivergenceError, require
 from lm.heads.sampling import INFINITY, draw_tokens
+from lm.heads.states import Layers
+from lm.language.model import Outputs
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.text.vocabulary import Codec
+from lm.trunks.trunk import TrunkState
 
 _INCOMPLETE = "\ufffd"  # placeholder for the bytes of an incomplete character
 
@@ -70,32 +73,77 @@ def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Itera
         DataError: a word of the prompt that a vocabulary without ``<unk>`` lacks.
         DivergenceError: probabilities that are not numbers.
     """
-    codec, model = trained.codec, trained.model
-    vocabulary = codec.vocabulary
-    said = [vocabulary.eos]
+    codec, start = trained.codec, read_prompt(trained, prompt_ids(trained.codec, prompt, "--prompt"))
+    for sample in range(options.count):
+        writer = TextWriter(codec, prompt)
+        for tokens, log_probs in next_tokens(trained, [start], [generator_of(options.seed, sample)], options):
+            index = int(tokens)
+            token, log_prob = codec.vocabulary.tokens[index], float(log_probs[0, index])
+            yield Generated(sample, token, log_prob, writer.add(index))
+
+
+def prompt_ids(codec: Codec, prompt: str, place: str) -> list[int]:
+    """Ids of ``<eos>`` and a prompt, whose last line goes on.
+
+    Raises DataError, with ``place``, for a word that a vocabulary without ``<unk>`` lacks.
+    """
+    said = [codec.vocabulary.eos]
     for line in prompt.split("\n"):
-        said += codec.encode(line, "--prompt")
-    said.pop()  # the last line continues
+        said += codec.encode(line, place)
+    return said[:-1]
+
+
+def read_prompt(trained: TrainedLm, ids: Sequence[int]) -> Outputs:
+    """The model's outputs at the end of a prompt."""
+    state = trained.model.initial_state(1)
+    with torch.no_grad():
+        for piece in torch.tensor(ids, device=trained.device).split(READ_LENGTH):
+            read: Outputs = trained.model(piece[:, None], state)
+            state = read.state
+    return read
+
+
+def generator_of(seed: int, sample: int) -> np.random.Generator:
+    """The generator of a text: it depends only on the seed and the text's number."""
+    return np.random.default_rng((seed, sample))
+
+
+def next_tokens(
+    trained: TrainedLm,
+    starts: Sequence[Outputs],
+    generators: Sequence[np.random.Generator],
+    options: GenerateOptions,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Continue R prompts together: yield the next tokens (R,) and log P of every word (R, V), step by step.
+
+    ``starts`` are results of :func:`read_prompt`. The seed and the count of ``options`` have no effect.
+    """
+    vocabulary, model = trained.codec.vocabulary, trained.model
     unknown = [] if options.unknown or vocabulary.unk is None else [vocabulary.unk]
     forbidden = torch.tensor(unknown, dtype=torch.long, device=trained.device)
     temperature = options.temperature if options.temperature_on == "components" else 1.0
-    state = model.initial_state(1)
-    with torch.no_grad():
-        for piece in torch.tensor(said, device=trained.device).split(READ_LENGTH):
-            read = model(piece[:, None], state)
-            state = read.state
-    for sample in range(options.count):
-        generator = np.random.default_rng((options.seed, sample))
-        outputs, token = read, None
-        writer = _Writer(codec, codec.tokenizer.split(prompt.rpartition("\n")[2]))
-        for _ in range(options.max_tokens):
-            with torch.no_grad():
-                if token is not None:
-                    outputs = model(token[None], outputs.state)
-                log_probs = model.head.log_probs(outputs.hidden.map(itemgetter(-1)), temperature)  # (1, V)
-                token = _draw(log_probs, forbidden, generator.random(), options)
-            index = int(token)
-            yield Generated(sample, vocabulary.tokens[index], float(log_probs[0, index]), writer.add(index))
+    hidden, state = _joined(trained, starts)
+    tokens: Tensor | None = None
+    for _ in range(options.max_tokens):
+        with torch.no_grad():
+            if tokens is not None:
+                outputs = model(tokens[None], state)
+                hidden, state = outputs.hidden.map(itemgetter(-1)), outputs.state
+            log_probs = model.head.log_probs(hidden, temperature)
+            tokens = _draw(log_probs, forbidden, [one.random() for one in generators], options)
+        yield tokens, log_probs
+
+
+def _joined(trained: TrainedLm, starts: Sequence[Outputs]) -> tuple[Layers, TrunkState]:
+    """Hidden states (R, H) and state of R prompts."""
+    last = [start.hidden.map(itemgetter(-1)) for start in starts]
+    if len(starts) == 1:
+        return last[0], starts[0].state
+    layers = zip(*((one.last, *one.lower) for one in last), strict=True)
+    joined, *lower = (torch.cat(parts) for parts in layers)
+    tensors = [start.state.tensors() for start in starts]
+    state = {name: torch.cat([one[name] for one in tensors]) for name in tensors[0]}
+    return Layers(joined, tuple(lower)), trained.model.state_from(state, trained.device)
 
 
 def as_read(codec: Codec, prompt: str) -> str:
@@ -104,21 +152,23 @@ def as_read(codec: Codec, prompt: str) -> str:
     return "\n".join(tokenizer.join(tokenizer.split(line)) for line in prompt.split("\n"))
 
 
-def _draw(log_probs: Tensor, forbidden: Tensor, uniform: float, options: GenerateOptions) -> Tensor:
-    if not bool(torch.isfinite(log_probs.max())):
+def _draw(
+    log_probs: Tensor, forbidden: Tensor, uniforms: Sequence[float], options: GenerateOptions
+) -> Tensor:
+    if not bool(torch.isfinite(log_probs.max(1).values).all()):
         raise DivergenceError("the model's probabilities are NaN; choose another checkpoint")
     allowed = log_probs.index_fill(1, forbidden, -INFINITY)
-    at = torch.tensor([uniform], dtype=torch.float64, device=log_probs.device)
+    at = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
     return draw_tokens(allowed, at, options)
 
 
-class _Writer:
-    """Incremental decoder of tokens to text, after the first tokens of a line; ``<eos>`` ends a line."""
+class TextWriter:
+    """Incremental decoder of tokens to text, after a prompt; ``<eos>`` ends a line."""
 
-    def __init__(self, codec: Codec, begun: list[str]) -> None:
+    def __init__(self, codec: Codec, prompt: str) -> None:
         self._codec = codec
-        self._line = begun
-        self._shown = codec.tokenizer.join(begun)
+        self._line = codec.tokenizer.split(prompt.rpartition("\n")[2])
+        self._shown = codec.tokenizer.join(self._line)
 
     def add(self, index: int) -> str:
         """The text that a token appends."""

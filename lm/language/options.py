@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +18,26 @@ Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Score only the first N tokens of the text.")
 ]
 
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,θ,λ]",
+        help="Also score with a continuous cache of N words; θ and λ are chosen on validation if left out.",
+    ),
+]
+Compat = Annotated[
+    Literal["none", "paper"] | None,
+    typer.Option(help="paper: count tokens like the authors' code. Default: the run's train.compat."),
+]
+TemperatureSearch = Annotated[
+    bool, typer.Option("--temperature-search", help="Also score at the best temperature on validation.")
+]
+McSamples = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, help="Also score the mean of N passes with dropout; 0 = off."),
+]
+McRate = Annotated[float, typer.Option(help="Factor on the dropout rates of --mc-samples.")]
+
 
 def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> None:
     """Raise ConfigError if an output would overwrite a text: the given one, or a split of one of the runs."""
@@ -27,3 +47,10 @@ def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> 
         splits = [config_of(run, LmConfig).config.data for run in runs]
         texts = [text for split in splits for text in (split.train, split.valid, split.test)]
         require_apart([output], [data, *texts])
+
+
+def lm_config(run: Path) -> LmConfig:
+    """The config of a run. Rejects other folders before torch is loaded."""
+    from lm.runs.inputs import config_of
+
+    return config_of(run, LmConfig).config

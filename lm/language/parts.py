@@ -1,21 +1,22 @@
 """Parts of a corpus and their readers: files of text, of spelled words or of bytes, and rows of datasets."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
-from lm.text.lines import MAX_LINE, InputLog, read_lines
+from lm.text.lines import InputLog, read_lines
+from lm.text.slices import FileSlice, bytes_between
 
 Style = Literal["lines", "spelled", "bytes"]
 
-_BLOCK = 1 << 20  # bytes read at once
-_ROWS = 1000  # of a dataset
+_ROWS = 1000  # of a dataset, read at once
+_ROW = 100  # bytes of a row, as an estimate
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
 
 
@@ -37,50 +38,48 @@ class Part(Protocol):
     @property
     def size(self) -> int: ...
 
+    def cut(self, start: int, stop: int) -> Self: ...
+
     def lines(self, log: InputLog) -> Iterator[TextLine]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart:
-    """Bytes ``start`` to ``stop`` of a file, which are its lines ``first`` to ``last``; by default all.
+class FilePart(FileSlice):
+    """A slice of a file in a style.
 
     The style ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
     ``_`` for a blank. The style ``bytes`` takes any file. Bytes that are not UTF-8 decode by
     ``surrogateescape``.
     """
 
-    path: Path
     style: Style = "lines"
-    start: int = 0
-    stop: int | None = None
-    first: int = 1
-    last: int | None = None
 
     @property
     def name(self) -> str:
         return str(self.path)
 
-    @property
-    def size(self) -> int:
-        return (self.path.stat().st_size if self.stop is None else self.stop) - self.start
-
     def lines(self, log: InputLog) -> Iterator[TextLine]:
         """Yield the lines in order. DataError, or an entry of the log, for bad lines. Bytes are never bad."""
         with open_regular(self.path) as stream:
-            stream.seek(self.start)
             if self.style == "bytes":
-                yield from _stretches(stream, self.size, self.first)
+                yield from _stretches(bytes_between(stream, self.start, self.stop), self.first)
                 return
-            for number, text in read_lines(stream, self.name, log, first=self.first, last=self.last):
+            stream.seek(self.start)
+            for number, text in read_lines(stream, self.name, log, first=self.first, size=self.size):
                 if self.style == "spelled":
                     text = text.replace(" ", "").replace("_", " ")
                 yield TextLine(number, text, len(text) + 1, True)
 
+    def cut(self, start: int, stop: int) -> Self:
+        """The lines that begin at these bytes; in the style ``bytes``, exactly these bytes."""
+        if self.style != "bytes":
+            return FileSlice.cut(self, start, stop)
+        return replace(self, start=self.start + start, stop=self.start + stop)  # line numbers are not needed
 
-def _stretches(stream: BinaryIO, size: int, number: int) -> Iterator[TextLine]:
-    while size > 0 and (block := stream.read(min(_BLOCK, size))):
-        size -= len(block)
-        *whole, rest = block.split(b"\n")
+
+def _stretches(pieces: Iterable[bytes], number: int) -> Iterator[TextLine]:
+    for piece in pieces:
+        *whole, rest = piece.split(b"\n")
         for line in whole:
             yield TextLine(number, line.decode("utf-8", "surrogateescape"), len(line) + 1, True)
             number += 1
@@ -92,10 +91,11 @@ def whole_file(path: Path, style: Style) -> FilePart:
     """All of a file. DataError if it is unreadable, empty or, for the style ``bytes``, compressed."""
     with open_regular(path) as stream:
         head = stream.read(8)
+        size = os.fstat(stream.fileno()).st_size
     for signature, tool in _COMPRESSED.items():
         if style == "bytes" and head.startswith(signature):
             raise DataError(f"{path}: is compressed; unpack it with {tool}")
-    return FilePart(path, style)
+    return FilePart(path, 0, size, style=style)
 
 
 def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart]:
@@ -103,37 +103,16 @@ def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart
 
     Running text is not shuffled. DataError if a part would be empty.
     """
-    whole = whole_file(path, style)
-    with open_regular(path) as stream:
-        places = [0]
-        for share in shares:
-            place = int(whole.size * share)
-            if style != "bytes":
-                stream.seek(max(0, place - 1))
-                stream.readline(MAX_LINE)
-                place = stream.tell()
-            places.append(place)
-        places.append(whole.size)
-        if any(start >= stop for start, stop in pairwise(places)):
-            raise DataError(f"{path}: too short to split; add text, or name files for its splits")
-        counts = list(_count_lines(stream, places))
-    parts, first = [], 1
-    for (start, stop), lines in zip(pairwise(places), counts, strict=True):
-        last = None if stop == whole.size else first + lines - 1
-        parts.append(FilePart(path, style, start, stop, first, last))
-        first += lines
+    rest, parts = whole_file(path, style), []
+    size = rest.size
+    for share in shares:
+        place = int(size * share) - rest.start
+        parts.append(rest.cut(0, place))
+        rest = rest.cut(place, rest.size)
+    parts.append(rest)
+    if any(part.size < 1 for part in parts):
+        raise DataError(f"{path}: too short to split; add text, or name files for its splits")
     return parts
-
-
-def _count_lines(stream: BinaryIO, places: Sequence[int]) -> Iterable[int]:
-    """Number of line ends between one place and the next."""
-    for start, stop in pairwise(places):
-        stream.seek(start)
-        rest, count = stop - start, 0
-        while rest > 0 and (block := stream.read(min(_BLOCK, rest))):
-            count += block.count(b"\n")
-            rest -= len(block)
-        yield count
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +127,12 @@ class RowsPart:
 
     @property
     def size(self) -> int:
-        return 100 * (self.stop - self.start)  # an estimate: the exact size needs all rows
+        return _ROW * (self.stop - self.start)  # an estimate: the exact size needs all rows
+
+    def cut(self, start: int, stop: int) -> Self:
+        """The rows that begin at these bytes of the estimate."""
+        first, last = (self.start - (-place // _ROW) for place in (start, stop))
+        return replace(self, start=first, stop=last)
 
     def lines(self, log: InputLog) -> Iterator[TextLine]:
         """Yield the lines in order. DataError, or an entry of the log, if a row's text is not a string."""
@@ -173,15 +157,29 @@ class CopiesPart:
     count: int
     length: int
     symbols: int
+    first: int = field(default=1, repr=False)
 
     @property
     def size(self) -> int:
-        return self.count * (2 * self.length + 1) * len(f"{self.symbols} ")
+        return self.count * self._line
+
+    @property
+    def _line(self) -> int:
+        """Bytes of a line, nearly."""
+        return (2 * self.length + 1) * len(f"{self.symbols} ")
+
+    def cut(self, start: int, stop: int) -> Self:
+        """The lines that begin at these bytes of the estimate."""
+        first, last = (-(-place // self._line) for place in (start, stop))
+        return replace(self, first=self.first + first, count=last - first)
 
     def lines(self, log: InputLog) -> Iterator[TextLine]:
         """Yield the same lines at every reading. No line is bad."""
         random = np.random.default_rng(self.seed)
-        for number in range(1, self.count + 1):
-            words = [str(token) for token in random.integers(self.symbols, size=self.length).tolist()]
+        for number in range(1, self.first + self.count):
+            drawn = random.integers(self.symbols, size=self.length)
+            if number < self.first:
+                continue
+            words = [str(token) for token in drawn.tolist()]
             text = f"{' '.join(words)} | {' '.join(reversed(words))}"
             yield TextLine(number, text, len(text) + 1, True)

@@ -7,27 +7,33 @@
     OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
     OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
-The text is read twice by line, once to count and once to encode, so memory holds only the vocabulary and one
-shard. The same input and options give the same bytes.
+The text is read once, by one process or several, and stored as numbers of its words, see
+lm/language/part_files.py. These become token ids when all words are counted. Memory holds only the vocabulary
+and one shard. The same input and options give the same bytes.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from lm.console.report import preparation_tables
+from lm.console.shared_tables import preparation_tables
 from lm.console.tables import Table
-from lm.disk.storage import storage_errors
-from lm.errors import ConfigError, DataError, require
-from lm.language.shards import write_split
-from lm.language.sources import BYTES, COPIES, Located, ReadOptions, locate
-from lm.language.survey import SplitCounts, build_vocabulary, count_split, learn_tokenizer, read_tokens
-from lm.text.lines import InputLog, OnBadLine
-from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
-from lm.text.tokenizers import StoredKind, TokenizerKind
+from lm.disk.storage import MAX_JSON, read_file
+from lm.errors import ConfigError, DataError, StorageError, require
+from lm.language.part_files import StoredPart, merged, store_text, store_words
+from lm.language.parts import CopiesPart, FilePart, Part
+from lm.language.shards import id_dtype, write_split
+from lm.language.sources import BYTES, Located, ReadOptions, locate
+from lm.language.survey import SplitCounts, build_vocabulary, learn_tokenizer, read_tokens
+from lm.text.lines import Dropped, InputLog, OnBadLine
+from lm.text.prepared_folder import Prepared, hash_inputs
+from lm.text.prepared_parts import Found, Preparation, prepare_whole
+from lm.text.slices import PartOf, part_of
+from lm.text.tokenizers import SentencePiece, StoredKind, Tokenizer, TokenizerKind
 from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
 
 VocabularyOf = Literal["train", "train+valid+test"]
@@ -35,6 +41,7 @@ BlankLines = Literal["keep", "drop"]
 
 COMMAND = "lm prepare"
 _FORMAT = 1  # of the folder; a folder of another format is rebuilt
+_MODEL = "tokenizer.model"
 _CHARACTERS = ("ptb-char", "mwc")
 _WIKITEXT = (217_646, 245_569)  # valid and test are those of both WikiTexts
 
@@ -88,69 +95,138 @@ class PrepareOptions:
         require(sizes, "--vocab-size must be at least 0 and --shard-tokens at least 1")
 
 
-def prepare(source: str, out: Path, options: PrepareOptions = PrepareOptions()) -> Prepared:
+class TextPreparation(Preparation):
+    """Preparation of a source for language models, with PrepareOptions."""
+
+    command, version = COMMAND, _FORMAT
+    options: PrepareOptions
+
+    @cached_property
+    def located(self) -> Located:
+        """Format and splits of the source. Raises DataError."""
+        return locate(self.source, self.options.read)
+
+    @cached_property
+    def kind(self) -> StoredKind:
+        """Kind of the tokenizer. Raises ConfigError for one that the format does not allow."""
+        return _tokenizer_kind(self.located.format, self.options)
+
+    def inputs(self, part: PartOf | None = None) -> dict[str, Any]:
+        """Size and SHA-256 of every file or slice, SHA-256 of a dataset's splits, or synthetic parameters."""
+        if part is None and self.located.files:
+            return hash_inputs(self.located.files)
+        return _identity(part_of(self.located.splits, part) if part else self.located.splits)
+
+    def learn(self) -> bytes:
+        if self.kind not in ("unigram", "bpe"):
+            return b""
+        tokenizer = self._tokenizer(b"")
+        assert isinstance(tokenizer, SentencePiece)
+        return tokenizer.model
+
+    def _tokenizer(self, model: bytes) -> Tokenizer:
+        if model and self.kind != "byte":
+            return SentencePiece(self.kind, model, self.options.lowercase)
+        return learn_tokenizer(
+            self.kind,
+            self.located.splits["train"],
+            lowercase=self.options.lowercase,
+            vocab_size=self.options.vocab_size,
+            seed=self.options.seed,
+            log=InputLog(self.options.on_bad_line, COMMAND),
+        )
+
+    def write_part(self, part: PartOf, learned: bytes, folder: Path) -> Found:
+        tokenizer, keep = self._tokenizer(learned), self.options.blank_lines == "keep"
+        log = InputLog(self.options.on_bad_line, COMMAND)
+        counts, report = dict[str, SplitCounts](), dict[str, dict[str, int]]()
+        for split, parts in part_of(self.located.splits, part).items():
+            before = len(log.dropped)
+            lines = read_tokens(parts, tokenizer, log, blank_lines=keep)
+            counts[split] = found = store_text(folder / f"{split}.ids", lines)
+            dropped = len(log.dropped) - before
+            report[split] = {"lines": found.lines, "characters": found.characters, "dropped": dropped}
+        store_words(folder, counts)
+        (folder / _MODEL).write_bytes(learned)
+        return Found(report, log.dropped)
+
+    def join(self, parts: Sequence[Path], folder: Path) -> Found:
+        stored = [StoredPart(part) for part in parts]
+        counts = {split: merged(stored, split) for split in self.located.splits}
+        for split, found in counts.items():
+            if found.words.keys() <= {EOS_WORD}:
+                raise DataError(f"{self.source}: the {split} split has no token; check its text")
+        codec = self._codec(_common_model(parts), counts)
+        codec.save(folder)
+        for split, found in counts.items():
+            ids = (chunk for part in stored for chunk in part.ids(split, codec.vocabulary, id_dtype(codec)))
+            write_split(folder / split, ids, codec, found, self.options.shard_tokens)
+        dropped = [piece for split in counts for part in stored for piece in part.dropped(split)]
+        return Found(_report(self.located, codec, counts, dropped, self.options), dropped)
+
+    def _codec(self, model: bytes, counts: Mapping[str, SplitCounts]) -> Codec:
+        tokenizer = self._tokenizer(model)
+        others = [counts[split] for split in counts if split != "train"]
+        of_all = self.options.vocabulary == "train+valid+test"
+        size = self.options.vocab_size
+        return Codec(
+            tokenizer, build_vocabulary(tokenizer, counts["train"], others, size=size, of_all=of_all)
+        )
+
+
+def prepare(
+    source: str, out: Path, options: PrepareOptions = PrepareOptions(), processes: int = 1
+) -> Prepared:
     """Read ``source`` and write ``out``, unless ``out`` is up to date.
 
-    A result of an earlier version of this source, or of other options, is replaced.
+    A result of an earlier version of this source, or of other options, is replaced. The number of
+    ``processes`` does not affect the bytes.
 
     Raises:
         ConfigError: bad options.
         DataError: a bad source.
         StorageError: ``out`` is something else or of another source, is not writable, or is being written by
             another process.
+        WorkerError: one of several processes was killed.
     """
-    located = locate(source, options.read)
-    kind = _tokenizer_kind(located.format, options)
-    folder = OutputFolder(out, COMMAND)
-    wanted = {
-        "command": COMMAND,
-        "format": _FORMAT,
-        "source": source,
-        "options": asdict(options),
-        "inputs": _identity(located),
-    }
-    if current := folder.current(wanted):
-        return current
-    with folder.alone():
-        return folder.current(wanted) or _write(folder, located, kind, options, wanted)
+    return prepare_whole(preparation(source, options), out, processes)
 
 
-def _write(
-    folder: OutputFolder,
-    located: Located,
-    kind: StoredKind,
-    options: PrepareOptions,
-    wanted: Mapping[str, Any],
-) -> Prepared:
-    folder.require_replaceable(wanted)
-    log = InputLog(options.on_bad_line, COMMAND)
-    codec, counts = _survey(located, kind, options, log)
-    report = _report(located, codec, counts, log, options)
-    with folder.building() as building, storage_errors(folder.path):
-        codec.save(building)
-        for split, parts in located.splits.items():
-            again = InputLog(options.on_bad_line, COMMAND)  # log of the second reading, discarded
-            keep = options.blank_lines == "keep"
-            lines = read_tokens(parts, codec.tokenizer, again, blank_lines=keep)
-            write_split(building / split, lines, codec, options.shard_tokens)
-        if _identity(located) != wanted["inputs"]:
-            raise DataError(f"{located.source}: changed while it was read; run the same command again")
-        return folder.finish(building, wanted, report, log.dropped)
+def preparation(source: str, options: PrepareOptions) -> TextPreparation:
+    """The preparation of a source. Raises ConfigError or DataError."""
+    made = TextPreparation(source, options)
+    made.kind  # noqa: B018  (errors before any work)
+    return made
 
 
-def _identity(located: Located) -> dict[str, Any]:
-    """Size and SHA-256 of every file, SHA-256 of a dataset's splits, or parameters of synthetic splits."""
-    if files := located.files:
-        return hash_inputs(files)
-    if located.source == COPIES:
-        return {split: list(map(repr, parts)) for split, parts in located.splits.items()}
-    found = {}
-    for split, parts in located.splits.items():
+def _common_model(parts: Sequence[Path]) -> bytes:
+    """The trained tokenizer of all parts. Raises StorageError if they differ."""
+    first, *others = (read_file(part / _MODEL, limit=MAX_JSON) for part in parts)
+    for part, model in zip(parts[1:], others, strict=True):
+        if model != first:
+            raise StorageError(
+                f"{part}: its tokenizer is not that of {parts[0].name}; prepare all parts on equal machines"
+                " with the same version of sentencepiece"
+            )
+    return first
+
+
+def _identity(splits: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
+    """Content of parts of a source: hashes of slices and of rows, and parameters of synthetic lines."""
+    found: dict[str, Any] = {}
+    for split, parts in splits.items():
+        if all(isinstance(part, CopiesPart) for part in parts):
+            found[split] = [f"{part!r}" for part in parts]
+            continue
         digest = hashlib.sha256()
         for part in parts:
+            if isinstance(part, FilePart):
+                place = f"{part.path}:{part.start}-{part.stop}"
+                found[place] = {"size": part.size, "sha256": part.sha256()}
+                continue
             for line in part.lines(InputLog("skip")):
                 digest.update(line.text.encode("utf-8", "surrogatepass") + b"\n")
-        found[split] = digest.hexdigest()
+            found[split] = digest.hexdigest()
     return found
 
 
@@ -166,34 +242,12 @@ def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
     return "char" if format in _CHARACTERS else "whitespace"
 
 
-def _survey(
-    located: Located, kind: StoredKind, options: PrepareOptions, log: InputLog
-) -> tuple[Codec, dict[str, SplitCounts]]:
-    """The first reading: the codec, and counts of every split."""
-    tokenizer = learn_tokenizer(
-        kind,
-        located.splits["train"],
-        lowercase=options.lowercase,
-        vocab_size=options.vocab_size,
-        seed=options.seed,
-        log=log,
-    )
-    keep = options.blank_lines == "keep"
-    counts = {}
-    for split, parts in located.splits.items():
-        counts[split] = count_split(read_tokens(parts, tokenizer, log, blank_lines=keep))
-        if counts[split].words.keys() <= {EOS_WORD}:
-            raise DataError(f"{located.source}: the {split} split has no token; check its text")
-    others = [counts[split] for split in counts if split != "train"]
-    of_all = options.vocabulary == "train+valid+test"
-    size = options.vocab_size
-    return Codec(
-        tokenizer, build_vocabulary(tokenizer, counts["train"], others, size=size, of_all=of_all)
-    ), counts
-
-
 def _report(
-    located: Located, codec: Codec, counts: Mapping[str, SplitCounts], log: InputLog, options: PrepareOptions
+    located: Located,
+    codec: Codec,
+    counts: Mapping[str, SplitCounts],
+    dropped: Sequence[Dropped],
+    options: PrepareOptions,
 ) -> dict[str, Any]:
     format, vocabulary = located.format, codec.vocabulary
     splits = {split: _describe(found, vocabulary) for split, found in counts.items()}
@@ -217,7 +271,7 @@ def _report(
         "splits": splits,
         "published": _compare(format, splits, len(vocabulary), codec, options),
         "notes": notes,
-        "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
+        "dropped": dict(Counter(piece.reason for piece in dropped).most_common()),
     }
 
 

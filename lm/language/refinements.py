@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from lm.cells.layers import Layer
 from lm.errors import ConfigError
-from lm.language.corpus import load_split
+from lm.language.cache import CacheSetting
 from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, hidden_nll, no_advance, token_nll
+from lm.language.scoring import Floats, hidden_nll, no_advance, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.parallel.slices import joined_rows, own_part
 from lm.runs.evaluations import Result
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
 
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
-SEARCHED = 50_000  # validation tokens for the choice of a temperature
 FORGIVEN = 2  # patience of the search: multipliers in a row without improvement
 _RATES = (
     *("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "state_dropout"),
@@ -39,23 +39,34 @@ class Refinements(NamedTuple):
 
     ``temperature_search`` adds the result at the best temperature on validation. ``mc_samples`` adds the
     result of mean probabilities over this number of passes with dropout, at rates times ``mc_rate``. With
-    both, the passes are also scored at their own best temperature on validation.
+    both, the passes are also scored at their own best temperature on validation. ``cache`` adds the result
+    with a continuous cache, which only static evaluation has.
     """
 
     temperature_search: bool = False
     mc_samples: int = 0
     mc_rate: float = 1.0
+    cache: CacheSetting | None = None
 
     @property
     def passes(self) -> int:
         """Number of passes over the text, including the one without dropout."""
-        return (1 + self.mc_samples) * (1 + self.temperature_search)
+        return (1 + self.mc_samples) * (1 + self.temperature_search) + (self.cache is not None)
 
     @property
     def name(self) -> str:
         """Suffix of the name of a result with refinements, each after a dot."""
         sampled = f".mc-{self.mc_samples}-rate-{self.mc_rate:g}" if self.mc_samples else ""
-        return f"{'.temperature' if self.temperature_search else ''}{sampled}"
+        cached = self.cache.name if self.cache else ""
+        return f"{'.temperature' if self.temperature_search else ''}{sampled}{cached}"
+
+    @property
+    def options(self) -> list[str]:
+        """Options of the command line that request the refinements."""
+        rate = ["--mc-rate", f"{self.mc_rate:g}"] if self.mc_rate != 1 else []
+        sampled = ["--mc-samples", str(self.mc_samples), *rate] if self.mc_samples else []
+        cached = ["--cache", self.cache.option] if self.cache else []
+        return [*(["--temperature-search"] if self.temperature_search else []), *sampled, *cached]
 
     def sampler(self, model: LanguageModel) -> LanguageModel | None:
         """A copy of the model with active dropout. None without MC dropout. ConfigError for bad options."""
@@ -95,11 +106,13 @@ def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
     Factors fall from 1.06 to .80. The search ends after two factors in a row without improvement (Melis et
     al. 2020).
     """
-    source, ids = _searched(trained)
-    read = list(trained.readings(ids, paper=paper))
+    source, ids = searched_text(trained)
+    part = own_part(trained.group, windows_of(ids, paper=paper))
+    read = list(trained.readings(ids, paper=paper, part=part))
 
     def nll_at(multiplier: float) -> Floats:
-        return np.concatenate([hidden_nll(trained.model, *reading, 1 / multiplier) for reading in read])
+        pieces = [np.empty(0), *(hidden_nll(trained.model, *reading, 1 / multiplier) for reading in read)]
+        return torch.cat(trained.group.gather_rows(torch.from_numpy(np.concatenate(pieces)))).numpy()
 
     return _search(nll_at) | {"searched_on": source}
 
@@ -108,18 +121,12 @@ def search_mc_temperature(
     trained: TrainedLm, sampler: LanguageModel, samples: int, *, paper: bool = False
 ) -> Result:
     """The best factor on the logits for :func:`mc_nll`, which runs its passes again for each factor."""
-    source, ids = _searched(trained)
+    source, ids = searched_text(trained)
 
     def nll_at(multiplier: float) -> Floats:
         return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper)
 
     return _search(nll_at) | {"searched_on": source}
-
-
-def _searched(trained: TrainedLm) -> tuple[str, Ids]:
-    """Name of the validation split, and its tokens for the choice of a temperature."""
-    source = trained.config.data.valid
-    return source, load_split(source, trained.codec).ids()[:SEARCHED]
 
 
 def _search(nll_at: Callable[[float], Floats]) -> Result:
@@ -170,15 +177,26 @@ def mc_nll(
 
 
 def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floats]) -> Floats:
-    """−log of the mean probability of every token over passes, seeded by the run's seed and their number."""
-    seed = trained.config.train.seed
+    """−log of the mean probability of every token over passes, seeded by the run's seed and their number.
+
+    The processes of a group share the passes.
+    """
+    seed, group = trained.config.train.seed, trained.group
     devices = range(torch.cuda.device_count()) if trained.device.type == "cuda" else ()
     total: Floats = np.full(0, 0.0)
-    with torch.random.fork_rng(devices=devices):
-        for sample in range(samples):
-            torch.manual_seed(int(np.random.default_rng((seed, sample)).integers(2**63)))
-            nll = one_pass()
-            total = np.logaddexp(total, -nll) if sample else -nll
+    for first in range(0, samples, group.size):
+        count = min(group.size, samples - first)
+
+        def passed(part: range, first: int = first) -> Tensor:
+            nll = [np.empty(0)]
+            with torch.random.fork_rng(devices=devices):
+                for sample in part:
+                    torch.manual_seed(int(np.random.default_rng((seed, first + sample)).integers(2**63)))
+                    nll.append(one_pass())
+            return torch.from_numpy(np.concatenate(nll))
+
+        for nll in joined_rows(group, count, passed).view(count, -1).numpy():
+            total = np.logaddexp(total, -nll) if len(total) else -nll
     return math.log(samples) - total
 
 
@@ -191,7 +209,5 @@ def with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
     sampler = copy.deepcopy(model)
     sampler.config = model.config.model_copy(update=rates)
     sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})
-    for layer in sampler.layers:
-        assert isinstance(layer, Layer)
-        layer.weight_dropout = rates["weight_dropout"]
+    sampler.layers.scale_dropout(factor)
     return sampler.train()

@@ -8,8 +8,13 @@ N tokens · H hidden size.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,20 +24,31 @@ from torch import Tensor
 from lm.disk.storage import require_writable, write_atomic
 from lm.errors import visible
 from lm.heads.states import Layers
-from lm.language.corpus import text_part
+from lm.language.corpus import load_split, text_part
 from lm.language.model import LanguageModel
 from lm.language.shards import line_ids
 from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import perplexity, require_finite
-from lm.runs.evaluations import Result
+from lm.parallel.group import ALONE, process_group
+from lm.parallel.slices import joined, joined_rows
+from lm.runs.evaluations import Result, loaded
 from lm.runs.outputs import require_apart
 from lm.text.lines import InputLog
 
 Floats = NDArray[np.float64]
 
+SEARCHED = 50_000  # validation tokens for the choice of a temperature or of a cache
 TOKENS_TOGETHER = 4096  # tokens of consecutive lines in a batch
+
+
+class Line(NamedTuple):
+    """The tokens of a line, or of a part of one."""
+
+    number: int
+    ids: list[int]
+    ends: bool  # the line ends here
 
 
 def no_advance(tokens: int) -> None:
@@ -57,12 +73,28 @@ def token_nll(
         window: tokens read at once. With active dropout they share a mask.
         advance: called with the number of tokens of every window.
     """
+    group = trained.group if model is None else ALONE  # of a model with dropout, whole passes are shared
     model = model or trained.model
-    pieces = [np.empty(0)]
-    for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window):
-        pieces.append(hidden_nll(model, hidden, targets, temperature))
-        advance(len(targets))
-    return np.concatenate(pieces)
+
+    def scored(part: range) -> Tensor:
+        pieces = [np.empty(0)]
+        for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window, part=part):
+            pieces.append(hidden_nll(model, hidden, targets, temperature))
+            advance(len(targets) * trained.group.size)
+        return torch.from_numpy(np.concatenate(pieces))
+
+    return joined_rows(group, windows_of(ids, window, paper=paper), scored).numpy()
+
+
+def windows_of(ids: Ids, window: int = READ_LENGTH, *, paper: bool = False) -> int:
+    """Number of windows of :meth:`TrainedLm.readings`."""
+    return math.ceil((len(ids) - paper) / window)
+
+
+def searched_text(trained: TrainedLm) -> tuple[str, Ids]:
+    """Name of the run's validation split, and its tokens for the choice of an evaluation's parameters."""
+    source = trained.config.data.valid
+    return source, load_split(source, trained.codec).ids()[:SEARCHED]
 
 
 def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperature: float = 1.0) -> Floats:
@@ -81,26 +113,55 @@ def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) ->
     "nll", "perplexity"}`` in nats, where ``nll`` is the mean over its tokens. DataError if the file is
     unreadable.
     """
-    vocabulary = trained.codec.vocabulary
-    eos = torch.tensor([vocabulary.eos], device=trained.device)
-    reader = Reader(trained.model, eos)
-    last = 0
-    for lines in _groups(trained, path, 1 if independent else TOKENS_TOGETHER):
-        if independent and lines[0][0] != last:
-            reader = Reader(trained.model, eos)
-        last = lines[-1][0]
-        tokens = torch.tensor([token for _, ids in lines for token in ids], device=trained.device)
-        pieces = [hidden_nll(trained.model, *reading) for reading in reader.readings(tokens)]
-        ends = np.cumsum([len(ids) for _, ids in lines])[:-1]
-        for (number, ids), scores in zip(lines, np.split(-np.concatenate(pieces), ends), strict=True):
-            nll = -float(scores.mean())
+    vocabulary, group = trained.codec.vocabulary, trained.group
+    read = _LineReader(trained, independent)
+    lines = _groups(trained, path)
+    while together := [*islice(lines, group.size)]:
+        stretches = [[line] for each in together for line in each] if independent else together
+        scored = joined(group, len(stretches), partial(read.scores, stretches))
+        for line, scores in zip(chain.from_iterable(stretches), scored, strict=True):
+            nll = -float(np.mean(scores))
             yield {
-                "line": number,
-                "tokens": vocabulary.words(ids),
-                "log_probs": scores.tolist(),
+                "line": line.number,
+                "tokens": vocabulary.words(line.ids),
+                "log_probs": scores,
                 "nll": nll,
-                "perplexity": require_finite(perplexity(nll), f"{visible(path)}:{number}"),
+                "perplexity": require_finite(perplexity(nll), f"{visible(path)}:{line.number}"),
             }
+
+
+class _LineReader:
+    """A position in a text of which the processes of a group score slices."""
+
+    def __init__(self, trained: TrainedLm, independent: bool) -> None:
+        self._trained, self._independent = trained, independent
+        self._reader = self._begin()
+
+    def scores(self, stretches: Sequence[Sequence[Line]], part: range) -> Iterator[list[float]]:
+        """Yield log-probabilities of the tokens of each line of ``part`` of the next stretches of a text.
+
+        The trunk reads all stretches. Of independent lines, it reads others only where a line goes on in the
+        next stretch.
+        """
+        model = self._trained.model
+        for index, lines in enumerate(stretches):
+            tokens = torch.tensor(
+                [token for line in lines for token in line.ids], device=self._trained.device
+            )
+            forgotten = self._independent and lines[-1].ends
+            if index in part:
+                pieces = [hidden_nll(model, *reading) for reading in self._reader.readings(tokens)]
+                ends = np.cumsum([len(line.ids) for line in lines])[:-1]
+                yield from (scores.tolist() for scores in np.split(-np.concatenate(pieces), ends))
+            elif not forgotten:
+                for _ in self._reader.readings(tokens):
+                    pass
+            if forgotten:
+                self._reader = self._begin()
+
+    def _begin(self) -> Reader:
+        eos = self._trained.codec.vocabulary.eos
+        return Reader(self._trained.model, torch.tensor([eos], device=self._trained.device))
 
 
 def score_file(
@@ -113,18 +174,24 @@ def score_file(
     """
     require_apart([output], [path])
     require_writable(output)
-    trained = TrainedLm.load(run, checkpoint)
     lines, tokens, total = 0, 0, 0.0
+    with process_group() as group:
+        trained, weights = group.every(lambda: loaded(run, checkpoint, TrainedLm.load))
+        group.require_equal({"checkpoint": weights})
+        rows = score_lines(replace(trained, group=group), path, independent=independent)
 
-    def write(target: Path) -> None:
-        nonlocal lines, tokens, total
-        with target.open("w", encoding="utf-8") as file:
-            for row in score_lines(trained, path, independent=independent):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                lines, tokens = lines + 1, tokens + len(row["tokens"])
-                total -= math.fsum(row["log_probs"])
+        def write(target: Path) -> None:
+            nonlocal lines, tokens, total
+            with target.open("w", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    lines, tokens = lines + 1, tokens + len(row["tokens"])
+                    total -= math.fsum(row["log_probs"])
 
-    write_atomic(output, write)
+        if group.rank == 0:
+            write_atomic(output, write)
+        else:
+            write(Path(os.devnull))
     nll = total / tokens
     return {
         "run": str(run),
@@ -139,15 +206,15 @@ def score_file(
     }
 
 
-def _groups(trained: TrainedLm, path: Path, size: int) -> Iterator[list[tuple[int, list[int]]]]:
-    """Numbers and tokens of consecutive lines, in groups of at least ``size`` tokens except for the last."""
-    group: list[tuple[int, list[int]]] = []
+def _groups(trained: TrainedLm, path: Path) -> Iterator[list[Line]]:
+    """Consecutive lines, in groups of at least :data:`TOKENS_TOGETHER` tokens except for the last."""
+    group: list[Line] = []
     held, codec = 0, trained.codec
     log = InputLog(command=None)
     for line in read_tokens([text_part(path, codec.tokenizer.kind)], codec.tokenizer, log):
-        group.append((line.line.number, line_ids(line, codec)))
-        held += len(group[-1][1])
-        if held >= size:
+        group.append(Line(line.line.number, line_ids(line, codec), line.line.ends))
+        held += len(group[-1].ids)
+        if held >= TOKENS_TOGETHER:
             yield group
             group, held = [], 0
     if group:

@@ -88,13 +88,14 @@ def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
         digest.update(ids[start : start + _CHUNK].astype("<i4").tobytes())
 
 
-def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_tokens: int) -> dict[str, int]:
-    """Write the tokens of a text into a new folder, one shard in memory at a time. Return its counts.
+def write_split(
+    folder: Path, chunks: Iterable[NDArray[np.integer]], codec: Codec, counts: SplitCounts, shard_tokens: int
+) -> None:
+    """Write a text's token ids into a new folder, one shard in memory at a time.
 
-    DataError for words that the codec cannot encode. OSError or StorageError if a write fails.
+    OSError or StorageError if a write fails.
     """
     folder.mkdir()
-    seen = SplitCounts()
     digest, sizes = hashlib.sha256(), list[int]()
     buffer = np.empty(shard_tokens, id_dtype(codec))
     filled = 0
@@ -106,7 +107,7 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
             file.write(buffer[:filled].data)  # NumPy's errors of a full disk lack the file's name
         sizes.append(filled)
 
-    for ids in id_chunks(lines, codec, seen):
+    for ids in chunks:
         add_ids(digest, ids)
         while len(ids):
             taken = min(len(ids), shard_tokens - filled)
@@ -117,16 +118,16 @@ def write_split(folder: Path, lines: Iterable[TokenLine], codec: Codec, shard_to
                 filled = 0
     if filled:
         flush()
-    counts = {"tokens": sum(sizes), "lines": seen.lines, "characters": seen.characters}
     about: dict[str, JSON] = {
         "format": _FORMAT,
-        **counts,
+        "tokens": sum(sizes),
+        "lines": counts.lines,
+        "characters": counts.characters,
         "sha256": digest.hexdigest(),
         "shards": sizes,
         "codec": codec.fingerprint,
     }
     write_json(folder / SPLIT, about)
-    return counts
 
 
 def read_split(folder: Path, codec: Codec) -> TokenSplit:

@@ -9,19 +9,22 @@ from lm.language.model import LanguageModel
 def sized(config: LmConfig, vocab_size: int) -> LmConfig:
     """The config with sizes resolved from ``model.budget`` and ``model.input_embedding_ratio``.
 
-    Layers get n times their share in ``hidden_sizes`` (Melis et al. 2020). n is the largest number for which
-    all parameters, including embedding and head, fit the budget. ConfigError if there is no such n.
+    Layers get n times their share in ``hidden_sizes`` (Melis et al. 2020), those of a transformer in units of
+    ``transformer.multiple``. n is the largest number for which all parameters, including embedding and head,
+    fit the budget. ConfigError if there is no such n.
     """
     budget, shares = config.model.budget, config.model.hidden_sizes
+    unit = config.transformer.multiple if config.model.trunk == "transformer" else 1
     if not budget:
         return with_sizes(config, shares)
 
     def candidate(factor: int) -> LmConfig:
-        return with_sizes(config, tuple(factor * share for share in shares))
+        return with_sizes(config, tuple(factor * unit * share for share in shares))
 
     if (least := count_parameters(candidate(1), vocab_size)) > budget:
+        sizes = ", ".join(map(str, candidate(1).model.hidden_sizes))
         raise ConfigError(
-            f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {', '.join(map(str, shares))}"
+            f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {sizes}"
             f" units already have {least:,} parameters; raise the budget, or lower model.hidden_sizes"
         )
     fits, exceeds = 1, 2

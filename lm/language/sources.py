@@ -221,7 +221,7 @@ def _format_by_name(name: str, train: Path) -> str:
 
 def _format_by_content(path: Path) -> str:
     """``wikitext`` if the text begins with a heading, ``ptb-char`` if words are spelled, else ``text``."""
-    lines = FilePart(path).lines(InputLog("skip"))
+    lines = whole_file(path, "lines").lines(InputLog("skip"))
     first = next((line.text for line in lines if line.text.strip()), "")
     letters = first.split()
     if "_" in letters and len(letters) > 3 and all(len(letter) == 1 for letter in letters):

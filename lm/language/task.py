@@ -9,12 +9,14 @@ from torch import Tensor
 
 from lm.engine.update import StepLoss
 from lm.errors import DataError
+from lm.heads.output_layer import words_before
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpus import TokenSplit
-from lm.language.model import LanguageModel, ModelState, detached, replaced, state_from, state_tensors
+from lm.language.model import LanguageModel
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.parallel.shards import slice_of
 from lm.regularize import activation_penalty, slowness_penalty, weight_penalty
+from lm.trunks.trunk import TrunkState
 
 SCORED_LENGTH = 70  # tokens of a window in validation; the result does not depend on it
 
@@ -66,12 +68,16 @@ class LmTask:
     def loss(self, batch: Window) -> StepLoss:
         """The summed loss of a window; its last state is carried to the next window."""
         streams, rows = batch.tokens.shape[1], batch.rows
-        carried = self._carried if rows is None else [(h[rows], c[rows]) for h, c in self._carried]
+        carried = self._carried if rows is None else self._carried.select(rows)
         before = self.model.initial_state(streams) if batch.first else self._forgetful(carried)
         outputs = self.model(batch.tokens, before)
-        after = detached(outputs.state)
-        self._carried = after if rows is None else replaced(self._carried, rows, after)
-        objective, nll = self.model.head.objective(self.model.for_head(outputs.hidden), batch.targets)
+        after = outputs.state.detached()
+        self._carried = after if rows is None else self._carried.replaced(rows, after)
+        repeated: Tensor | None = None
+        if self.config.head.unlikelihood:
+            repeated = words_before(batch.targets.t()).transpose(0, 1)  # (T, B, T), within the window
+        hidden = self.model.for_head(outputs.hidden)
+        objective, nll = self.model.head.objective(hidden, batch.targets, repeated=repeated)
         tokens, model = batch.targets.numel(), self.config.model
         penalty = torch.zeros((), device=nll.device)
         if model.activation_penalty:
@@ -87,13 +93,12 @@ class LmTask:
         rows = slice_of(batch.tokens.shape[1], index, count)
         return batch.part(rows) if rows.stop > rows.start else None
 
-    def _forgetful(self, state: ModelState) -> ModelState:
-        """The state, with zeros for each stream with probability ``window.state_reset``."""
+    def _forgetful(self, state: TrunkState) -> TrunkState:
+        """The state, with the initial one for each stream with probability ``window.state_reset``."""
         rate = self.config.window.state_reset
         if not rate:
             return state
-        kept = (torch.rand(len(state[0][0]), 1) >= rate).to(state[0][0])
-        return [(h * kept, c * kept) for h, c in state]
+        return state.forgetting(torch.rand(state.streams) >= rate)
 
     def validate(self) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
@@ -103,12 +108,12 @@ class LmTask:
         return {"nll": total / tokens, "tokens": float(tokens)}
 
     def state(self) -> dict[str, Tensor]:
-        """The hidden state of every stream."""
-        return state_tensors(self._carried)
+        """The trunk's state of every stream."""
+        return self._carried.tensors()
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore the tensors of :meth:`state`."""
-        self._carried = state_from(tensors, self.device)
+        self._carried = self.model.state_from(tensors, self.device)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from pathlib import Path
 from lm.config.load import Resolved, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
-from lm.engine.session import START_HASH, Family, Place, Ready, train_run
+from lm.engine.session import START_HASH, Family, Place, Ready, pretrained, train_run
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -18,6 +18,7 @@ from lm.language.sizes import with_sizes
 from lm.language.task import LmTask
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import DATA, codec_of, config_of, require_unchanged
+from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
 
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
@@ -79,7 +80,12 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
     if config.train.start_from and CheckpointStore(place.folder / "checkpoints").latest() is None:
         hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
-    return Ready(LmTask(config, words.eos, model, *splits, place.device), hashes)
+    path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
+    vectors = pretrained(model.embedding, path, codec, place)
+    if vectors is not None:
+        hashes[VECTORS_HASH] = vectors.sha256
+    task = LmTask(config, words.eos, model, *splits, place.device)
+    return Ready(task, hashes, [vectors.coverage] if vectors else ())
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:

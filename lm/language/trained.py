@@ -7,6 +7,7 @@ matrix products.
 
 import copy
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,20 @@ from lm.engine.state import load_model_tensors
 from lm.errors import DataError
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
-from lm.language.model import LanguageModel, Outputs, detached
+from lm.language.model import LanguageModel, Outputs
 from lm.language.sizes import sized
 from lm.language.windows import Ids
+from lm.parallel.group import ALONE, Group
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
 from lm.text.vocabulary import Codec
 
-READ_LENGTH = 256  # tokens that the recurrent layers read at once
+READ_LENGTH = 256  # tokens that the trunk reads at once
+WINDOWS = range(sys.maxsize)  # numbers of all windows of a text
 
 
 class Reader:
-    """A position in a text, held as the last token and the state of the recurrent layers."""
+    """A position in a text, held as the last token and the state of the trunk."""
 
     def __init__(self, model: LanguageModel, last: Tensor) -> None:
         self._model, self._last = model, last
@@ -44,15 +47,21 @@ class Reader:
         The state before is detached, so gradients stay within the n tokens.
         """
         outputs: Outputs = self._model(torch.cat((self._last, targets[:-1]))[:, None], self._state)
-        self._last, self._state = targets[-1:], detached(outputs.state)
+        self._last, self._state = targets[-1:], outputs.state.detached()
         return outputs.hidden
 
-    def readings(self, tokens: Tensor, window: int = READ_LENGTH) -> Iterator[tuple[Layers, Tensor]]:
-        """Yield :meth:`read` of each window of the next tokens (N,), and the window; without gradients."""
-        for targets in tokens.split(window):
+    def readings(
+        self, tokens: Tensor, window: int = READ_LENGTH, part: range = WINDOWS
+    ) -> Iterator[tuple[Layers, Tensor]]:
+        """Yield :meth:`read` of each window of the next tokens (N,), and the window; without gradients.
+
+        Only the windows of ``part`` are yielded, and those after it are not read.
+        """
+        for number, targets in enumerate(tokens.split(window)[: part.stop]):
             with torch.no_grad():
                 hidden = self.read(targets)
-            yield hidden, targets
+            if number >= part.start:
+                yield hidden, targets
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class TrainedLm:
     codec: Codec
     model: LanguageModel
     device: torch.device
+    group: Group = ALONE  # whose processes share what the head computes
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", device: torch.device | None = None) -> Self:
@@ -70,7 +80,7 @@ class TrainedLm:
 
         Args:
             run: the folder that ``lm train`` wrote.
-            checkpoint: ``best``, ``last``, ``average`` (of the k best) or ``step-N``.
+            checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
             device: device of the model; default: that of the run's own config.
 
         Raises:
@@ -101,29 +111,41 @@ class TrainedLm:
         return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
 
     def readings(
-        self, ids: Ids, *, paper: bool = False, model: LanguageModel | None = None, window: int = READ_LENGTH
+        self,
+        ids: Ids,
+        *,
+        paper: bool = False,
+        model: LanguageModel | None = None,
+        window: int = READ_LENGTH,
+        part: range = WINDOWS,
     ) -> Iterator[tuple[Layers, Tensor]]:
         """Yield the hidden states (n, 1, H) of each window and the tokens (n,) to predict from them.
 
-        ``paper``, ``model`` and DataError are as in :meth:`begin`.
+        ``paper``, ``model`` and DataError: see :meth:`begin`. ``part``: see :meth:`Reader.readings`.
         """
         reader, tokens = self.begin(ids, paper=paper, model=model)
-        yield from reader.readings(tokens, window)
+        yield from reader.readings(tokens, window, part)
 
     def log_probs(
-        self, ids: Ids, rows: int = READ_LENGTH, dtype: torch.dtype = torch.float64
+        self,
+        ids: Ids,
+        rows: int = READ_LENGTH,
+        dtype: torch.dtype = torch.float64,
+        part: range = WINDOWS,
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
         head = copy.deepcopy(self.model.head).to(dtype)
-        for hidden, _ in self.readings(ids, window=rows):
+        for hidden, _ in self.readings(ids, window=rows, part=part):
             with torch.no_grad():
                 block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
             yield block
 
-    def component_log_probs(self, ids: Ids, rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+    def component_log_probs(
+        self, ids: Ids, rows: int = 64, part: range = WINDOWS
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """log π_k + log p_k of every word in float64 blocks (n, K, V), and the targets (n,)."""
         head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.readings(ids, window=rows):
+        for hidden, targets in self.readings(ids, window=rows, part=part):
             with torch.no_grad():
                 block = head.component_log_probs(hidden.map(lambda states: states[:, 0].double()))
             yield block, targets

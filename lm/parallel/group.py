@@ -8,14 +8,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
 from lm.disk.storage import JSON
-from lm.ending import shortage
-from lm.errors import ConfigError, HighrankError, WorkerError
+from lm.ending import INTERRUPTED, shortage
+from lm.errors import HighrankError, Interrupted, WorkerError
+from lm.launched import rank_and_size, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-WORLD, RANK = "WORLD_SIZE", "RANK"  # environment variables of torchrun
+EVALUATION_MINUTES = 60.0  # that processes wait for the slowest slice of an evaluation
 GRACE = 2.0  # seconds in which a rank on its way to an exchange arrives
 _BEAT = "exchange/{}"  # key of the store under which a rank counts its exchanges
+_FAILURE = "failure"  # key of the store under which the first rank to fail tells why
 
 
 class Group:
@@ -49,6 +51,19 @@ class Group:
         """The values of all ranks, in the order of ranks."""
         return [value]
 
+    def require_equal(self, facts: Mapping[str, object]) -> None:
+        """Raise WorkerError, naming rank and fact, if a rank differs from rank 0."""
+        every = self.gather({name: str(fact) for name, fact in facts.items()})
+        for rank, theirs in enumerate(every):
+            for name in (name for name in facts if theirs.get(name) != every[0].get(name)):
+                raise WorkerError(
+                    f"rank {rank}: its {name} differs from rank 0's; start all ranks with the same inputs"
+                )
+
+    def gather_rows(self, tensor: "Tensor") -> list["Tensor"]:
+        """The tensors of all ranks, which may differ in the length of their first dimension."""
+        return [tensor]
+
     def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
         """The tensors of all ranks, all of one shape; rank r sends ``counts[r]`` of them."""
         return list(tensors)
@@ -70,11 +85,12 @@ class ProcessGroup(Group):
     Every method raises WorkerError, naming the rank, if another process is lost or silent.
     """
 
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, key: str = "") -> None:
         import torch.distributed as dist
 
-        self.rank, self.size = _place()
-        self._dist, self._minutes = dist, minutes
+        self.rank, self.size = rank_and_size()
+        self._dist = dist
+        self._limit = f"{key} = {minutes:g}" if key else f"{minutes:g} minutes"
         self._exchanges = 0
         timeout = timedelta(minutes=minutes)
         try:
@@ -101,24 +117,29 @@ class ProcessGroup(Group):
         except RuntimeError as error:
             raise self._lost() from error
 
-    def _lost(self) -> WorkerError:
-        """The error of an exchange in which others did not take part; the lowest rank left prints it."""
+    def fail(self, error: BaseException) -> None:
+        """Tell the others why this rank ends. Of several, only the first prints its error."""
+        facts = json.dumps(_facts(error, self.rank))
+        with suppress(RuntimeError):  # the store went with the process that held it
+            error.told = self._store.compare_set(_FAILURE, "", facts).decode() != facts  # type: ignore[attr-defined]
+
+    def _lost(self) -> HighrankError:
+        """The error of an exchange in which others did not take part: theirs, or that they are lost."""
         behind = list(range(self.size))
         until = time.monotonic() + GRACE
         try:
             while behind and time.monotonic() < until:  # others may be on their way
+                if self._store.check([_FAILURE]):
+                    return _again(json.loads(self._store.get(_FAILURE)))
                 behind = [rank for rank in behind if self._exchanges_of(rank) < self._exchanges]
                 time.sleep(GRACE / 20)
         except RuntimeError:  # the store went with the process that held it
-            behind = []
+            behind = [0]
         names = ", ".join(map(str, behind))
         who = f"ranks {names} are" if len(behind) > 1 else f"rank {names} is" if behind else "another rank is"
-        error = WorkerError(
-            f"{who} lost, or silent for train.exchange_minutes = {self._minutes:g};"
-            " run the same command again to resume"
+        return WorkerError(
+            f"{who} lost, or silent for {self._limit}; run the same command again to start over or to resume"
         )
-        error.own, error.told = True, self.rank != min(set(range(self.size)) - set(behind))
-        return error
 
     def _exchanges_of(self, rank: int) -> int:
         """The number of exchanges that a rank has come to."""
@@ -147,8 +168,6 @@ class ProcessGroup(Group):
         told = self.gather(_facts(failure, self.rank) if failure else {})
         failed = [rank for rank, answer in enumerate(told) if answer]
         if failed and failure and self.rank == failed[0]:
-            if isinstance(failure, HighrankError):
-                failure.own = True
             raise failure
         if failed:
             raise _again(told[failed[0]])
@@ -158,15 +177,20 @@ class ProcessGroup(Group):
         import torch
 
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        return [json.loads(text.numpy().tobytes()) for text in self.gather_rows(data)]
+
+    def gather_rows(self, tensor: "Tensor") -> list["Tensor"]:
+        import torch
+
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with self._exchange():
-            self._dist.all_gather(sizes, torch.tensor([len(data)]))
-            longest = max(int(size) for size in sizes)
-            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-            buffers = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            self._dist.all_gather(lengths, torch.tensor([len(tensor)]))
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, *tensor.shape[1:], dtype=tensor.dtype)
+            padded[: len(tensor)] = tensor
+            buffers = [torch.empty_like(padded) for _ in range(self.size)]
             self._dist.all_gather(buffers, padded)
-        texts = (buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True))
-        return [json.loads(text) for text in texts]
+        return [buffer[: int(length)] for buffer, length in zip(buffers, lengths, strict=True)]
 
     def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
         import torch
@@ -213,15 +237,16 @@ def _store(rank: int, size: int, timeout: timedelta) -> Any:
     return PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _facts(error: Exception, rank: int) -> dict[str, str]:
+def _facts(error: BaseException, rank: int) -> dict[str, JSON]:
     """An error as other ranks are told of it."""
     known = error if isinstance(error, HighrankError) else shortage(error)
-    if known is None:
-        return {"error": "WorkerError", "message": f"rank {rank} has failed"}
-    return {"error": type(known).__name__, "message": str(known)}
+    if isinstance(error, KeyboardInterrupt):
+        known = Interrupted(INTERRUPTED)
+    kind, message = (type(known).__name__, str(known)) if known else ("WorkerError", "has failed")
+    return {"rank": rank, "error": kind, "message": message}
 
 
-def _again(told: Mapping[str, str]) -> HighrankError:
+def _again(told: Mapping[str, Any]) -> HighrankError:
     """An error of another rank, which prints it."""
     kind = getattr(errors, told["error"])
     error: HighrankError = kind.__new__(kind)
@@ -229,42 +254,20 @@ def _again(told: Mapping[str, str]) -> HighrankError:
     return error
 
 
-def _place() -> tuple[int, int]:
-    """Rank and number of processes. ConfigError where the environment of torchrun is incomplete."""
-    missing = [name for name in (RANK, WORLD, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise ConfigError(
-            f"{', '.join(missing)}: not in the environment, which has {WORLD}; start several processes by"
-            f" torchrun, or unset {WORLD}"
-        )
-    return int(os.environ[RANK]), int(os.environ[WORLD])
-
-
 @contextmanager
-def process_group(minutes: float) -> "Iterator[Group]":
-    """The group in which torchrun started this process; ``ALONE`` for a single process."""
-    if int(os.environ.get(WORLD, "1")) == 1:
+def process_group(minutes: float = EVALUATION_MINUTES, key: str = "") -> "Iterator[Group]":
+    """The group in which torchrun started this process; ``ALONE`` for a single process.
+
+    A process that is silent for ``minutes`` ends the others; ``key`` is the key of the config that sets them.
+    """
+    if not several():
         yield ALONE
         return
-    group = ProcessGroup(minutes)
+    group = ProcessGroup(minutes, key)
     try:
         yield group
-    except HighrankError as error:
-        error.told = error.told or (group.rank > 0 and not error.own)  # rank 0 prints what all raise
+    except BaseException as error:
+        if not getattr(error, "told", False):
+            group.fail(error)
         raise
     group.close()
-
-
-def started_by_torchrun() -> bool:
-    """True if the environment has the variables of torchrun."""
-    return WORLD in os.environ
-
-
-def processes_here() -> int:
-    """Number of processes on this machine that share its memory."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def leads() -> bool:
-    """True if this process writes and prints, as rank 0 or the only process."""
-    return os.environ.get(RANK, "0") == "0" or not started_by_torchrun()

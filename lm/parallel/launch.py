@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 from lm.errors import ConfigError, Interrupted
-from lm.parallel.group import started_by_torchrun
+from lm.launched import started_by_torchrun
 from lm.stop import SIGNALS
 
 SHUTDOWN_SECONDS = 600  # from a signal to the end of the last process, which may have to save

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointStore", "Commit", "CommitReport", "average_tensors"]
 
 Pointer = Literal["best", "last"]
+AVERAGES = ("average-best", "average")  # the mean of the k best, and its name in older commands
 _MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
 
@@ -159,18 +160,17 @@ class CheckpointStore:
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             return int(match[1])
         raise ConfigError(
-            f"--checkpoint {which}: must be last, best, average or step-N{self._choices(steps)}"
+            f"--checkpoint {which}: must be last, best, average-best or step-N{self._choices(steps)}"
         )
 
     def steps(self, which: str) -> list[int]:
-        """Current steps of a checkpoint name, several for ``average``."""
+        """Current steps of a checkpoint name, several for an average."""
         folders = dict(self._folders())
-        average = which == "average"
-        steps = self.best() if average else [self._step_of(which, list(folders))]
+        steps = self.best() if which in AVERAGES else [self._step_of(which, list(folders))]
         return [step for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
-        """Hash of the manifests that a name, or ``average``, currently means; None if there is none.
+        """Hash of the manifests that a name currently means; None if there is none.
 
         Weights are neither read nor verified.
         """
@@ -180,8 +180,8 @@ class CheckpointStore:
         return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
-        """Weights for inference: ``last``, ``best``, ``step-N``, or ``average``, the mean of the k best."""
-        if which != "average":
+        """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
+        if which not in AVERAGES:
             return self.open(which).inference_tensors()
         steps = self.best()
         if not steps:

@@ -1,8 +1,8 @@
 """Evaluations saved in a run: ``RUN/evaluation/<name>.json``.
 
-A record is ``{"format", "result", "contexts", "sha256"}``. ``result`` is the displayed result. ``contexts``
-has its summands by column, which comparisons resample. ``sha256`` is the hash of the rest, which older
-records lack.
+A record is ``{"format", "result", "contexts", "details", "sha256"}``. ``result`` is the displayed result.
+``contexts`` has its summands by column, which comparisons resample. ``details`` are for reports: samples, the
+use of components, and the command. ``sha256`` is the hash of the rest. Older records lack the last two.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from lm.disk.storage import (
     canonical_json,
+    finite,
     is_sealed,
     make_folder,
     read_json,
@@ -82,6 +83,7 @@ class Evaluation:
     run: str
     result: Result
     contexts: Result
+    details: Result
 
     @property
     def subject(self) -> Subject:
@@ -115,8 +117,13 @@ def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
     return trained, weights
 
 
-def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
-    """Write an evaluation into its run, and add its name to the result.
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` indices below ``count``, evenly spaced."""
+    return [count * (2 * number + 1) // (2 * min(most, count)) for number in range(min(most, count))]
+
+
+def keep(run: Path, name: str, result: Result, contexts: Result, details: Result | None = None) -> str:
+    """Write an evaluation into its run, and add its name to the result. Return the name.
 
     An evaluation of the same name and data is replaced. If the existing one is of other data, the new name
     gets six digits of the data's hash. Raises StorageError if writing fails.
@@ -128,7 +135,9 @@ def keep(run: Path, name: str, result: Result, contexts: Result) -> None:
         name = f"{name}.{result['data']['sha256'][:6]}"
     result["name"] = name
     record: Result = {"format": EVALUATION_FORMAT, "result": result, "contexts": contexts}
+    record["details"] = finite(details or {})
     write_atomic(folder / f"{name}.json", canonical_json(sealed(record)) + b"\n")
+    return name
 
 
 def load_evaluation(
@@ -171,7 +180,8 @@ def load_evaluation(
     now = CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
     if now is not None and result.get("weights", now) != now:
         raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
-    return Evaluation(str(run), result, contexts)
+    details = record.get("details")
+    return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
 
 
 def guesses(evaluation: Evaluation) -> bool:
@@ -189,7 +199,7 @@ def guessing_warning(rows: Sequence[Result]) -> list[str]:
 
 def damaged(record: Mapping[str, Any]) -> bool:
     """True if a record does not match its hash; older records, which lack one, are trusted."""
-    return not is_sealed(record) and record.keys() != {"format", "result", "contexts"}
+    return not is_sealed(record) and record.keys() - {"details"} != {"format", "result", "contexts"}
 
 
 def damaged_records(run: Path) -> Iterator[str]:

@@ -73,6 +73,11 @@ def is_json_result(file: BinaryIO) -> bool:
     return isinstance(result, dict) and result.keys() >= {"command", "versions"}
 
 
+def is_report(file: BinaryIO) -> bool:
+    """The kind of files of ``report``."""
+    return b'data-by="highrank-report"' in file.read(100)
+
+
 def is_picture(file: BinaryIO) -> bool:
     """The kind of PNG and SVG files."""
     return file.read(5) in (b"\x89PNG\r", b"<?xml")

@@ -67,8 +67,8 @@ def run_row(run: Path) -> dict[str, Any]:
     return row | {"changed": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")}
 
 
-def validations(run: Path) -> list[CurvePoint]:
-    """Update and perplexity of every finite validation in the log of a run; [] without a log."""
+def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
+    """Update and perplexity of every finite entry of a split in the log of a run; [] without a log."""
     path = run / LOG
     if not path.is_file():
         return []
@@ -76,36 +76,42 @@ def validations(run: Path) -> list[CurvePoint]:
     for line in read_file(path, limit=_LOG_LIMIT).splitlines():
         try:
             record = json.loads(line)
-            if record["split"] == "valid" and record["nll"] is not None:
+            if record["split"] == split and record["nll"] is not None:
                 found[int(record["step"])] = perplexity(float(record["nll"]))
         except (ValueError, KeyError, TypeError):  # a torn or foreign line is not a point of the curve
             continue
     return sorted(found.items())
 
 
-def curve_lines(points: list[CurvePoint], *, unicode: bool) -> list[str]:
-    """Text plot of validation perplexity, on a log axis, against updates; [] for fewer than two points."""
+def curve_lines(points: list[CurvePoint], *, unicode: bool, columns: int = 79) -> list[str]:
+    """Text plot of validation perplexity, on a log axis, against updates, in a number of ``columns``.
+
+    [] for fewer than two points, and for too few columns.
+    """
     if len(points) < 2:
         return []
     best_step, best = min(points, key=lambda point: point[1])
     low, high, end = best, max(value for _, value in points), points[-1][0]
-    marks = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    labels = [number("ppl", high), *[""] * (_HEIGHT - 2), number("ppl", low)]
+    wide, updates = max(map(len, labels)), f"{end:,} updates"
+    width = min(_WIDTH, columns - wide - 2)
+    if width < len(updates) + 2:
+        return []
+    marks = [[" "] * width for _ in range(_HEIGHT)]
     for step, value in points:
-        column = round((_WIDTH - 1) * step / max(1, end))
+        column = round((width - 1) * step / max(1, end))
         height = _share(value, low, high)
         sign = ("●" if unicode else "O") if (step, value) == (best_step, best) else ("•" if unicode else "*")
         marks[round((_HEIGHT - 1) * (1 - height))][column] = sign
     side, corner, floor = ("│", "└", "─") if unicode else ("|", "+", "-")
-    labels = [number("ppl", high), *[""] * (_HEIGHT - 2), number("ppl", low)]
-    wide = max(map(len, labels))
     lines = [
         f"{label:>{wide}} {side}{''.join(row).rstrip()}" for label, row in zip(labels, marks, strict=True)
     ]
     return [
         f"validation perplexity, best {number('ppl', best)} at update {best_step:,}",
         *lines,
-        f"{'':{wide}} {corner}{floor * _WIDTH}",
-        f"{'':{wide}}  0{f'{end:,} updates':>{_WIDTH - 1}}",
+        f"{'':{wide}} {corner}{floor * width}",
+        f"{'':{wide}}  0{updates:>{width - 1}}",
     ]
 
 

@@ -22,7 +22,7 @@ C contexts · V words · r rank · E context size of the head · K components ·
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -260,6 +260,24 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
     return result
 
 
+def descend(model: nn.Module, loss_of: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
+    """Minimise a loss by Adam with a warmup and a cosine schedule. Return the loss before each update."""
+    optim = OptimConfig(
+        lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps
+    )
+    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
+    losses = []
+    for step in range(steps):
+        loss = loss_of()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        optimizer.step()
+    return losses
+
+
 def train_point(language: Language, point: SweepPoint, steps: int, lr: float) -> dict[str, Any]:
     """Train one model on the true distributions by full-batch Adam with a cosine schedule, and measure it.
 
@@ -273,21 +291,9 @@ def train_point(language: Language, point: SweepPoint, steps: int, lr: float) ->
         head = point.head(language.vocab)
         table = nn.Embedding(language.contexts, point.width)
     model = nn.ModuleList([table, head])
-    optim = OptimConfig(
-        lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps
-    )
-    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
     joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
-    late = math.nan
-    for step in range(steps):
-        loss = -(joint * head.log_probs(point.layers(table.weight))).sum()
-        if step == steps * 9 // 10:
-            late = loss.item() - language.entropy
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
-        optimizer.step()
+    losses = descend(model, lambda: -(joint * head.log_probs(point.layers(table.weight))).sum(), steps, lr)
+    late = losses[steps * 9 // 10] - language.entropy
     count = sum(parameter.numel() for parameter in model.parameters())
     model.double()
     with torch.no_grad():

@@ -1,19 +1,38 @@
 """The commands ``lm bottleneck`` and ``lm reverse-copy``: heads and cells on synthetic data."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, output_folder
+from lm.console.tables import Table
 from lm.errors import ConfigError
+from lm.steps import OnProgress
 
+if TYPE_CHECKING:
+    from lm.studies.bottleneck import BottleneckOptions
+
+    StudyRun = Callable[[BottleneckOptions, Path, OnProgress], dict[str, Any]]
+
+StudyDraw = Callable[[Mapping[str, Any], Sequence[Path]], None]
+StudyTables = Callable[[Mapping[str, Any]], list[Table | str]]
 StudyFolder = Annotated[Path, output_folder("Folder of points, result and figures.")]
+
+StudyTask = Annotated[
+    Literal["sweep", "backward", "spam"],
+    typer.Option(
+        help="sweep: E and K. backward: rank of distributions and rank of gradients apart. spam: texts of"
+        " one repeated symbol, for up to --vocab symbols."
+    ),
+]
 
 
 def bottleneck(
     out: StudyFolder = Path("runs/bottleneck"),
+    task: StudyTask = "sweep",
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
     vocab: Annotated[int, typer.Option(help="Number of words of the language.")] = 768,
     rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
@@ -50,13 +69,12 @@ def bottleneck(
     """Show the softmax bottleneck: compare heads with a language of known distributions and rank.
 
     Trains every head with equal parameters in sweeps of the context size E and of the components K. Draws
-    KL(truth ‖ model) and the rank of the model. The same command resumes an interrupted sweep.
+    KL(truth ‖ model) and the rank of the model. The same command resumes an interrupted sweep. The other
+    tasks train every head at E = --sweep-size beside a full softmax at E = --hidden-size.
 
     Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
     from lm.studies.bottleneck import BottleneckOptions
-    from lm.studies.bottleneck import bottleneck as sweep
-    from lm.studies.bottleneck_figure import bottleneck_tables, draw_bottleneck
 
     options = BottleneckOptions(
         contexts=contexts,
@@ -67,7 +85,9 @@ def bottleneck(
         heads=tuple(heads.split(",")),
         embedding_sizes=_integers("--embedding-sizes", embedding_sizes),
         components=_integers("--components", components),
-        component_sweep=_integers("--component-sweep", component_sweep) if component_sweep else (),
+        component_sweep=(
+            _integers("--component-sweep", component_sweep) if component_sweep and task == "sweep" else ()
+        ),
         sweep_size=sweep_size,
         hidden_size=hidden_size,
         context_scale=_numbers("--context-scale", context_scale),
@@ -75,12 +95,14 @@ def bottleneck(
         lr=lr,
         seeds=_integers("--seeds", seeds),
     )
+    study, draw, tables = _study(task)
     with counting("training") as progress:
-        result = sweep(options, out, progress)
-    figures = [out / "bottleneck.png", out / "bottleneck.svg"]
-    draw_bottleneck(result, figures)
+        result = study(options, out, progress)
+    name = "bottleneck" if task == "sweep" else task
+    figures = [out / f"{name}.png", out / f"{name}.svg"]
+    draw(result, figures)
     write_result(json_file, result)
-    show(*bottleneck_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+    show(*tables(result), f"drawn in {figures[0]} and {figures[1]}")
 
 
 def reverse_copy(
@@ -134,6 +156,22 @@ def reverse_copy(
     draw_copying(result, figures)
     write_result(json_file, result)
     show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
+
+
+def _study(task: str) -> "tuple[StudyRun, StudyDraw, StudyTables]":
+    """Functions that measure, draw and show a task of ``lm bottleneck``."""
+    from lm.studies.backward import backward
+    from lm.studies.backward_figure import backward_tables, draw_backward, draw_spam, spam_tables
+    from lm.studies.bottleneck import bottleneck as sweep
+    from lm.studies.bottleneck_figure import bottleneck_tables, draw_bottleneck
+    from lm.studies.spam import spam
+
+    tasks: dict[str, tuple[StudyRun, StudyDraw, StudyTables]] = {
+        "sweep": (sweep, draw_bottleneck, bottleneck_tables),
+        "backward": (backward, draw_backward, backward_tables),
+        "spam": (spam, draw_spam, spam_tables),
+    }
+    return tasks[task]
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

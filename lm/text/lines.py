@@ -1,5 +1,6 @@
 """Strict, memory-bounded reading of text files, and the policy for bad input (``--on-bad-line``)."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
@@ -62,18 +63,19 @@ class InputLog:
 
 
 def read_lines(
-    stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, last: int | None = None
+    stream: BinaryIO, name: str, log: InputLog, *, first: int = 1, size: float = math.inf
 ) -> Iterator[NumberedLine]:
     """Read the lines of a UTF-8 text, split only at ``\\n``.
 
     U+2028, U+0085, form feeds and lone CRs stay inside a line. A byte-order mark and the CR of a CRLF are
-    removed. The stream must be at the beginning of line ``first``. Reading ends after line ``last``, or with
+    removed. The stream must be at the beginning of line ``first``. Reading ends after ``size`` bytes, or with
     the file. Invalid UTF-8, NUL bytes and lines longer than 16 MiB are bad lines, reported with line and
     column. Raises DataError if the whole file is UTF-16 or compressed.
     """
     number = first - 1
-    while (last is None or number < last) and (raw := _read_line(stream, name)):
+    while size > 0 and (raw := _read_line(stream, name)):
         number += 1
+        size -= len(raw)
         if number == 1:
             for signature, message in _SIGNATURES.items():
                 if raw.startswith(signature):
@@ -83,6 +85,7 @@ def read_lines(
             log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "end lines with a newline")
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name)
+                size -= len(raw)
             continue
         if b"\0" in raw:
             log.bad(name, number, "NUL byte", "choose a text file", column=raw.index(b"\0") + 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lm.disk.filelock import alone
-from lm.disk.regular import open_regular
+from lm.disk.regular import open_file, open_regular
 from lm.disk.storage import (
     make_folder,
     move,
@@ -35,8 +35,9 @@ from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 
 MANIFEST = "manifest.json"
+_REPORT, _DROPPED = "report.json", "dropped.jsonl"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
-_DIALOG = "dialog prepare"  # default command of old manifests
+DEFAULT_COMMAND = "dialog prepare"  # of manifests that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class OutputFolder:
         value = read_json(self.path / MANIFEST)
         if not isinstance(value, dict) or not set(value) >= _KEYS:
             raise foreign
-        if value.get("command", _DIALOG) != self.command:
+        if value.get("command", DEFAULT_COMMAND) != self.command:
             raise foreign
         return dict(value)
 
@@ -164,7 +165,7 @@ class OutputFolder:
         made_from = {key: value for key, value in self._manifest.items() if key != "outputs"}
         if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # reads all files
             return None
-        report = cast(Mapping[str, Any], read_json(self.path / "report.json"))  # its SHA-256 is verified
+        report = cast(Mapping[str, Any], read_json(self.path / _REPORT))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
 
     def require_replaceable(self, wanted: Mapping[str, Any]) -> None:
@@ -231,8 +232,7 @@ class OutputFolder:
         self, folder: Path, wanted: Mapping[str, Any], report: Mapping[str, Any], dropped: Iterable[Dropped]
     ) -> Prepared:
         """Write the report, the dropped pieces and, last, the manifest into the ``folder`` being built."""
-        (folder / "report.json").write_bytes(_json(report, indent=1))
-        (folder / "dropped.jsonl").write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
+        write_report(folder, report, dropped)
         manifest = {**wanted, "outputs": self._files(folder)}
         (folder / MANIFEST).write_bytes(_json(manifest, indent=1))
         return Prepared(self.path, report, unchanged=False)
@@ -243,6 +243,19 @@ class OutputFolder:
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
             hashes[path.relative_to(folder).as_posix()] = sha256_file(path)
         return hashes
+
+
+def write_report(folder: Path, report: Mapping[str, Any], dropped: Iterable[Dropped]) -> None:
+    """Write the report and the dropped pieces. Raises OSError."""
+    (folder / _REPORT).write_bytes(_json(report, indent=1))
+    (folder / _DROPPED).write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
+
+
+def read_report(folder: Path) -> tuple[Any, list[Dropped]]:
+    """The report and the dropped pieces of a folder. Raises StorageError."""
+    report = read_json(folder / _REPORT)
+    with storage_errors(folder / _DROPPED), open_file(folder / _DROPPED) as file:
+        return report, [Dropped(**json.loads(line)) for line in file]
 
 
 def contents(inputs: Mapping[str, Any]) -> list[str]:

@@ -147,6 +147,11 @@ class SentencePiece:
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(SPACE, " ").strip()
 
+    def scores(self) -> dict[str, float]:
+        """Log-probability of each learned subword, as sentencepiece has it."""
+        processor = self._processor
+        return {piece: processor.get_score(processor.piece_to_id(piece)) for piece in self.pieces()}
+
     def pieces(self) -> list[str]:
         """Learned subwords, without sentencepiece's own ``<unk>``."""
         processor = self._processor

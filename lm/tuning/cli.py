@@ -111,7 +111,7 @@ def _search(
 
 
 def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
-    from lm.tuning.report import draw_trials, search_tables
+    from lm.tuning.display import draw_trials, search_tables
     from lm.tuning.search import BEST, SEARCH, best_of, read_search
     from lm.tuning.trials import Trials
 

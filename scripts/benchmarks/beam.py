@@ -14,9 +14,11 @@ from torch import Tensor
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Item, collate
-from dialog.beam import Marks, StepFunction, beam_search
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
 from dialog.decoder import DecoderState
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks, StepFunction
 from dialog.seq2seq import Seq2Seq
 from lm.heads.sampling import INFINITY
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dialog.beam import Marks, StepFunction, StepState
-from dialog.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks, StepFunction, StepState
 from dialog.seq2seq import Seq2Seq
 
 

@@ -52,12 +52,16 @@ def _interpreter(line: str) -> Work:
 
 @cache
 def _text() -> Path:
-    """A file of TOKENS tokens: an utterance a line, a blank line after every dialog."""
     folder = Path(tempfile.mkdtemp(prefix="highrank-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    rng, left = random.Random(1), TOKENS
+    return text_of(folder, TOKENS)
+
+
+def text_of(folder: Path, tokens: int) -> Path:
+    """A new file of made-up tokens: an utterance a line, a blank line after every dialog."""
+    rng, left = random.Random(1), tokens
     with (folder / "text.txt").open("w") as file:
-        for number in range(1, TOKENS):
+        for number in range(1, tokens):
             words = _sentence(rng)[:left]
             file.write(" ".join(words) + ("\n\n" if number % DIALOG == 0 else "\n"))
             if not (left := left - len(words)):

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.analysis.components import (
-    component_statistics,
-    component_tables,
-    components_of_run,
-    prior_statistics,
-)
+from lm.analysis.components import component_tables, components_of_run
 from lm.analysis.divergence import divergence_tables, expected_divergence
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
+from lm.analysis.opened import figures_folder
 from lm.disk.storage import canonical_json
 from lm.errors import ConfigError, DataError
+from lm.heads import usage
 from lm.heads.head import Head, HeadConfig
 from lm.heads.states import Layers
+from lm.heads.usage import component_statistics, prior_statistics
+from lm.language.trained import WINDOWS
+from lm.parallel.group import ALONE
 
 WORDS = tuple(f"w{index}" for index in range(11))
 
@@ -123,8 +124,17 @@ def test_a_component_without_use_does_no_harm() -> None:
     canonical_json(result)
 
 
+def test_figures_of_one_run_lie_in_it() -> None:
+    one, two = Path("runs/a"), Path("runs/b")
+    assert figures_folder(None, [one]) == one / "analysis"
+    assert figures_folder(None, [one, two]) == Path("analysis")
+    assert figures_folder(two, [one]) == two
+
+
 class StandIn:
     """As much of a trained model as the analyses ask for: a head on fixed hidden states."""
+
+    group = ALONE
 
     def __init__(self, kind: str, words: tuple[str, ...] = WORDS, components: int = 4) -> None:
         config = HeadConfig(kind=kind, components=components, embedding_size=5, tied=False)
@@ -133,8 +143,10 @@ class StandIn:
         self.codec = SimpleNamespace(vocabulary=Vocabulary(words))
         self.states = torch.randn(100, 6)
 
-    def readings(self, ids: np.ndarray, *, window: int = 256) -> Iterator[tuple[Layers, Tensor]]:
-        for start in range(0, len(ids), window):
+    def readings(
+        self, ids: np.ndarray, *, window: int = 256, part: range = WINDOWS
+    ) -> Iterator[tuple[Layers, Tensor]]:
+        for start in range(0, len(ids), window)[part.start : part.stop]:
             part = slice(start, min(start + window, len(ids)))
             yield Layers(self.states[part, None]), torch.from_numpy(ids[part])
 
@@ -143,9 +155,11 @@ class StandIn:
         for hidden, _ in self.readings(ids, window=rows):
             yield head.log_probs(hidden.last[:, 0].double()).detach()
 
-    def component_log_probs(self, ids: np.ndarray, rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+    def component_log_probs(
+        self, ids: np.ndarray, rows: int = 64, part: range = WINDOWS
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.readings(ids, window=rows):
+        for hidden, targets in self.readings(ids, window=rows, part=part):
             yield head.component_log_probs(hidden.last[:, 0].double()).detach(), targets
 
 
@@ -170,6 +184,19 @@ def test_components_of_a_run(kind: str) -> None:
     assert ("preferred" in result) == (kind != "moc")
     canonical_json(result)
     assert len(component_tables("run", result)[0].rows) == 4
+
+
+def test_a_short_analysis_reads_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StandIn("mos")
+    monkeypatch.setattr(usage, "SAMPLED", 4 * len(WORDS) * 37)
+    readings = run.readings(IDS, window=16)
+    states = ((hidden.map(lambda layer: layer[:, 0]), targets) for hidden, targets in readings)
+    short, whole = usage.use_in_sample(run.model.head, states, WORDS), components_of_run(run, IDS[:37])
+    assert short is not None
+    assert short["tokens"] == 37
+    for key in ("usage", "posterior_usage", "specialisation"):
+        assert short[key] == pytest.approx(whole[key], rel=1e-3)
+    assert usage.use_in_sample(StandIn("softmax", components=1).model.head, iter(()), WORDS) is None
 
 
 @pytest.mark.parametrize(("kind", "components"), [("softmax", 1), ("mos", 1)])

@@ -45,7 +45,7 @@ def first_layer(trained: TrainedLm, ids: np.ndarray) -> torch.Tensor:
     tokens = torch.tensor([trained.codec.vocabulary.eos, *ids[:-1].tolist()])[:, None]
     with torch.no_grad():
         layer: Any = model.layers[0]
-        return layer.gate_values(model.embedding(tokens), model.initial_state(1)[0])
+        return layer.gate_values(model.embedding(tokens), model.layers.initial_state(1).layers[0])
 
 
 def test_the_command_shows_every_gate_and_leaves_the_model_as_it_was(

@@ -87,7 +87,7 @@ def test_the_command_shows_every_checkpoint(
     assert (code, err) == (0, "")
     assert "run step-3" in out
     assert "run step-5" in out
-    assert {path.name for path in Path("analysis").iterdir()} == {"temperature.png", "temperature.svg"}
+    assert {path.name for path in Path("run/analysis").iterdir()} == {"temperature.png", "temperature.svg"}
     result = json.loads(Path("t.json").read_text())["runs"]
     assert [row["checkpoint"] for row in result.values()] == ["step-3", "step-5"]
     assert all(0.5 < row["coldest"][0]["mean"] < row["hottest"][0]["mean"] < 3.5 for row in result.values())

@@ -256,6 +256,12 @@ def test_nothing_is_suggested_for_what_nobody_typed() -> None:
         (lm, "prepare '' --out x", 2, "is empty; name a file"),
         (lm, "score x ''", 2, "is empty; name a file"),
         (dialog, "train own_small --data ''", 2, "'--data': is empty; name a file"),
+        (dialog, "references --train '' --test x --out y", 2, "'--train': is empty; name a file"),
+        (dialog, "references --train x --test '' --out y", 2, "'--test': is empty; name a file"),
+        (dialog, "evaluate x --references ''", 2, "'--references': is empty; name a file"),
+        (dialog, "chat x --replay ''", 2, "'--replay': is empty; name a file"),
+        (dialog, "compare x ''", 2, "is empty; name a folder"),
+        (lm, "report ''", 2, "is empty; name a folder"),
     ],
 )  # fmt: skip
 def test_an_empty_name_is_refused_by_its_option(

@@ -311,7 +311,7 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("lr = 1", ":1: unknown key lr; did you mean optim.lr?"),
         ("[optim]\nlearning_rate = 1", ":2: unknown key optim.learning_rate; did you mean optim.lr?"),
         ("[train]\nepochs = 1", ":2: unknown key train.epochs; did you mean train.max_epochs?"),
-        ("[model]\nzzzzzzzz = 1", ":2: unknown key model.zzzzzzzz; [model] has embedding_size, dropout, "),
+        ("[model]\nzzzzzzzz = 1", ":2: unknown key model.zzzzzzzz; [model] has embedding_size, vectors, "),
         ("head = 'mos'", ":1: head is a table: write one [head] and its keys below it"),
         ("[[head]]\nkind = 'mos'", ":1: head is a table: write one [head] and its keys below it"),
         ("[head.kind]\nmos = 1", f":1: head.kind must be {KINDS}, got a table"),

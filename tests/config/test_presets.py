@@ -170,14 +170,25 @@ def of_layer(cell: CellConfig, of: int, to: int) -> int:
     return own + 5 * cell.rank * (of + to) + 3 * of + 2 * to
 
 
+def of_trunk(config: LmConfig) -> int:
+    """Recurrent layers, or blocks of four square matrices, three of the feed-forward part and two norms."""
+    sizes = (config.model.embedding_size, *config.model.hidden_sizes)
+    if config.model.trunk == "recurrent":
+        return sum(of_layer(config.cell, of, to) for of, to in pairwise(sizes))
+    assert (config.transformer.kv_heads, config.transformer.feedforward) == (0, "swiglu")
+    words, size, *_ = sizes
+    block = 4 * size**2 + 3 * size * config.transformer.feedforward_size + 2 * size
+    return (words != size) * words * size + (len(sizes) - 1) * block + size
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_parameters_of_a_preset(name: str) -> None:
-    """Embedding, tied to the output; its bias; recurrent layers; latent layer and prior."""
+    """Embedding, tied to the output; its bias; trunk; latent layer and prior."""
     config = preset(name)
     words, size, kind = config.data.vocab_size, config.model.embedding_size, config.head.kind
     inputs = (size, *config.model.hidden_sizes)
     expected = words * size + words
-    expected += sum(of_layer(config.cell, of, to) for of, to in pairwise(inputs))
+    expected += of_trunk(config)
     hidden, components = inputs[-1], config.head.components
     if kind in MIXTURES:
         lower = config.head.lower_components  # of the layers below the last, the highest first
@@ -218,12 +229,17 @@ def test_models_are_as_large_as_published(name: str, millions: float) -> None:
     assert describe(preset(name))["parameters"] / 1e6 == pytest.approx(millions, abs=0.05)
 
 
-def test_small_presets_are_equally_large() -> None:
+@pytest.mark.parametrize(("trunk", "number"), [("recurrent", 16), ("transformer", 4)])
+def test_small_presets_are_equally_large(trunk: str, number: int) -> None:
     """And differ in nothing but the head or the cell, and the widths that make them so."""
     small = {name: preset(name) for name in PRESETS if name.startswith("ptb_small_")}
+    small = {name: config for name, config in small.items() if config.model.trunk == trunk}
     counts = {name: describe(config)["parameters"] for name, config in small.items()}
-    assert len(small) == 16
+    assert len(small) == number
     assert max(counts.values()) <= 1.02 * min(counts.values()), counts
+    assert list(counts.values()) == pytest.approx(
+        [2.212e6] * number, rel=0.01 if trunk == "transformer" else 0.02
+    )
     shared = [
         config.model_dump(
             exclude={
@@ -238,8 +254,9 @@ def test_small_presets_are_equally_large() -> None:
 
 def test_small_dialog_presets_are_equally_large() -> None:
     """Whatever their head and their cells."""
-    names = [name for name in preset_names("dialog") if name.startswith("switchboard_small_")]
-    assert len(names) == 17
+    small = [name for name in preset_names("dialog") if name.startswith("switchboard_small_")]
+    names = [name for name in small if "_transformer_" not in name]
+    assert (len(names), len(small)) == (17, 21)
     configs = {name: load_config(name, DialogConfig, family="dialog").config for name in names}
     counts = {name: describe_dialog(config)["parameters"] for name, config in configs.items()}
     assert max(counts.values()) <= 1.005 * min(counts.values()), counts
@@ -252,6 +269,19 @@ def test_small_dialog_presets_are_equally_large() -> None:
     }  # fmt: skip
     apart = {**dict.fromkeys(("extends", "about", "head", "cell"), True), **widths}
     shared = [config.model_dump(exclude=apart) for config in configs.values()]
+    assert all(one == shared[0] for one in shared)
+
+
+def test_small_dialog_transformers_are_as_large() -> None:
+    """And differ in nothing but the head, and the width of the embedding that makes them so."""
+    configs = [
+        load_config(f"switchboard_small_transformer_{head}", DialogConfig, family="dialog").config
+        for head in ("softmax", "moc", "mos", "moss")
+    ]
+    counts = [describe_dialog(config)["parameters"] for config in configs]
+    assert counts == pytest.approx([2.5e6] * 4, rel=0.01)
+    apart = {**dict.fromkeys(("extends", "about", "head"), True), "model": {"embedding_size"}}
+    shared = [config.model_dump(exclude=apart) for config in configs]
     assert all(one == shared[0] for one in shared)
 
 

@@ -39,6 +39,15 @@ def test_every_utterance_but_the_last_is_a_response() -> None:
     assert examples[3].response.text == "fine thanks"
 
 
+def test_a_backward_example_has_what_was_said_after_it() -> None:
+    said = talk("A one", "B two", "A three")
+    examples = list_examples([said], context=1, backward=True)
+    assert [(e.response, e.context) for e in examples] == [
+        (said.utterances[2], (START,)),
+        (said.utterances[1], (said.utterances[2],)),
+    ]
+
+
 def test_the_context_is_limited_and_slides() -> None:
     long = talk(*(f"{'AB'[i % 2]} turn {i}" for i in range(15)))
     examples = list_examples([long], context=9)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dialog.beam import Hypothesis, Marks, beam_search
-from dialog.config import DecodeConfig
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis, Marks
 from lm.errors import DivergenceError
 from lm.heads.sampling import ranked
 from tests.support.signals import signal_at

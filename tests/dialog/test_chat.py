@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prompt_toolkit.history import FileHistory
@@ -30,13 +29,12 @@ from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.repl import COMMANDS, Repl
 from dialog.chat.terminal import converse, history_file, prompt_session
 from dialog.chat.transcript import Source, one_line, read_transcript
-from dialog.config import DecodeConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
-from dialog.task import build_model
+from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
 from lm.errors import DivergenceError, Interrupted, StorageError
-from lm.text.vocabulary import DIALOG, build_codec
 from tests.console.test_terminal import FORBIDDEN, anything, mixtures
+from tests.support.tiny_dialog import tiny_dialog
 from tests.support.toy_responder import ToyResponder
 
 
@@ -57,19 +55,7 @@ def safe(lines: list[str]) -> bool:
 @pytest.fixture(scope="module")
 def tiny() -> TrainedModel:
     """A real model with random weights."""
-    config = DialogConfig.model_validate(
-        {
-            "model": {"embedding_size": 8, "init_range": 1.0},
-            "encoder": {"utterance_size": 6, "context_size": 7},
-            "decoder": {"hidden_size": 9},
-            "head": {"kind": "mos", "components": 3, "embedding_size": 8},
-            "decode": {"beam": 3, "nbest": 3, "max_length": 6},
-        }
-    )
-    texts = ["well i think we saw that film", "oh yeah it was long , was n't it", "right uh-huh"]
-    codec = build_codec("wordpunct", texts, vocab_size=60, extra_counts={"<s>": 3, "</s>": 3, DIALOG: 1})
-    torch.manual_seed(5)
-    return TrainedModel(config, codec, build_model(config, codec).eval(), torch.device("cpu"))
+    return tiny_dialog()
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
@@ -390,6 +376,9 @@ def test_set_changes_any_setting_of_decoding() -> None:
     assert chat.feed("/set beam=3 no_repeat_ngram = 2") == ["(beam=3 no_repeat_ngram=2)"]
     assert chat.feed("/set decode.method=sample temperature=1") == ["(method=sample)"]
     assert chat.feed("/set beam=3") == ["(as it was)"]
+    chat.feed('/set forbid = ["i do not", "know"] nbest=4')
+    assert (chat.conversation.decode.forbid, chat.conversation.decode.nbest) == (("i do not", "know"), 4)
+    chat.feed("/set forbid=[] nbest=5")
     decode = chat.conversation.decode
     assert (decode.beam, decode.no_repeat_ngram, decode.method) == (3, 2, "sample")
     listed = [line.split()[0] for line in chat.feed("/set") if not line.startswith(" ")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dialog.batches import list_examples
 from dialog.config import DialogConfig
@@ -18,13 +19,14 @@ from dialog.evaluate import bleu_tokens, evaluate, evaluation_name, perplexities
 from dialog.metrics.distinct import diversity, loops, warnings
 from dialog.metrics.references import build_references, write_references
 from dialog.metrics.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
-from dialog.report import evaluation_tables
+from dialog.tables import evaluation_tables, score_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
 from lm.config.load import Resolved, save_config
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.heads.config import HeadConfig
 from lm.runs.checkpoint import CheckpointStore
-from lm.text.vocabulary import build_codec
+from lm.text.vocabulary import Codec, build_codec
 from tests.support.signals import signal_at
 from tests.support.words import WORDS
 
@@ -162,6 +164,11 @@ def test_yardsticks_are_what_scoring_them_gives() -> None:
     assert list(constants) == [*CONSTANT_ANSWERS, "all five"]
     assert constants["yeah"]["bleu"] == score_responses([[["yeah"]]] * 13, references)["bleu"]
     assert constants["all five"]["hypotheses"]["max"] == 5
+    assert constants["yeah"]["said_share"] == constants["all five"]["said_share"] == pytest.approx(1 / 13)
+    assert constants["oh"]["said_share"] == 0
+    result |= {"perplexity": 2.0, "nll": 0.7, "tokens": 9, "contexts": 13}
+    shown = [row["answers"] for row in score_tables("x", result)[1].rows]
+    assert shown == ["model", "true response", "'yeah'", "'all five'"], "only what this corpus says"
 
 
 def test_with_one_reference_the_true_response_is_the_ceiling() -> None:
@@ -312,6 +319,34 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
     assert sum(contexts["nll"]) / sum(contexts["tokens"]) == pytest.approx(result["nll"])
     precision = [row[1] for row in contexts["bleu"]["precision"]]
     assert sum(precision) / 15 == pytest.approx(result["bleu"]["2"]["precision"])
+
+
+def test_the_details_of_an_evaluation_are_those_of_its_contexts(run: Path) -> None:
+    """Equal to the written hypotheses, and to the use of the components token by token."""
+    config = json.loads((run / "config.json").read_text())["config"]
+    mixture = DialogConfig.model_validate(config, strict=False).model_copy(
+        update={"head": HeadConfig(kind="mos", components=3, embedding_size=8, tied=False)}
+    )
+    save_config(Resolved(mixture, {}), run / "config.json")
+    store, codec = CheckpointStore(run / "checkpoints"), Codec.load(run)
+    store.commit(2, {"model": build_model(mixture, codec).state_dict()}, {}, {})
+    store.point("best", 2)
+    evaluate(run, output=Path("hyps.jsonl"), limit=13, overrides=["decode.beam=2", "decode.nbest=1"])
+    (path,) = (run / "evaluation").iterdir()
+    details = json.loads(path.read_text())["details"]
+    settings = "--set decode.beam=2 --set decode.nbest=1"
+    assert details["command"] == f"dialog evaluate {run} --limit 13 {settings}"
+    rows = [json.loads(line) for line in Path("hyps.jsonl").read_text().splitlines()]
+    assert len(details["samples"]) == 12
+    for sample in details["samples"]:
+        row = rows[sample["index"]]
+        assert codec.tokenizer.split(sample["reply"]) == row["hypotheses"][0]
+        assert codec.tokenizer.split(sample["true"]) == row["references"][0]
+        assert sample["context"] == [line for line in row["context"] if line != "<d>"][-4:]
+    model = TrainedModel.load(run)
+    joints = [model.model.head.component_log_probs(hidden) for hidden, _ in model.readings(conversations(2))]
+    priors = torch.cat([joint.logsumexp(-1).exp() for joint in joints])
+    assert details["components"]["usage"] == pytest.approx(priors.mean(0).tolist(), rel=1e-4)
 
 
 def test_what_is_cut_from_responses_is_told(run: Path) -> None:

@@ -28,6 +28,10 @@ SHAPES = [
     ("flat", "capped", "additive"),
     ("hierarchical", "doc", "additive"),
     ("flat", "summed", "dot"),
+    ("transformer", "lstm", "dot"),
+    ("hierarchical", "transformer", "none"),
+    ("transformer", "transformer", "none"),
+    ("transformer", "transformer_doc", "none"),
 ]
 CELLS: dict[str, dict[str, Any]] = {
     "mogrifier": {"rounds": 3, "rank": 2},
@@ -40,16 +44,26 @@ MOS = {"kind": "mos", "components": 3, "embedding_size": 6, "tied": True}
 def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
     """Two layers, dropout and a context fed to every step wherever the architecture allows."""
     settings = CELLS.get(cell, {})
-    head = MOS | {"kind": "doc", "lower_components": [1, 1]} if cell == "doc" else MOS
-    summed = cell == "summed"
-    cell = "lstm" if cell in ("capped", "doc", "summed") else cell
+    head = MOS | {"kind": "doc", "lower_components": [1, 1]} if cell.endswith("doc") else MOS
+    summed, transforms = cell == "summed", cell.startswith("transformer")
+    cell = "lstm" if cell in ("capped", "doc", "summed") or transforms else cell
+    parts = {"kind": "transformer"} if transforms else {"feed_context": True, "layer_sum": summed}
+    size = 8 if encoder == "transformer" else 7
     config = DialogConfig.model_validate(
         {
             "model": {"embedding_size": 6, "dropout": 0.5, "word_dropout": 0.2, "init_range": 0.5},
-            "encoder": {"kind": encoder, "cell": cell, "utterance_size": 5, "context_size": 7, "layers": 2},
-            "decoder": {"cell": cell, "hidden_size": 8, "layers": 2, "attention": attention}
-            | {"feed_context": True, "layer_sum": summed},
+            "encoder": {
+                "kind": encoder,
+                "cell": cell,
+                "utterance_size": 5,
+                "context_size": size,
+                "layers": 2,
+            },
+            "decoder": {"cell": cell, "hidden_size": 8, "layers": 2, "attention": attention} | parts,
             "cell": settings,
+            "transformer": {"heads": 2, "kv_heads": 1}
+            if "transformer" in (encoder, parts.get("kind"))
+            else {},
             "head": head,
         }
     )
@@ -88,21 +102,23 @@ def test_stepping_equals_teacher_forcing(encoder: str, cell: str, attention: str
     torch.testing.assert_close(total, model.nll(batch))
 
 
-@pytest.mark.parametrize("encoder", ["hierarchical", "flat"])
-@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mogrifier_gru"])
+@pytest.mark.parametrize("encoder", ["hierarchical", "flat", "transformer"])
+@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mogrifier_gru", "transformer"])
 def test_selected_states_go_on_as_their_rows_would(encoder: str, cell: str) -> None:
-    model = make_model(encoder, cell, "dot")
+    model = make_model(encoder, cell, "none" if cell == "transformer" else "dot")
     state = model.start(batch_of(EXAMPLES))
     rows = torch.tensor([3, 3, 0, 6])
     tokens = torch.arange(2, 2 + len(EXAMPLES))
-    wanted, _ = model.step(tokens, state)
-    got, _ = model.step(tokens[rows], state.select(rows))
+    wanted, later = model.step(tokens, state)
+    got, chosen = model.step(tokens[rows], state.select(rows))
     torch.testing.assert_close(got, wanted[rows])
+    again = model.step(tokens[rows], later.select(rows))[0]
+    torch.testing.assert_close(model.step(tokens[rows], chosen)[0], again)
 
 
-@pytest.mark.parametrize("encoder", ["hierarchical", "flat"])
+@pytest.mark.parametrize("encoder", ["hierarchical", "flat", "transformer"])
 def test_the_model_hears_words_order_and_speakers(encoder: str) -> None:
-    model = make_model(encoder, "gru", "none")
+    model = make_model(encoder, "transformer" if encoder == "transformer" else "gru", "none")
     example = EXAMPLES[4]
     baseline = model.nll(batch_of([example]))
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dialog.batches import list_examples
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.decoding.config import DecodeConfig
 from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, load_config

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dialog.beam import Marks, beam_search
-from dialog.config import DecodeConfig
-from dialog.sampling import sample, uniforms
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.sampling import sample, uniforms
+from dialog.decoding.steps import Marks
 from lm.heads.sampling import draw_tokens
 from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats

@@ -27,6 +27,7 @@ from lm.language.trained import TrainedLm
 from lm.runs.evaluations import keep
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck
+from lm.text.vocabulary import Codec
 from tests.support.tiny_lm import text_of, tiny_lm
 
 TINY = """
@@ -142,6 +143,8 @@ def test_a_text_is_prepared_once(lm: Lm, inside: Path) -> None:
     assert (code, out.splitlines()[-1]) == (0, "p: unchanged")
     assert {"train", "valid", "test", "vocabulary.json"} <= names("p")
     result, _ = measured(lm, "describe", "tiny.toml", "--set", "data.vocab_size=18")
+    words = len(Codec.load(Path("p")).vocabulary)
+    assert (result["vocabulary"], result["vocabulary_assumed"]) == (words, False), "as the corpus has them"
     assert result["parameters"] == sum(result["parameters_by_part"].values())
     assert result["config"]["head"]["components"] == 2
     assert result["seed"] == 1

@@ -9,7 +9,7 @@ import pytest
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.compare import compare
 from lm.language.evaluate import evaluate
-from lm.language.report import comparison_tables
+from lm.language.tables import comparison_tables
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import keep
 from tests.support.tiny_lm import cells, write_run

@@ -28,9 +28,9 @@ from lm.language.adaptation import (
 from lm.language.corpus import load_split
 from lm.language.dynamic import dynamic, run_statistics
 from lm.language.evaluate import evaluate
-from lm.language.report import dynamic_tables
 from lm.language.scoring import token_nll
 from lm.language.setting_search import Grid, require_free
+from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
@@ -70,7 +70,7 @@ def as_published(
     state = model.initial_state(streams)
     for start in range(0, rows, 5):
         outputs = model(before[start : start + 5], state)
-        state = [(h.detach(), c.detach()) for h, c in outputs.state]
+        state = outputs.state.detached()
         targets = grid[start : start + 5, :, None]
         loss = -model.head.log_probs(outputs.hidden).gather(-1, targets).mean()
         for square, g in zip(squares, torch.autograd.grad(loss, parameters), strict=True):
@@ -92,7 +92,7 @@ def as_published(
     for start in range(0, len(ids), 5):
         targets = said[start + 1 : start + 6, None]
         outputs = model(said[start : start + len(targets), None], state)
-        state = [(h.detach(), c.detach()) for h, c in outputs.state]
+        state = outputs.state.detached()
         nll = -model.head.log_probs(outputs.hidden).gather(-1, targets[..., None])[:, 0, 0]
         losses += nll.tolist()
         gradients = torch.autograd.grad(nll.mean(), parameters)

@@ -14,9 +14,9 @@ from lm.language.adaptation import DYNAMIC_SETTINGS, RANGES, DynamicSetting, Sta
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
-from lm.language.report import dynamic_tables
 from lm.language.scoring import token_nll
 from lm.language.setting_search import Draws, require_free
+from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run

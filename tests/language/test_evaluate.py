@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm.analysis.components import components_of_run
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
@@ -27,11 +28,12 @@ from lm.language.refinements import (
     search_temperature,
     with_dropout,
 )
-from lm.language.report import evaluation_tables, scoring_tables
 from lm.language.scoring import score_file, score_lines, token_nll
+from lm.language.tables import evaluation_tables, scoring_tables
 from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
+from lm.trunks.recurrent import RecurrentRates
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_codec, tiny_lm, write_run
 
@@ -57,7 +59,8 @@ def test_every_cell_is_scored_alike_in_windows_and_drops_in_mc_passes(cell: dict
     expected = by_hand(trained, ids, 1.0)
     for window in (1, 7, 64):
         np.testing.assert_allclose(token_nll(trained, ids, window=window), expected, rtol=0, atol=1e-12)
-    trained.model.config = trained.model.config.model_copy(update={"weight_dropout": 0.5})
+    trunk: Any = trained.model.layers
+    trunk.rates = RecurrentRates(weight=0.5)
     sampler = with_dropout(trained.model, 1.0)
     assert not np.allclose(token_nll(trained, ids, model=sampler), expected, atol=1e-3)
 
@@ -158,6 +161,9 @@ def test_every_dropout_is_on_in_mc_passes(rate: str) -> None:
     if rate == "latent":
         config = trained.model.head.config
         trained.model.head.config = config.model_copy(update={"latent_dropout": 0.5})
+    elif rate in ("hidden", "weight"):
+        trunk: Any = trained.model.layers
+        trunk.rates = trunk.rates._replace(**{rate: 0.5})
     else:
         trained.model.config = trained.model.config.model_copy(update={f"{rate}_dropout": 0.5})
     ids = ids_of(trained, 30)
@@ -191,6 +197,15 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     assert kept["result"]["perplexity"] == result["perplexity"]
     assert sum(kept["contexts"]["nll"]) == pytest.approx(expected.sum(), rel=1e-5)
     assert {"temperature_search", "mc_dropout", "mc_temperature"} <= set(kept["contexts"])
+    details = kept["details"]
+    options = "--temperature-search --mc-samples 2 --mc-rate 0.8"
+    assert details["command"] == f"lm evaluate {run} {options}"
+    for passage in details["samples"]:
+        at = slice(passage["index"], passage["index"] + len(passage["words"]))
+        assert passage["words"] == trained.codec.vocabulary.words(ids[at].tolist())
+        assert passage["nll"] == pytest.approx(expected[at].tolist(), rel=1e-4)
+    whole = components_of_run(trained, ids)
+    assert details["components"]["usage"] == pytest.approx(whole["usage"], rel=1e-4)
     tempered, sampler = result["mc_temperature"], with_dropout(trained.model, 0.8)
     again = mc_nll(trained, sampler, ids, 2, tempered["temperature"])
     assert tempered["nll"] == pytest.approx(again.mean(), rel=1e-6)
@@ -208,6 +223,23 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
     assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
     assert lines[-1] == f"kept as {result['name']}"
+
+
+def test_an_ensemble_has_the_mean_of_probabilities(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", kind="mos", components=2)]
+    models = [TrainedLm.load(run) for run in runs]
+    ids = load_split(str(tmp_path / "test.txt"), models[0].codec).ids()
+    mean = np.mean([np.exp(-token_nll(model, ids)) for model in models], axis=0)
+    result = evaluate(runs[0], others=runs[1:])
+    assert result["nll"] == pytest.approx(-np.log(mean).mean(), abs=1e-9)
+    assert result["name"] == "test.with-two"
+    assert evaluate(runs[1], others=[runs[1]])["nll"] == pytest.approx(evaluate(runs[1])["nll"], abs=1e-9)
+    with pytest.raises(ConfigError, match="leave out --temperature-search"):
+        evaluate(runs[0], others=runs[1:], wanted=Refinements(temperature_search=True))
+    (tmp_path / "else").mkdir()
+    foreign = write_run(tmp_path / "else" / "run", codec=tiny_codec("char"))
+    with pytest.raises(ConfigError, match="has another vocabulary"):
+        evaluate(runs[0], others=[foreign])
 
 
 def test_an_evaluation_is_filed_under_the_weights_that_it_measured(
@@ -346,7 +378,7 @@ def test_a_long_line_of_bytes_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "some.txt"
     path.write_bytes(b"abcdefgh\nhead")
     whole = list(score_lines(trained, path, independent=True))
-    monkeypatch.setattr("lm.language.parts._BLOCK", 3)
+    monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 3)
     pieces = list(score_lines(trained, path, independent=True))
     assert [row["line"] for row in pieces] == [1, 1, 1, 2, 2]
     for number, row in enumerate(whole, 1):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lm.cells.config import CellConfig
 from lm.config.load import load_config
-from lm.console.report import description_tables
+from lm.console.shared_tables import description_tables
 from lm.engine.events import no_report
 from lm.engine.optim import build_optimizer
 from lm.engine.update import Updater
@@ -28,6 +28,7 @@ from lm.language.train import train
 from lm.language.windows import ReadHeads
 from lm.regularize import dropout_mask
 from lm.runs.checkpoint import CheckpointStore
+from lm.trunks.recurrent import RecurrentState
 from tests.support.tiny_training import resolved, task, write_corpus
 
 V, T, B, EOS = 17, 6, 3, 0
@@ -129,7 +130,7 @@ def test_the_output_is_the_sum_of_all_layers(cell: CellConfig) -> None:
     model = model_of(config(cell, sizes=(5, 5, 5), layer_sum=True))
     tokens, state = torch.randint(V, (T, B)), model.initial_state(B)
     inputs, total = model.embedding(tokens), torch.zeros((), dtype=torch.float64)
-    for layer, before in zip(model.layers, state, strict=True):
+    for layer, before in zip(model.layers.recurrent_layers(), state.layers, strict=True):
         inputs, _ = layer(inputs, before)
         total = total + inputs
     outputs = model(tokens, state)
@@ -148,21 +149,22 @@ def test_layers_of_several_sizes_have_no_sum(tmp_path: Path) -> None:
 def test_state_dropout_has_one_mask_for_all_steps_of_a_layer(cell: CellConfig) -> None:
     """Equal to stepping through the window with h masked before every step, the mask being the layer's."""
     model = model_of(config(cell, state_dropout=0.5)).train()
-    tokens, state = torch.randint(V, (T, B)), [(torch.randn(B, 5).double(),) * 2 for _ in range(2)]
+    tokens = torch.randint(V, (T, B))
+    state = RecurrentState(tuple((torch.randn(B, 5).double(),) * 2 for _ in range(2)))
     torch.manual_seed(8)
     outputs = model(tokens, state)
     torch.manual_seed(8)
-    masks = [dropout_mask(h, h.shape, 0.5) for h, _ in state]
+    masks = [dropout_mask(h, h.shape, 0.5) for h, _ in state.layers]
     assert not torch.equal(*masks)
     inputs = model.embedding(tokens)
-    for layer, mask, (h, c) in zip(model.layers, masks, state, strict=True):
+    for layer, mask, (h, c) in zip(model.layers, masks, state.layers, strict=True):
         steps = []
         for x in inputs:
             step, (h, c) = layer(x[None], (h * mask, c))
             steps.append(step)
         inputs = torch.cat(steps)
     torch.testing.assert_close(outputs.raw, inputs)
-    torch.testing.assert_close(outputs.state[1][0], inputs[-1])
+    torch.testing.assert_close(outputs.state.layers[1][0], inputs[-1])
     calm = model.eval()(tokens, state).raw
     assert not torch.allclose(calm, outputs.raw, atol=1e-3)
 
@@ -382,7 +384,7 @@ def test_a_sum_over_time_and_a_mean_of_tokens_are_the_same_training(corpus: Path
     for _, batch in zip(range(8), ours.epoch(0, 0), strict=False):
         updater.apply(updater.gradients([batch]), lr)
         updater.clear()
-        outputs = theirs.model(batch.tokens, [(h.detach(), c.detach()) for h, c in state])
+        outputs = theirs.model(batch.tokens, state.detached())
         state = outputs.state
         nll = -theirs.model.head.log_probs(outputs.hidden).gather(-1, batch.targets[..., None])
         loss = nll.sum(0).mean() + penalty * 0.5 * sum((p**2).sum() for p in parameters)
@@ -401,8 +403,10 @@ def test_a_sum_over_time_and_a_mean_of_tokens_are_the_same_training(corpus: Path
 
 def test_a_share_of_the_streams_forgets(corpus: Path) -> None:
     tiny = task("window.state_reset=0.3")
-    ones = [(torch.ones(5000, 2), torch.ones(5000, 3))]
-    (h, c), *_ = tiny._forgetful(ones)
+    ones = RecurrentState(((torch.ones(5000, 2), torch.ones(5000, 3)),))
+    kept = tiny._forgetful(ones)
+    assert isinstance(kept, RecurrentState)
+    ((h, c),) = kept.layers
     gone = h[:, 0] == 0
     assert float(gone.float().mean()) == pytest.approx(0.3, abs=0.03)
     assert torch.equal(h, (~gone)[:, None].expand(-1, 2).float())

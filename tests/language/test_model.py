@@ -13,7 +13,7 @@ from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.language.config import LmConfig, ModelConfig
 from lm.language.describe import describe
-from lm.language.model import LanguageModel, detached, state_from, state_tensors
+from lm.language.model import LanguageModel
 from lm.regularize import (
     activation_penalty,
     dropout,
@@ -22,6 +22,7 @@ from lm.regularize import (
     slowness_penalty,
     word_dropout,
 )
+from lm.trunks.recurrent import RecurrentState
 
 V, T, B = 17, 6, 3
 
@@ -41,7 +42,7 @@ def test_a_doc_head_reads_the_layers_below() -> None:
     outputs = model(inputs := tokens(), model.initial_state(B))
     last, (below, words) = outputs.hidden
     torch.testing.assert_close(words, model.embedding(inputs))
-    first, _ = model.layers[0](words, model.initial_state(B)[0])
+    first, _ = model.layers[0](words, model.layers.initial_state(B).layers[0])
     torch.testing.assert_close(below, first)
     assert ((last == 0) | (last == 2 * outputs.raw)).all()
     targets = tokens()
@@ -93,7 +94,7 @@ def test_windows_join_to_the_whole() -> None:
     pieces = []
     for part in inputs.split([4, 1, 6]):
         outputs = model(part, state)
-        state = state_from(state_tensors(detached(outputs.state)), torch.device("cpu"))
+        state = model.state_from(outputs.state.detached().tensors(), torch.device("cpu"))
         pieces.append(outputs.hidden.last)
     torch.testing.assert_close(torch.cat(pieces), whole)
 
@@ -103,7 +104,8 @@ def test_an_episodic_model_reads_every_sentence_from_a_zero_state(kind: CellKind
     eos, sentences = 2, [[1, 3], [], [4, 5, 6, 1, 0], [7]]
     own = config(episodic=True).model_copy(update={"cell": CellConfig(kind=kind)})
     model = LanguageModel(own, V, eos).double()
-    start = [(h + 1, c + 1) for h, c in model.initial_state(1)]  # which it forgets
+    zeros = model.layers.initial_state(1).layers
+    start = RecurrentState(tuple((h + 1, c + 1) for h, c in zeros))  # which it forgets
     text = torch.tensor([token for words in sentences for token in (eos, *words)])[:, None]
     whole = model(text, start).hidden.last
     alone = [model(torch.tensor([eos, *words])[:, None], start).hidden.last for words in sentences]

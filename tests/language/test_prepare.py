@@ -215,7 +215,7 @@ def test_bytes_are_kept_one_for_one(name: str, tmp_path: Path, monkeypatch: pyte
     if name == "text8":
         data = bytes(rng.choices(b" abcdefghijklmnopqrstuvwxyz", k=4000))
     (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr("lm.language.parts._BLOCK", 7)
+    monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 7)
     report = prepare(str(tmp_path / name), tmp_path / "out").report
     size = len(data)
     pieces = {"train": data[: size * 9 // 10], "test": data[int(size * 0.95) :]}

@@ -96,6 +96,21 @@ def test_the_loss_is_nll_and_penalties(corpus: Path, head: tuple[str, ...]) -> N
     torch.testing.assert_close(loss.objective, (nll + penalty) * tokens)
 
 
+def test_unlikely_words_are_those_before_in_the_stream_of_the_window(corpus: Path) -> None:
+    calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
+    calm += ["model.activation_penalty=0.0", "model.slowness_penalty=0.0", "head.latent_dropout=0.0"]
+    tiny = task(*calm, "head.unlikelihood=0.5", dtype=torch.float64)
+    window = next(tiny.epoch(0, 0))
+    log_probs = tiny.model.head.log_probs(tiny.model(window.tokens, tiny.model.initial_state(4)).hidden)
+    expected = F.nll_loss(log_probs.flatten(0, 1), window.targets.flatten(), reduction="sum")
+    for stream in range(4):
+        said = window.targets[:, stream].tolist()
+        for time, token in enumerate(said):
+            for word in set(said[:time]) - {token}:
+                expected = expected - 0.5 * torch.log1p(-log_probs[time, stream, word].exp())
+    torch.testing.assert_close(tiny.loss(window).objective, expected)
+
+
 def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
     tiny = task()
     zero = tiny.state()

@@ -48,6 +48,7 @@ STORAGE, CHECKPOINT, COMMIT, RUN = (
     "lm/runs/commit.py",
     "lm/runs/run.py",
 )
+SHARDED, SHARED = "lm/engine/sharded.py", "parallel/test_training.py::test_two_processes_give_the_bits_of_one"
 STATE, SAVING, TRAIN = "lm/engine/state.py", "lm/engine/saving.py", "lm/engine/loop.py"
 MUTANTS = (
     Mutant("fsync of files", STORAGE, "            os.fsync(fd)\n        finally", "        finally", POWER),
@@ -302,6 +303,48 @@ MUTANTS = (
         "                sync(path)\n",
         "                pass\n",
         "system/test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
+    ),
+    Mutant(
+        "gradient of every rank",
+        "lm/parallel/group.py",
+        "            gathered += every\n",
+        "            gathered += [mine.clone() for _ in every]\n",
+        SHARED,
+    ),
+    Mutant(
+        "sum of every shard's gradient",
+        SHARDED,
+        "        self._updater.put(self._reduced(mine))\n",
+        "        self._updater.put(mine[0])\n",
+        "engine/test_sharded.py::test_all_ranks_have_the_gradient_of_one_process",
+    ),
+    Mutant(
+        "one division by the tokens of all, instead of a mean of means",
+        SHARDED,
+        "            (loss.objective / DIVISOR).backward()\n",
+        "            (loss.objective / loss.tokens).backward()\n",
+        "engine/test_sharded.py::test_the_gradient_of_shards_is_that_of_the_batch",
+    ),
+    Mutant(
+        "every slice of the carried state",
+        "lm/engine/shared_saving.py",
+        "                for shard in shards_of(rank, group.size, shards)\n",
+        "                for shard in shards_of(0, group.size, shards)\n",
+        SHARED,
+    ),
+    Mutant(
+        "random numbers of each shard",
+        SHARDED,
+        "torch.manual_seed(random_seed(self._seed, update, shard))",
+        "torch.manual_seed(random_seed(self._seed, update, 0))",
+        "engine/test_sharded.py::test_shards_and_updates_draw_numbers_of_their_own",
+    ),
+    Mutant(
+        "slices joined by index",
+        "lm/parallel/slices.py",
+        "    return torch.cat(group.gather_rows(group.every(lambda: work(own))))\n",
+        "    return torch.cat(group.gather_rows(group.every(lambda: work(own)))[::-1])\n",
+        "parallel/test_slices.py::test_slices_are_joined_in_order",
     ),
 )
 

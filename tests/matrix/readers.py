@@ -28,6 +28,7 @@ from lm.language.prepare import PrepareOptions as LmPrepareOptions
 from lm.language.prepare import prepare as lm_prepare
 from lm.runs.commit import Commit
 from lm.text.lines import InputLog
+from lm.text.vectors import read_vectors
 from lm.text.vocabulary import Codec
 from tests.dialog.test_corpus import CURATED
 from tests.dialog.test_corpus_releases import CORPUS, pickled
@@ -35,6 +36,7 @@ from tests.dialog.test_formats import page_examples
 from tests.matrix.row import Case, refused
 from tests.support.tiny_lm import text_of, tiny_codec, write_run
 from tests.support.tiny_store import header
+from tests.support.words import WORDS
 
 PIECES = (
     b"", b"\n", b"\t", b'"', b"{", b"[" * 3000, b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"9" * 5000,
@@ -183,6 +185,9 @@ def lm_readers(folder: Path) -> Iterator[Reader]:
         shutil.copytree(made, folder / name / "out")
 
         yield Reader(name, (made / path).read_bytes(), f"out/{path}", load_tokens)
+    vectors = "".join(f"{word} {place} -0.5 1e-3\n" for place, word in enumerate(WORDS)).encode()
+    vocabulary = tiny_codec().vocabulary
+    yield Reader("vectors", vectors, "x.txt", lambda place: read_vectors(place / "x.txt", vocabulary, 3))
 
 
 def load_tokens(place: Path) -> None:

@@ -1,11 +1,10 @@
 """The rows of the matrix, in order."""
 
-from tests.matrix import arithmetic, configs, crashes, damage, machine, mutants, readers, talk
+from tests.matrix import arithmetic, configs, crashes, damage, machine, mutants, ranks, readers, talk
 from tests.matrix.crashes import row_of
 from tests.matrix.row import Row
 
 GPU = "not applicable: needs a GPU"
-ALONE = "not applicable: `tests/parallel` kill trainers, marked slow"
 PLATFORMS = "one Python and one system here: releases try the others"
 
 ROWS = (
@@ -14,7 +13,7 @@ ROWS = (
     Row("A3", "power loss at any moment of a command", 2_000, crashes.power_losses, 14),
     Row("A4", "SIGKILL while a killed training resumes", 100, row_of(crashes.kill_while_it_recovers), 3),
     Row("A5", "SIGKILL in every other command", 150, row_of(crashes.kill_other_commands), 6),
-    Row("A6", "one of several trainers dies", 50, limit=ALONE),
+    Row("A6", "SIGKILL of one of two processes of a training", 30, ranks.kill_a_rank),
     Row("A7", "memory runs out (RLIMIT_AS)", 20, row_of(crashes.little_memory)),
     Row("B", "four signals at random in seven commands", 560, row_of(crashes.signal_at_random), 7),
     Row("C1", "NaN or ±inf in loss, gradient, weight, embedding, state", 200, arithmetic.non_finite, 10),

@@ -1,53 +1,15 @@
 """Errors of one process among several: every rank ends, and one prints."""
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lm.ending import report
 from lm.engine.sharded import require_equal_weights
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, WorkerError
-from lm.parallel.group import Group, ProcessGroup, process_group
+from lm.parallel.group import Group, process_group
 from lm.parallel.launch import without_option
-
-
-class Threads(ProcessGroup):
-    """Ranks that are threads, and exchange through a list."""
-
-    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
-
-    def gather(self, value: Any) -> list[Any]:
-        self._board[self.rank] = value
-        self._barrier.wait(10)
-        values = list(self._board)
-        self._barrier.wait(10)
-        return values
-
-    def gather_tensors(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        return [tensor for part in self.gather(list(tensors)) for tensor in part]
-
-
-def together(size: int, work: Callable[[Group], object]) -> list[object]:
-    """Results of all ranks, or what they raised."""
-    board, barrier, results = [None] * size, threading.Barrier(size), [object()] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(Threads(rank, size, board, barrier))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
+from tests.support.ranks import together
 
 
 def test_work_of_rank_0_reaches_all() -> None:

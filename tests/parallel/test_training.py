@@ -3,21 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dialog.cli import main as dialog
 from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
+from tests.support.launching import command, ended, started, wait_for, workers
+from tests.support.tiny_talk import TALK, write_talk
 from tests.support.tiny_training import write_corpus
 
-ROOT = Path(__file__).resolve().parents[2]
 LM = """
 [data]
 train = "train.txt"
@@ -52,22 +48,17 @@ HEADS = {
     "doc": ("head.kind=doc", "head.lower_components=[1]"),
     "few-streams": ("train.batch_size=2", "window.random=true", "window.rescale_lr=true"),  # empty shards
     "accumulated": ("train.accumulate=3", "window.random=true", "window.rescale_lr=true"),
+    "transformer": (
+        "model.trunk=transformer",
+        "model.hidden_sizes=[8,8]",
+        "model.attention_span=9",
+        "transformer.heads=2",
+        "model.weight_dropout=0.0",
+        "window.state_reset=0.3",
+        "train.max_steps=4",
+    ),
     "nt-asgd": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.max_steps=24"),
 }
-TALK = (
-    "model.embedding_size=8", "encoder.utterance_size=8", "encoder.context_size=8", "decoder.hidden_size=8",
-    "head.embedding_size=8", "optim.schedule=constant", "optim.warmup_steps=0", "train.shards=4",
-    "train.max_steps=6", "train.validate_every=3", "model.dropout=0.2", "data.train=talk.txt",
-    "data.valid=talk.txt", "data.test=talk.txt",
-)  # fmt: skip
-SAID = (
-    "is it raining",
-    "yes it is",
-    "take a coat then",
-    "i will take one",
-    "what time is it",
-    "half past nine",
-)
 
 
 @pytest.fixture
@@ -77,26 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
-    dialogs = ["\n".join(SAID[shift:] + SAID[:shift]) for shift in range(len(SAID))]
-    (tmp_path / "talk.txt").write_text("\n\n".join(dialogs * 3) + "\n")
-    return tmp_path
-
-
-def command(*arguments: str, torchrun: tuple[str, ...] = ()) -> list[str]:
-    program = [sys.executable, "-m"]
-    if torchrun:
-        program += ["torch.distributed.run", "--standalone", *torchrun, "-m"]
-    return [*program, *arguments]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def ended(folder: Path, line: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        line, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=300
-    )
+    return write_talk(tmp_path)
 
 
 def trained(
@@ -130,24 +102,6 @@ def test_two_processes_give_the_bits_of_one(
             assert end.returncode == 0, end.stderr
         assert ending(main, *last)[0] == 0
     assert outcome(folder / "one") == outcome(folder / "two")
-
-
-def test_evaluations_by_two_processes_are_the_same_bytes(
-    talk: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(talk)
-    settings = [part for setting in (*TALK, "decode.nbest=2") for part in ("--set", setting)]
-    assert ending(dialog, "train", "smalltalk_mos", "--run", "run", *settings)[0] == 0
-    line = ("evaluate", "run", "--output", "hyps.jsonl", "--json", "result.json", "--batch", "4")
-    written = (Path("hyps.jsonl"), Path("result.json"), Path("run/evaluation/talk.json"))
-    assert ending(dialog, *line)[0] == 0
-    alone = [path.read_bytes() for path in written]
-    for path in written:
-        path.unlink()
-    end = ended(talk, command("dialog", *line, "--processes", "2"))
-    assert end.returncode == 0, end.stderr
-    assert [path.read_bytes() for path in written] == alone
-    assert end.stdout.count("┃ measure ") == 1, "only rank 0 prints"
 
 
 def test_shards_change_no_learning_rate(
@@ -222,9 +176,7 @@ def test_a_silent_process_ends_the_others_and_is_named(folder: Path) -> None:
         os.kill(stopped, signal.SIGSTOP)
         output, _ = process.communicate(timeout=100)
     assert process.returncode == 7, output
-    assert (
-        "is lost, or silent for train.exchange_minutes = 0.1; run the same command again to resume" in output
-    )
+    assert "is lost, or silent for train.exchange_minutes = 0.1; run the same command again" in output
 
 
 @pytest.mark.slow
@@ -238,35 +190,3 @@ def test_a_signal_saves_once_and_ends_all(folder: Path, whom: str) -> None:
     assert process.returncode == 75, output
     assert output.count("run the same command again to resume") == 1
     assert "internal error" not in output
-
-
-@contextmanager
-def started(folder: Path, line: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A launcher, which is killed with all that it has started."""
-    process = subprocess.Popen(
-        line, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            for pid in (*workers(process), process.pid):
-                os.kill(pid, signal.SIGKILL)
-            process.communicate()
-
-
-def workers(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that a launcher has started, by number."""
-    return sorted(children(process.pid))
-
-
-def children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
-
-
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + 100
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} does not appear"
-        time.sleep(0.02)

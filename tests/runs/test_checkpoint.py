@@ -171,8 +171,9 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
     for which in ("nonsense\x1b", "step-", "../step-1", ""):
         with pytest.raises(ConfigError) as misspelt:
             store.open(which)
-        assert "must be last, best, average or step-N; choose another one by --checkpoint: step-3" in str(
-            misspelt
+        assert (
+            "must be last, best, average-best or step-N; choose another one by --checkpoint: step-3"
+            in str(misspelt)
         )
     store.prune([1, 2])
     assert store.open("last").step == 2, "a pointer to a commit that is gone"
@@ -209,7 +210,11 @@ def test_average_and_inference_weights(store: CheckpointStore) -> None:
     assert store.weights("step-3") == {"w": torch.tensor([5.0]), "buffer": torch.tensor([3])}
     assert store.weights("last")["w"] == 8
     store.point("best", [3, 4])
-    assert store.weights("average") == {"w": torch.tensor([6.5]), "buffer": torch.tensor([3])}
+    assert (
+        store.weights("average-best")
+        == store.weights("average")
+        == {"w": torch.tensor([6.5]), "buffer": torch.tensor([3])}
+    )
     store.point("best", [3, 1])
     with pytest.raises(StorageError, match="different models"):
         store.weights("average")

@@ -22,7 +22,7 @@ from lm.console.app import show_training
 from lm.disk.filelock import held
 from lm.errors import DivergenceError
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.overview import curve_lines, run_row, runs_in, validations
+from lm.runs.overview import curve_lines, learning_curve, run_row, runs_in
 from tests.support.tiny_task import Faults, TinyTask, open_run, train
 
 LIMITS = {"max_steps": 6, "validate_every": 2, "checkpoint_every": 2}
@@ -46,7 +46,7 @@ def test_every_state_that_a_run_can_be_in(tmp_path: Path) -> None:
     train(run, LIMITS)
     row = run_row(run)
     assert (row["state"], row["step"], row["at step"]) == ("finished", 6, validations_best(run))
-    assert row["best perplexity"] == min(value for _, value in validations(run))
+    assert row["best perplexity"] == min(value for _, value in learning_curve(run))
     assert row["MB"] > 0
     with open_run(tmp_path / "new"):
         pass
@@ -58,7 +58,7 @@ def test_every_state_that_a_run_can_be_in(tmp_path: Path) -> None:
 
 
 def validations_best(run: Path) -> int:
-    return min(validations(run), key=lambda point: point[1])[0]
+    return min(learning_curve(run), key=lambda point: point[1])[0]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,11 @@ def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
         assert lines[-1].endswith("1,000 updates")
         assert max(map(len, lines)) <= 79
     assert curve_lines(points[:1], unicode=True) == []
+    narrow = curve_lines(points, unicode=True, columns=24)
+    assert max(map(len, narrow[1:])) <= 24
+    assert curve_lines(points, unicode=True, columns=20) == []
     assert curve_lines([(0, math.inf), (1, 3.0)], unicode=True)
-    assert validations(tmp_path) == []
+    assert learning_curve(tmp_path) == []
 
 
 def test_a_finished_training_shows_its_curve_again(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dialog.beam import Marks, beam_search
-from dialog.config import DecodeConfig
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks
 
 BOS, EOS = 0, 1
 

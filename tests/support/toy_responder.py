@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 
 from dialog.batches import Example
-from dialog.beam import Hypothesis
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import Repl
 from dialog.chat.terminal import converse_on_terminal
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities
 from lm.text.vocabulary import DIALOG, Codec, build_codec
 
@@ -52,7 +53,7 @@ class ToyResponder:
     ) -> list[StepProbabilities]:
         words = [*self.codec.vocabulary.words(tokens), "</s>"]
         best = tuple((word, 0.5, (0.2, 0.3)) for word in self.codec.vocabulary.tokens[:top])
-        return [StepProbabilities(word, 0.25, best, (0.4, 0.6)) for word in words]
+        return [StepProbabilities(word, 0.25, best, (0.4, 0.6), (0.1, 0.15)) for word in words]
 
 
 if __name__ == "__main__":

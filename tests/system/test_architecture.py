@@ -25,7 +25,8 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, 
 LM_ONLY = {
     name
     for name in MODULES
-    if name.startswith(("lm.analysis", "lm.language", "lm.studies")) or name in ("lm.__main__", "lm.cli")
+    if name.startswith(("lm.analysis", "lm.language", "lm.studies"))
+    or name in ("lm.__main__", "lm.cli", "lm.hf", "lm.export")
 }
 UNPICKLER = "dialog.corpora.unpickle"  # a process of its own, whose standard output is what it found
 SPEAKS_TO_THE_USER = {
@@ -86,6 +87,18 @@ def test_dialog_imports_only_the_shared_core_of_lm() -> None:
     }
     assert any(target.startswith("lm.") for _, target in found)
     assert not {(name, target) for name, target in found if target in LM_ONLY}
+
+
+BRIDGES = ("lm.hf", "lm.export", "lm.huggingface", "dialog.hf", "dialog.export")
+
+
+def test_only_the_bridge_to_transformers_loads_it() -> None:
+    libraries = {"transformers", "tokenizers", "accelerate"}
+    found = {
+        name for name in MODULES if any(target.split(".")[0] in libraries for target in imports(TREES[name]))
+    }
+    assert "lm.hf" in found
+    assert not {name for name in found if not name.startswith(BRIDGES)}
 
 
 def test_the_shared_core_imports_nothing_of_the_language_models() -> None:
@@ -240,6 +253,8 @@ HEAVY = (
     "pyarrow",
     "pandas",
     "optuna",
+    "jinja2",
+    "transformers",
 )
 HELP = """
 import sys
@@ -258,7 +273,7 @@ print("LOADED", sorted(set({heavy!r}) & set(sys.modules)), code or 0)
     [
         ("lm", ["--help"]), ("lm", ["train", "--help"]), ("lm", ["analyze", "rank", "--help"]),
         ("lm", ["bottleneck", "--help"]), ("lm", ["tune", "--help"]),
-        ("dialog", ["--help"]), ("dialog", ["train", "--help"]),
+        ("dialog", ["--help"]), ("dialog", ["train", "--help"]), ("dialog", ["report", "--help"]),
     ],
 )  # fmt: skip
 def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:
@@ -280,8 +295,9 @@ COUNTERPARTS = {
     "Compat", "Config", "DataConfig", "FAMILY", "Floats", "Ints", "LOCK", "LOWEST", "Located", "MANIFEST",
     "MEASURES", "ModelConfig", "PARTS", "POINTS", "PrepareOptions", "RESULT", "ReadOptions", "Result", "app",
     "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
-    "evaluation_tables", "generate", "locate", "main", "prepare", "prepared_tables", "read_split", "recovery",
-    "score", "train", "train_point", "write_split",
+    "evaluation_tables", "generate", "locate", "main", "preparation", "prepare", "prepared_tables",
+    "read_split", "recovery",
+    "score", "serve", "train", "train_point", "write_split",
 }  # fmt: skip
 
 

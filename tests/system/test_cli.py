@@ -37,14 +37,15 @@ from lm.errors import (
 from lm.stop import deferred_signals
 
 COMMANDS = (
-    "chat", "check", "compare", "demo", "describe", "evaluate", "prepare", "presets", "references",
-    "runs", "score", "show", "train", "tune",
+    "chat", "check", "compare", "demo", "describe", "doctor", "evaluate", "prepare", "presets",
+    "references", "report", "runs", "score", "serve", "show", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
-    "analyze components", "analyze divergence", "analyze examples", "analyze gates", "analyze rank",
-    "analyze recovery", "analyze temperature",
-    "bottleneck", "check", "compare", "describe", "dynamic", "evaluate", "finetune", "generate", "prepare",
-    "presets", "reverse-copy", "runs", "score", "train", "tune",
+    "analyze components", "analyze divergence", "analyze examples", "analyze gates",
+    "analyze geometry", "analyze gradient", "analyze histories", "analyze rank", "analyze recovery",
+    "analyze temperature", "analyze unargmaxable", "bottleneck", "check", "compare", "describe",
+    "doctor", "dynamic", "evaluate", "export", "finetune", "generate", "import", "prepare",
+    "presets", "report", "reverse-copy", "runs", "score", "serve", "train", "tune",
 )  # fmt: skip
 Outcome = tuple[int, str, str]
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from dialog.batches import Item, collate
-from dialog.beam import Marks, beam_search
-from dialog.config import DecodeConfig, DialogConfig
+from dialog.config import DialogConfig
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks
 from dialog.seq2seq import Seq2Seq
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"

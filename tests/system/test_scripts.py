@@ -70,6 +70,28 @@ def test_results_table_writes_numbers_that_the_pages_can_show(tmp_path: Path) ->
     assert set(shown["entries"][0]["numbers"]) - unmeasured <= set(entry["numbers"])
 
 
+def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> None:
+    scores = {
+        "bleu_legacy": {order: {"precision": 0.5, "recall": 0.25} for order in "14"},
+        "mean_length": 3.5,
+    }
+    scores |= {"inter_distinct_1": 0.9, "inter_distinct_2": 0.8, "most_common_share": 0.125}
+    result = scores | {"perplexity": 41.5, "yardsticks": {"true_response": scores | {"mean_length": 9.0}}}
+    result |= {"run": "x/mos", "checkpoint": "best", "contexts": 30, "seed": 2}
+    result |= {"data": {"name": "test.first-30", "references_file": None}}
+    for name, decode in {"beam": {}, "mmi": {"select": "mmi", "mmi_run": "x/back", "seed": 9}}.items():
+        (tmp_path / name).write_text(json.dumps(result | {"decode": decode}))
+    script, written = SCRIPTS / "decoding_table.py", tmp_path / "written.json"
+    given = [f"beam = 5={tmp_path / 'beam'}", f"MMI={tmp_path / 'mmi'}"]
+    _, _, beam, mmi, people = run_script(script, *given, "--json", written, "--machine", "m").splitlines()
+    assert beam == "| beam = 5 | 41.50 | .500/.250 | .500/.250 | .900 | .800 | 3.5 | 12 |"
+    assert mmi.startswith("| MMI | 41.50 ")
+    assert people == "| true responses | none | .500/.250 | .500/.250 | .900 | .800 | 9.0 | 12 |"
+    entries = json.loads(written.read_text())["entries"]
+    keys = """--set 'decode.select="mmi"' --set 'decode.mmi_run="runs/back"'"""
+    assert entries[1]["command"] == f"dialog evaluate runs/mos {keys} --limit 30"
+
+
 def test_results_table_of_language_models(tmp_path: Path) -> None:
     """A column is there where all runs have it; analyses are found by the folder of the run."""
     runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]

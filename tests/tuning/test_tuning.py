@@ -20,7 +20,7 @@ from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
 from lm.errors import ConfigError, DataError, Interrupted, StorageError
 from lm.runs.checkpoint import CheckpointStore
-from lm.tuning.report import draw_trials, is_near, place
+from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Trials
 from lm.tuning.workers import Job, _failure, work_together

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lm.console.report import p_tables
+from lm.console.shared_tables import p_tables
 from lm.console.tables import Table
 from lm.measures import guessing_note
 from lm.runs.evaluations import guessing_warning
@@ -14,6 +14,7 @@ _REFINED = {
     "temperature_search": "best temperature",
     "mc_dropout": "MC dropout",
     "mc_temperature": "MC dropout, best temperature",
+    "cache": "continuous cache",
     "static": "static",
 }
 
@@ -45,6 +46,11 @@ def evaluation_tables(result: Result) -> list[Table | str]:
         tempered = result.get("mc_temperature")
         logits = f", logits × {tempered['multiplier']:g} at their best temperature" if tempered else ""
         tables.append(f"MC dropout: {sampled['samples']} passes, rates × {sampled['rate']:g}{logits}")
+    if cache := result.get("cache"):
+        numbers = f"cache of {cache['size']:,} words, θ {cache['theta']:g}, λ {cache['share']:g}"
+        if "searched" in cache:
+            numbers += f", chosen on {cache['searched_tokens']:,} tokens of {cache['searched_on']}"
+        tables.append(numbers)
     return [*tables, f"kept as {result['name']}"]
 
 

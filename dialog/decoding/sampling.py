@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dialog.beam import Constraints, Hypothesis, Marks, StateT, StepFunction
-from dialog.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.rules import Rules
+from dialog.decoding.steps import NO_TEXTS, Hypothesis, Marks, StateT, StepFunction, Texts
 from lm.heads.sampling import INFINITY, draw_tokens
 
 
@@ -29,6 +30,7 @@ def sample(
     config: DecodeConfig,
     marks: Marks,
     seeds: Sequence[int],
+    texts: Texts = NO_TEXTS,
 ) -> list[list[Hypothesis]]:
     """Draw ``config.nbest`` independent samples per source, most probable first, duplicates kept.
 
@@ -38,12 +40,12 @@ def sample(
     ``head.log_probs(hidden, component_temperature=config.temperature)``.
 
     ``log_prob`` is under the distribution of the step function, before mixture temperature, top-k, top-p and
-    constraints. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the
+    rules. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the
     latter case it may be shorter than ``max_length``.
     """
     if not sources:
         return []
-    constraints = Constraints(config, marks)
+    rules = Rules(config, marks, texts, deadline=True)
     samples, length = config.nbest, config.max_length
     log_probs, state = step(torch.full((sources,), marks.bos), state)
     device = log_probs.device
@@ -55,7 +57,7 @@ def sample(
     lengths = torch.zeros_like(going)
     finished = torch.zeros_like(going, dtype=torch.bool)
     for time in range(length + 1):
-        allowed = constraints.apply(log_probs, tokens[going, :time])
+        allowed = rules.apply(log_probs, tokens[going, :time], going // samples)
         possible = (allowed.max(1).values > -INFINITY).nonzero().flatten()
         going, log_probs = going[possible], log_probs[possible]
         last = draw_tokens(allowed[possible], uniform[going, time], config)

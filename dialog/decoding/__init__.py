@@ -1,0 +1,1 @@
+"""Decoding of responses: beam search, sampling, rules on the next token, and selection among responses."""

@@ -1,0 +1,61 @@
+"""Words and phrases of a config in the token ids of a run."""
+
+from collections.abc import Sequence
+
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks, Texts
+from lm.errors import ConfigError, visible
+from lm.text.vocabulary import Codec
+
+
+def texts_of(
+    config: DecodeConfig, codec: Codec, marks: Marks, contexts: Sequence[Sequence[Sequence[int]]]
+) -> Texts:
+    """The texts of the rules of a config, for sources with these ``contexts``, utterances in token ids.
+
+    A forbidden phrase with an unknown word cannot occur, and is left out. Raises ConfigError if a required
+    phrase or the beginning has an unknown word or contains a forbidden phrase, or if they exceed
+    ``max_length``.
+    """
+    begin = _known("begin", config.begin, codec, marks) if config.begin.strip() else []
+    require = [_known("require", phrase, codec, marks) for phrase in config.require]
+    forbid = [ids for phrase in config.forbid if not _unknown(ids := codec.encode(phrase), codec, marks)]
+    length = len(begin) + sum(map(len, require))
+    if length > config.max_length:
+        raise ConfigError(
+            f"decode.begin and decode.require have {length:,} tokens, more than decode.max_length ="
+            f" {config.max_length:,}; shorten them, or raise decode.max_length"
+        )
+    for key, wanted in (("begin", [begin]), ("require", require)):
+        for banned in forbid:
+            if any(_contains(ids, banned) for ids in wanted):
+                raise ConfigError(
+                    f"decode.{key} contains {visible(codec.decode(banned))!r}, which decode.forbid excludes;"
+                    " remove it from one of them"
+                )
+    blocked = contexts if config.block_context_ngram else ()
+    special = {marks.bos, marks.eos}
+    return Texts(
+        begin, require, forbid, [[[i for i in ids if i not in special] for ids in said] for said in blocked]
+    )
+
+
+def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:
+    """Ids of a text. ConfigError if a word is unknown."""
+    ids = codec.encode(text)
+    if _unknown(ids, codec, marks):
+        raise ConfigError(
+            f"decode.{key} {visible(text)!r}: not in the run's vocabulary; choose words of its training text"
+        )
+    return ids
+
+
+def _unknown(ids: Sequence[int], codec: Codec, marks: Marks) -> bool:
+    """True if the ids are empty, or responses cannot contain them."""
+    never = {codec.vocabulary.unk, marks.bos, marks.eos, *marks.forbidden}
+    return not ids or not never.isdisjoint(ids)
+
+
+def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
+    size = len(phrase)
+    return any(list(ids[at : at + size]) == list(phrase) for at in range(len(ids) - size + 1))

@@ -1,0 +1,72 @@
+"""Details of an evaluation for reports: samples, the use of components, and the command."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dialog.seq2seq import Seq2Seq
+from lm.config.difference import flat_config
+from lm.heads.usage import use_in_sample
+from lm.runs.evaluations import Result, spread
+from lm.text.vocabulary import DIALOG
+
+if TYPE_CHECKING:
+    from dialog.batches import Example
+    from dialog.corpora.corpus import Dialog
+    from dialog.decoding.config import DecodeConfig
+    from dialog.decoding.steps import Hypothesis
+    from dialog.trained import TrainedModel
+
+SAMPLES = 12  # contexts of a record, evenly spaced
+_UTTERANCES = 4  # of a context, the last ones
+
+
+def evaluation_details(
+    model: "TrainedModel",
+    dialogs: Sequence["Dialog"],
+    examples: Sequence["Example"],
+    answers: Sequence[Sequence["Hypothesis"]],
+    command: str,
+) -> Result:
+    """Details of an evaluation.
+
+    ``samples`` have ``index`` of the example, ``context``, ``true`` and ``reply``. ``components`` is that
+    of :func:`lm.heads.usage.use_in_sample`.
+    """
+    samples = [
+        {
+            "index": index,
+            "context": [
+                f"{said.speaker}: {said.text}" if said.speaker else said.text
+                for said in examples[index].context[-_UTTERANCES:]
+                if said.text != DIALOG
+            ],
+            "true": examples[index].response.text,
+            "reply": model.codec.tokenizer.join(model.codec.vocabulary.words(answers[index][0].tokens)),
+        }
+        for index in spread(len(examples), SAMPLES)
+    ]
+    components = None  # of an ensemble
+    if isinstance(model.model, Seq2Seq):
+        words = model.codec.vocabulary.tokens
+        components = use_in_sample(model.model.head, model.readings(dialogs), words)
+    return {"samples": samples, "components": components, "command": command}
+
+
+def evaluate_command(
+    runs: Sequence[Path],
+    data: str | None,
+    references: Path | None,
+    checkpoint: str,
+    limit: int | None,
+    decoding: tuple["DecodeConfig", "DecodeConfig"],
+) -> str:
+    """The ``dialog evaluate`` of a run or an ensemble; ``decoding`` has the run's own and the used one."""
+    words = ["dialog", "evaluate", *map(str, runs)]
+    for option, value in (("--data", data), ("--references", references), ("--limit", limit)):
+        words += [option, str(value)] if value is not None else []
+    words += ["--checkpoint", checkpoint] if checkpoint != "best" else []
+    usual, now = map(flat_config, decoding)
+    words += [word for key in now if now[key] != usual[key] for word in ("--set", f"decode.{key}={now[key]}")]
+    return shlex.join(words)

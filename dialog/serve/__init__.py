@@ -1,0 +1,1 @@
+"""Trained dialog models as chat models of an HTTP API."""

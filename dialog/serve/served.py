@@ -1,0 +1,241 @@
+"""``dialog serve``: trained dialog models as chat models of the API."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dialog.batches import Encoder, Example, next_example
+from dialog.chat.conversation import spoken
+from dialog.chat.terminal import open_conversation
+from dialog.chat.transcript import HUMAN, MODEL, one_line
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
+from dialog.decoding.trace import Candidate
+from dialog.trained import StepProbabilities, TrainedModel
+from dialog.utterance import Utterance
+from lm.console.terminal import sanitize
+from lm.heads.registry import HEADS
+from lm.serve.answers import Answer, Choice, Token
+from lm.serve.batching import Query
+from lm.serve.failure import ApiError
+from lm.serve.protocol import (
+    COLDEST,
+    MAX_BEAMS,
+    MAX_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    InspectRequest,
+    Request,
+    refused,
+)
+from lm.text.vocabulary import Codec
+
+SPEAKERS = {"user": HUMAN, "assistant": MODEL}
+LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS, "max_length": MAX_TOKENS}
+_ALONE: dict[str, Any] = {
+    name: DecodeConfig.model_fields[name].default for name in ("groups", "diversity")
+}  # of one group
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """The body of a job: what was said, how to decode the reply, and the form of the answer."""
+
+    example: Example
+    decode: DecodeConfig
+    count: int
+    stops: tuple[str, ...] = ()
+    listed: int | None = None
+
+
+class ServedDialog:
+    """A dialog run that answers requests. The user is the human of a chat, the assistant is the model."""
+
+    def __init__(self, model: TrainedModel, weights: str | None, created: int) -> None:
+        self.model, self.fingerprint, self.created = model, (weights or "")[:12], created
+
+    @classmethod
+    def load(cls, run: Path, checkpoint: str = "best", decode: DecodeConfig | None = None) -> "ServedDialog":
+        """Open a run. ``decode`` replaces its settings. Raises the errors of :func:`open_conversation`."""
+        opened = open_conversation(run, checkpoint, decode)
+        model, source = opened.model, opened.source
+        assert isinstance(model, TrainedModel)
+        model = replace(model, config=model.config.model_copy(update={"decode": opened.decode}))
+        weights = source.weights if source else None
+        return cls(model, weights, int((run / "checkpoints").stat().st_mtime))
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Head, components, and settings of decoding."""
+        config, row = self.model.config, HEADS[self.model.config.head.kind]
+        return {
+            "head": f"{row.label}, K = {config.head.components}" if row.is_mixture else row.label,
+            "components": config.head.components,
+            "vocabulary": len(self.model.codec.vocabulary),
+            "decode": config.decode.model_dump(),
+        }
+
+    def chat_job(self, request: ChatRequest) -> Query:
+        """A job for the reply to a conversation."""
+        said = [Utterance(SPEAKERS[one.role], one_line(one.text)) for one in request.messages]
+        return self._job(said, request)
+
+    def completion_jobs(self, request: CompletionRequest) -> list[Query]:
+        """A job for every prompt. Its lines are said in turn, the last one by the human."""
+        jobs = []
+        for prompt in request.prompt:
+            lines = [line for line in prompt.splitlines() if line.strip()] or [""]
+            speakers = [(HUMAN, MODEL)[(len(lines) - 1 - place) % 2] for place in range(len(lines))]
+            said = [Utterance(*pair) for pair in zip(speakers, map(one_line, lines), strict=True)]
+            jobs.append(self._job(said, request))
+        return jobs
+
+    def inspect_job(self, request: InspectRequest) -> Query:
+        """A job for the distributions at every word of one reply, and the candidates of the beam."""
+        job = self.chat_job(request)
+        return Query(object(), partial(self._inspected, choice=request.choice, top=request.top), job.body)
+
+    def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Query:
+        decode = decoding(request, self.model.config.decode)
+        example = next_example(said, MODEL, self.model.config.data.context)
+        # A seed is of one request, so requests with different seeds are decoded together.
+        group = (id(self), decode.model_copy(update={"seed": 0}))
+        wish = _Wish(example, decode, request.n, request.stop, request.listed)
+        return Query(group, self._answers, wish)
+
+    def _answers(self, jobs: Sequence[Query]) -> list[Answer]:
+        wishes: list[_Wish] = [job.body for job in jobs]
+        found = self.model.respond(
+            [wish.example for wish in wishes],
+            wishes[0].decode,
+            batch_size=len(wishes),
+            seeds=[wish.decode.seed for wish in wishes],
+        )
+        return [self._answer(wish, best) for wish, best in zip(wishes, found, strict=True)]
+
+    def _answer(self, wish: _Wish, found: Sequence[Hypothesis]) -> Answer:
+        choices = [self._choice(wish, one).until(wish.stops) for one in found[: wish.count]]
+        item = Encoder(self.model.codec, self.model.config.data.max_tokens).item(wish.example)
+        return Answer(tuple(choices) or (Choice((), finished=True),), sum(map(len, item.context)))
+
+    def _choice(self, wish: _Wish, found: Hypothesis) -> Choice:
+        codec = self.model.codec
+        texts = pieces(codec, found.tokens)
+        names = [sanitize(name) for name in codec.vocabulary.words(found.tokens)]
+        if wish.listed is None:
+            tokens = [Token(name, text) for name, text in zip(names, texts, strict=True)]
+        else:
+            steps = self.model.token_probabilities(wish.example, found.tokens, max(wish.listed, 1))
+            tokens = [
+                Token(name, text, log(step.prob), _top(step, wish.listed))
+                for name, text, step in zip(names, texts, steps, strict=False)  # steps have </s>, too
+            ]
+        return Choice(tuple(tokens), found.finished)
+
+    def _inspected(self, jobs: Sequence[Query], choice: int, top: int) -> list[dict[str, Any]]:
+        (wish,) = (job.body for job in jobs)
+        (found,) = self.model.respond([wish.example], wish.decode, seeds=[wish.decode.seed])
+        if choice >= len(found):
+            raise ApiError(
+                400, f"choice: the search found {len(found)} replies, counted from 0", param="choice"
+            )
+        best = found[choice]
+        beam = self.model.weighed(wish.example, wish.decode) if wish.decode.method == "beam" else []
+        steps = self.model.token_probabilities(wish.example, best.tokens, top)
+        texts = [*pieces(self.model.codec, best.tokens), *([""] if best.finished else [])]
+        weighed = chain(beam, repeat([]))
+        return [
+            {
+                "object": "chat.inspection",
+                "choice": choice,
+                "replies": [self._reply(one) for one in found],
+                "steps": [self._step(*row) for row in zip(texts, steps, weighed, strict=False)],
+            }
+        ]
+
+    def _reply(self, found: Hypothesis) -> dict[str, Any]:
+        text = spoken(self.model.codec, found.tokens)
+        return {
+            "text": text, "score": found.score, "log_prob": found.log_prob, "finished": found.finished
+        }  # fmt: skip
+
+    def _step(self, text: str, step: StepProbabilities, beam: Sequence[Candidate]) -> dict[str, Any]:
+        top = [
+            {"token": sanitize(token), "probability": probability, "shares": shares}
+            for token, probability, shares in step.top
+        ]
+        candidates = [
+            {"text": spoken(self.model.codec, one.tokens), "log_prob": one.log_prob, "fate": one.fate}
+            for one in beam
+        ]
+        return {
+            "token": sanitize(step.token), "text": text, "probability": step.prob, "shares": step.parts,
+            "prior": step.prior, "top": top, "beam": candidates,
+        }  # fmt: skip
+
+
+def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
+    """The settings of a request: those of the run, with the parameters that it gives.
+
+    A temperature or top_p samples, and the temperature 0 is greedy. Further settings are in ``decode``, by
+    the names that ``--set`` has. ApiError for impossible ones, and for those beyond the limits of the server.
+    """
+    given: dict[str, Any] = {}
+    if request.temperature == 0:
+        given |= {"method": "beam", "beam": 1, **_ALONE}
+    elif request.temperature is not None or (request.top_p or 1) < 1:
+        given |= {"method": "sample", **_ALONE}
+        given |= {
+            name: value
+            for name, value in (("temperature", request.temperature), ("top_p", request.top_p))
+            if value is not None
+        }
+    if request.seed is not None:
+        given["seed"] = request.seed
+    if isinstance(request, ChatRequest | CompletionRequest) and request.limit is not None:
+        given["max_length"] = request.limit
+        given["min_length"] = min(usual.min_length, request.limit)
+    settings = usual.model_dump() | given | request.decode
+    settings["nbest"] = (
+        max(request.n, settings["nbest"]) if "nbest" not in request.decode else settings["nbest"]
+    )
+    try:
+        decode = DecodeConfig.model_validate(settings)
+    except ValidationError as error:
+        raise refused(error, "decode") from None
+    if decode.mmi_run != usual.mmi_run:
+        raise ApiError(400, "decode.mmi_run: only the server names folders", param="decode.mmi_run")
+    for name, most in LIMITS.items():
+        if getattr(decode, name) > most:
+            raise ApiError(400, f"decode.{name}: must be at most {most:,} here", param=f"decode.{name}")
+    if decode.temperature < COLDEST:
+        raise ApiError(
+            400, f"decode.temperature: must be at least {COLDEST} here", param="decode.temperature"
+        )
+    return decode
+
+
+def pieces(codec: Codec, tokens: Sequence[int]) -> list[str]:
+    """The text that each token appends to :func:`~dialog.chat.conversation.spoken`; joined, they are it."""
+    text, shown, found = spoken(codec, tokens), "", list[str]()
+    for end in range(1, len(tokens) + 1):
+        said = spoken(codec, tokens[:end])
+        grown = text.startswith(said) and len(said) > len(shown)
+        found.append(said[len(shown) :] if grown else "")
+        shown = said if grown else shown
+    return found
+
+
+def log(probability: float) -> float:
+    """The logarithm of a probability in nats; -inf of 0."""
+    return math.log(probability) if probability > 0 else -math.inf
+
+
+def _top(step: StepProbabilities, count: int) -> tuple[tuple[str, float], ...]:
+    return tuple((sanitize(token), log(prob)) for token, prob, _ in step.top[:count])

@@ -1,0 +1,182 @@
+"""Anisotropy and effective ranks of states and contexts, and the rank of histories by futures.
+
+*Anisotropy* is the mean cosine of two states of different tokens (Ethayarajh 2019): 0 for directions that are
+spread evenly. The entropy of singular values is the logarithm of the effective rank (Roy & Vetterli 2007).
+
+The *extended matrix* (Golowich et al. 2025, arXiv 2510.24966) has a row for every history, and a column for
+every word after every future. Its entries are the logits of the word after history and future. The mean over
+words is subtracted, because logits are known up to a constant. A head bounds the rank of one future only.
+
+n histories · m futures · T tokens · V words.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm.analysis.gradient import effective_rank
+from lm.analysis.rank import log_prob_rank
+from lm.console.tables import Table
+from lm.errors import ConfigError, DataError
+from lm.steps import OnProgress, Steps, no_progress
+
+if TYPE_CHECKING:
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
+
+HISTORY = 30  # tokens of a history, read from a zero state
+LONGEST = 4  # tokens of the longest future; lengths from 1 to this take turns
+ENERGY = 0.99  # share of the squared norm
+
+
+def geometry_of_run(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
+    """Anisotropy and effective rank of the states and contexts of a text, and those of the output matrix.
+
+    DataError with fewer than two tokens.
+    """
+    if len(ids) < 2:
+        raise DataError(f"{len(ids)} tokens have no pair of states; name a longer text")
+    head = copy.deepcopy(trained.model.head).double()
+    with torch.no_grad():
+        layers = [hidden.map(lambda h: h[:, 0].double()) for hidden, _ in trained.readings(ids)]
+        contexts = torch.cat([head.mixer.mixture(states).contexts.flatten(0, 1) for states in layers])
+    states = torch.cat([states.last for states in layers])
+    found = {"states": states, "contexts": contexts, "output": head.weight.detach()}
+    return {
+        "head": head.config.kind,
+        "components": head.config.components,
+        "context_scale": float(head.scale),
+        "tokens": len(ids),
+    } | {name: _geometry(rows) for name, rows in found.items()}
+
+
+def anisotropy(rows: Tensor) -> float:
+    """Mean cosine of all pairs of different rows (n, D)."""
+    units = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    count = len(rows)
+    return (float(units.sum(0).square().sum()) - float(units.square().sum())) / (count * (count - 1))
+
+
+def _geometry(rows: Tensor) -> dict[str, float]:
+    values = torch.linalg.svdvals(torch.linalg.qr(rows).R).cpu().numpy()
+    return {
+        "anisotropy": anisotropy(rows),
+        "effective_rank": effective_rank(values),
+        "entropy": math.log(max(1.0, effective_rank(values))),
+        "size": rows.shape[1],
+    }
+
+
+@dataclass(frozen=True)
+class ExtendedMatrix:
+    """Centred log-probabilities of a model after histories and futures, in float64."""
+
+    trained: "TrainedLm"
+    histories: Tensor  # (HISTORY, n)
+    futures: tuple[Tensor, ...]  # each (length,)
+
+    @classmethod
+    def of(cls, trained: "TrainedLm", ids: "Ids", histories: int, futures: int) -> "ExtendedMatrix":
+        """Histories from the first half of a text and futures from the second, evenly spaced."""
+        half = len(ids) // 2
+        if half < max(histories + HISTORY, futures + LONGEST):
+            raise DataError(
+                f"{len(ids):,} tokens are too few for {histories} histories and {futures} futures;"
+                " name a longer text"
+            )
+        if min(histories, futures) < 1:
+            raise ConfigError("--histories and --futures must be at least 1")
+        tokens = torch.from_numpy(ids.astype(np.int64)).to(trained.device)
+        first = np.linspace(0, half - HISTORY, histories).astype(int)
+        read = torch.stack([tokens[start : start + HISTORY] for start in first.tolist()], 1)
+        later = np.linspace(half, len(ids) - LONGEST, futures).astype(int).tolist()
+        parts = [tokens[start : start + 1 + place % LONGEST] for place, start in enumerate(later)]
+        return cls(trained, read, tuple(parts))
+
+    @torch.no_grad()
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield (V, n) for the empty future, and then for every future."""
+        model = copy.deepcopy(self.trained.model).double()
+        count = self.histories.shape[1]
+        first = model(self.histories, model.initial_state(count))
+        outputs = [(first.hidden, first.state)]
+        for future in (None, *self.futures):
+            hidden = outputs[0][0]
+            if future is not None:
+                hidden = model(future[:, None].expand(-1, count), first.state).hidden
+            log_probs = model.head.log_probs(hidden.map(lambda layer: layer[-1]))
+            yield (log_probs - log_probs.mean(1, keepdim=True)).T
+
+    def measured(self, futures: int, progress: OnProgress = no_progress) -> dict[str, Any]:
+        """Ranks of the first ``futures`` + 1 blocks."""
+        vocab, count = len(self.trained.codec.vocabulary), self.histories.shape[1]
+        steps = Steps(futures + 1, progress)
+
+        def counted() -> Iterator[Tensor]:
+            for block, _ in zip(self.blocks(), range(futures + 1), strict=False):
+                yield block.contiguous()
+                steps.advance(1)
+
+        result = log_prob_rank(counted(), vocab * (futures + 1), count)
+        squares = np.cumsum(result.singular_values**2)
+        return {
+            "futures": futures,
+            "rank": result.rank,
+            "effective_rank": effective_rank(result.singular_values),
+            "energy_rank": int(np.searchsorted(squares, ENERGY * squares[-1]) + 1),
+        }
+
+
+def histories_of_run(
+    trained: "TrainedLm", ids: "Ids", histories: int, futures: int, progress: OnProgress = no_progress
+) -> dict[str, Any]:
+    """Ranks of the matrix of histories by 0, 1, 4, 16 … futures, up to ``futures``."""
+    matrix = ExtendedMatrix.of(trained, ids, histories, futures)
+    counts = [0, *(4**power for power in range(20) if 4**power < futures), futures]
+    head = trained.model.head
+    return {
+        "head": head.config.kind,
+        "components": head.config.components,
+        "context_scale": float(head.scale),
+        "embedding_size": head.size,
+        "histories": histories,
+        "matrices": [matrix.measured(count, progress) for count in counts],
+    }
+
+
+def geometry_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+    """Table with a row per run, by name."""
+    rows = [
+        {"run": name, "head": result["head"], "K": result["components"], "factor": result["context_scale"]}
+        | {
+            f"{label} of {place}": result[place][key]
+            for place in ("states", "contexts", "output")
+            for label, key in (("anisotropy", "anisotropy"), ("effective rank", "effective_rank"))
+        }
+        for name, result in results.items()
+    ]
+    return [
+        Table("Geometry of states, contexts and output matrix", rows),
+        "anisotropy: mean cosine of two rows; effective rank: exp of the entropy of the singular values",
+    ]
+
+
+def history_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+    """Table with a row per run and number of futures."""
+    rows = [
+        {"run": name, "head": result["head"], "K": result["components"], "E": result["embedding_size"]}
+        | {"histories": result["histories"], "futures": row["futures"], "rank": row["rank"]}
+        | {"effective rank": row["effective_rank"], "rank of 99 %": row["energy_rank"]}
+        for name, result in results.items()
+        for row in result["matrices"]
+    ]
+    return [
+        Table("Rank of the matrix of histories by futures and words", rows),
+        "futures: besides the empty one; rank of 99 %: singular values with 99 % of the squared norm",
+    ]

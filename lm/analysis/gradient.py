@@ -1,0 +1,279 @@
+"""Gradients that a head passes back: their share, their rank, and the change of predictions that follows.
+
+Godey & Artzi (2026, arXiv 2603.10145) measure this for softmax heads. The definition here is for every head.
+
+Any distribution is a softmax of z = log P. So each head has V *effective logits* z(h) = log P(· | h), and the
+gradient of −log P(y) at them is g = P − e_y, with or without components. A softmax's own logits differ from z
+by one constant, to which g is orthogonal. A definition by the logits of the components would depend on their
+number: K equal components divide g into K parts, although the model is the same.
+
+Let J (V, S) be the derivative of z at the S numbers that the head reads, with the mean over words subtracted.
+Then Jᵀg is the gradient at the states, and −JJᵀg the change of z after a small step of the states against it.
+
+    share       ‖P_J g‖ / ‖g‖, where P_J projects onto the range of J: the part of g that a state can follow
+    gain        ‖Jᵀg‖ / ‖g‖
+    alignment   cosine of JJᵀg and g, at most the share: the part of the step that goes where g points
+
+For a softmax J is the centred output matrix in every context. For a mixture J depends on the context, so
+the changes in different contexts are not in one subspace of E dimensions.
+
+T tokens · K components · E context size · S size of the states · V words.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from lm.analysis.rank import log_prob_rank
+from lm.console.tables import Table
+from lm.errors import DataError, DivergenceError
+from lm.heads.head import Head
+from lm.heads.states import Layers
+from lm.steps import OnProgress, Steps, no_progress
+
+if TYPE_CHECKING:
+    from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
+
+ENTRIES = 1 << 22  # of the logits that are differentiated at once
+
+
+@dataclass(frozen=True)
+class HeadGradients:
+    """Derivatives of a float64 head at fixed states of T tokens. Memory does not grow with T·V."""
+
+    head: Head
+    states: Layers  # (T, H) of the last layer, and of every lower layer that the head reads
+    targets: Tensor  # (T,)
+
+    @classmethod
+    def of(cls, trained: "TrainedLm", ids: "Ids") -> "HeadGradients":
+        """Gradients of a model without dropout on a text. Raises DataError without a token."""
+        if not len(ids):
+            raise DataError("the text has no tokens to differentiate at; name a longer text")
+        head = copy.deepcopy(trained.model.head).double().eval().requires_grad_(False)
+        read = [
+            (hidden.map(lambda h: h[:, 0].double()), targets) for hidden, targets in trained.readings(ids)
+        ]
+        layers = zip(*((hidden.last, *hidden.lower) for hidden, _ in read), strict=True)
+        last, *lower = (torch.cat(parts) for parts in layers)
+        return cls(head, Layers(last, tuple(lower)), torch.cat([targets for _, targets in read]))
+
+    @property
+    def size(self) -> int:
+        """S."""
+        return self.head.hidden_size + sum(self.head.lower_sizes)
+
+    @property
+    def rows(self) -> int:
+        """Number of states that are differentiated at once."""
+        components = self.head.output.rows_per_token
+        return max(1, min(256, ENTRIES // (components * self.head.vocab_size)))
+
+    def blocks(self) -> Iterator[tuple[Layers, Tensor]]:
+        """Yield the states (n, ·) and targets (n,) of consecutive tokens."""
+        for start in range(0, len(self.targets), self.rows):
+            yield self._tokens(slice(start, start + self.rows))
+
+    def at_logits(self) -> Iterator[Tensor]:
+        """Yield g, (n, V)."""
+        for states, targets in self.blocks():
+            yield self.gradient(states, targets)[0]
+
+    def at_states(self) -> Iterator[Tensor]:
+        """Yield Jᵀg, (n, S)."""
+        for states, targets in self.blocks():
+            yield self.gradient(states, targets)[1]
+
+    def of_update(self) -> Iterator[Tensor]:
+        """Yield JJᵀg, (n, V)."""
+        for states, targets in self.blocks():
+            yield self.change(states, self.gradient(states, targets)[1])
+
+    def gradient(self, states: Layers, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """g (n, V) and Jᵀg (n, S)."""
+        states = states.map(lambda h: h.detach().requires_grad_())
+        with torch.enable_grad():
+            log_probs = self.head.log_probs(states)
+            loss = -log_probs.gather(1, targets[:, None]).sum()
+        parts = torch.autograd.grad(loss, (states.last, *states.lower))
+        logits = log_probs.detach().exp()
+        logits[torch.arange(len(targets)), targets] -= 1
+        return logits, torch.cat(parts, 1)
+
+    def change(self, states: Layers, tangents: Tensor) -> Tensor:
+        """J times ``tangents`` (n, S), row by row: (n, V)."""
+        parts = tangents.split([self.head.hidden_size, *self.head.lower_sizes], 1)
+        with torch.enable_grad(), forward_ad.dual_level():  # the formula of training, not the in-place one
+            last, *lower = map(_dual, (states.last, *states.lower), parts)
+            change = forward_ad.unpack_dual(self.head.log_probs(Layers(last, tuple(lower)))).tangent
+        assert change is not None
+        change = change.detach()
+        centred: Tensor = change - change.mean(1, keepdim=True)
+        return centred
+
+    def jacobian(self, token: int) -> Tensor:
+        """J of one token transposed, (S, V)."""
+        states, _ = self._tokens(slice(token, token + 1))
+        directions = torch.eye(self.size, dtype=torch.float64, device=states.last.device).split(self.rows)
+        found = []
+        for part in directions:
+            copies = [layer.repeat(len(part), 1) for layer in (states.last, *states.lower)]
+            found.append(self.change(Layers(copies[0], tuple(copies[1:])), part))
+        return torch.cat(found)
+
+    def share(self, token: int) -> tuple[float, int]:
+        """Share of a token, and the numerical rank of its J.
+
+        The Gram matrix of J has an eigenvalue for every squared singular value. Eigenvalues below V·ε of
+        the largest count as zero, which are singular values below about 10⁻⁶ of the largest.
+        """
+        (logits, at_states) = self.gradient(*self._tokens(slice(token, token + 1)))
+        jacobian = self.jacobian(token)
+        values, vectors = torch.linalg.eigh(jacobian @ jacobian.T)
+        kept = values > values[-1] * self.head.vocab_size * torch.finfo(values.dtype).eps
+        along = (at_states @ vectors)[0, kept].square() / values[kept]
+        return math.sqrt(float(along.sum())) / float(logits.norm()), int(kept.sum())
+
+    def _tokens(self, part: slice) -> tuple[Layers, Tensor]:
+        return self.states.map(lambda h: h[part]), self.targets[part]
+
+
+def _dual(primal: Tensor, tangent: Tensor) -> Tensor:
+    with warnings.catch_warnings():  # torch compiles its own rules of forward mode in a deprecated way
+        warnings.simplefilter("ignore", DeprecationWarning)
+        dual: Tensor = forward_ad.make_dual(primal, tangent)
+    return dual
+
+
+def gradients_of_run(
+    trained: "TrainedLm", ids: "Ids", sample: int, progress: OnProgress = no_progress
+) -> dict[str, Any]:
+    """Measure the gradients of a run at every token of a text, and the shares at ``sample`` of them.
+
+    The sample is evenly spaced. Its cost is that of J: K·E·S·V operations a token.
+
+    Raises:
+        DataError: no token.
+        DivergenceError: gradients that are not finite.
+    """
+    gradients = HeadGradients.of(trained, ids)
+    head, tokens = gradients.head, len(ids)
+    chosen = np.unique(np.linspace(0, tokens - 1, min(sample, tokens)).round().astype(int)).tolist()
+    steps = Steps(len(chosen) + 1, progress)
+    result = _norms(gradients)
+    steps.advance(1)
+    shares, ranks = [], []
+    for token in chosen:
+        share, rank = gradients.share(token)
+        shares.append(share)
+        ranks.append(rank)
+        steps.advance(1)
+    deviation = float(np.std(shares, ddof=1)) if len(shares) > 1 else math.nan
+    return {
+        "head": head.config.kind,
+        "components": head.config.components,
+        "context_scale": float(head.scale),
+        "embedding_size": head.size,
+        "state_size": gradients.size,
+        "vocabulary": head.vocab_size,
+        "tokens": tokens,
+        "sample": len(chosen),
+        "share": float(np.mean(shares)),
+        "share_error": deviation / math.sqrt(len(shares)) if len(shares) > 1 else None,
+        "jacobian_rank": float(np.mean(ranks)),
+        "random_share": math.sqrt(float(np.mean(ranks)) / max(1, head.vocab_size - 1)),
+        **result,
+        "logits": _ranks(gradients.at_logits(), tokens, head.vocab_size),
+        "states": _ranks(gradients.at_states(), tokens, gradients.size),
+        "update": _ranks(gradients.of_update(), tokens, head.vocab_size),
+    }
+
+
+def _norms(gradients: HeadGradients) -> dict[str, float]:
+    """Gain and alignment of the batch, and the root mean square of g."""
+    at_logits = at_states = of_update = 0.0
+    cosines = 0.0
+    for states, targets in gradients.blocks():
+        logits, back = gradients.gradient(states, targets)
+        change = gradients.change(states, back)
+        at_logits += float(logits.square().sum())
+        at_states += float(back.square().sum())
+        of_update += float(change.square().sum())
+        size = (logits.norm(dim=1) * change.norm(dim=1)).clamp_min(torch.finfo(change.dtype).tiny)
+        cosines += float((back.square().sum(1) / size).sum())
+    if not all(map(math.isfinite, (at_logits, at_states, of_update))):
+        raise DivergenceError(
+            "the gradients are not finite: the model has diverged; choose another checkpoint"
+        )
+    tokens = len(gradients.targets)
+    return {
+        "gradient_norm": math.sqrt(at_logits / tokens),
+        "gain": math.sqrt(at_states / at_logits),
+        "alignment": cosines / tokens,
+    }
+
+
+def _ranks(blocks: Iterator[Tensor], rows: int, columns: int) -> dict[str, Any]:
+    """Ranks of the matrix of gradients that arrives in blocks of rows."""
+    result = log_prob_rank(blocks, rows, columns)
+    return {
+        "effective_rank": effective_rank(result.singular_values),
+        "rank": result.rank,
+        "ranks": result.ranks,
+        "full_rank": min(rows, columns),
+    }
+
+
+def effective_rank(values: np.ndarray) -> float:
+    """exp of the entropy of singular values that are divided by their sum (Roy & Vetterli 2007).
+
+    It is n for n equal values. Zeros give 0.
+    """
+    total = float(values.sum())
+    if not total:
+        return 0.0
+    shares = values[values > 0] / total
+    return math.exp(float(-(shares * np.log(shares)).sum()))
+
+
+def gradient_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+    """Tables with a row per run, by name."""
+    norms = [
+        {
+            "run": name,
+            "head": result["head"],
+            "K": result["components"],
+            "factor": result["context_scale"],
+            "share": result["share"],
+            "random share": result["random_share"],
+            "gain": result["gain"],
+            "alignment": result["alignment"],
+        }
+        for name, result in results.items()
+    ]
+    ranks = [
+        {"run": name, "head": result["head"], "E": result["embedding_size"], "states": result["state_size"]}
+        | {
+            f"{label} of {place}": result[place][key]
+            for place in ("logits", "states", "update")
+            for label, key in (("rank", "rank"), ("effective", "effective_rank"))
+        }
+        for name, result in results.items()
+    ]
+    first = next(iter(results.values()))
+    return [
+        Table(f"Gradients of {first['tokens']:,} tokens, shares of {first['sample']:,}", norms),
+        "share: norm of the gradient at log P that a state can follow; random share: of a random direction; "
+        "gain: norm at the states by norm at log P; alignment: cosine of the gradient and of the change"
+        " of log P after a step of the states",
+        Table("Ranks of the matrices of gradients, and of the change of log P", ranks),
+    ]

@@ -1,0 +1,110 @@
+"""Commands of ``lm analyze`` that ask what a head lets through: gradients, words, directions."""
+
+from typing import Annotated, Any
+
+import typer
+
+from lm.analysis.opened import OverTraining, Runs, facts_of, loaded_steps, of_runs, opened_steps
+from lm.console.app import counting, show, write_result
+from lm.console.options import Checkpoint, JsonFile
+from lm.language.options import Data, Limit, spare_texts
+
+Results = dict[str, dict[str, Any]]
+
+
+def gradient(
+    runs: Runs,
+    data: Data = None,
+    limit: Limit = 1000,
+    sample: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of tokens whose shares are measured.")
+    ] = 50,
+    checkpoint: Checkpoint = "best",
+    over_training: OverTraining = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Gradients that the head passes back: share of the norm, ranks, and the change that follows.
+
+    The first --limit tokens are one batch. Shares take seconds a token with a large head.
+
+    Example: lm analyze gradient runs/ptb_small_softmax runs/ptb_small_mos --limit 1000 --sample 50
+    """
+    spare_texts(json_file, runs, data)
+    from lm.analysis.gradient import gradient_tables, gradients_of_run
+
+    results: Results = {}
+    with counting("differentiating") as progress:
+        for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training):
+            measured = gradients_of_run(trained, text.ids, sample, progress)
+            results[name] = facts_of(trained, text, which) | measured
+    write_result(json_file, of_runs(results))
+    show(*gradient_tables(results))
+
+
+def geometry(
+    runs: Runs,
+    data: Data = None,
+    limit: Limit = 5000,
+    checkpoint: Checkpoint = "best",
+    over_training: OverTraining = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Anisotropy and effective rank of states, contexts and output matrix.
+
+    Example: lm analyze geometry runs/ptb_small_softmax runs/ptb_small_mos --over-training
+    """
+    spare_texts(json_file, runs, data)
+    from lm.analysis.geometry import geometry_of_run, geometry_tables
+
+    results = {
+        name: facts_of(trained, text, which) | geometry_of_run(trained, text.ids)
+        for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training)
+    }
+    write_result(json_file, of_runs(results))
+    show(*geometry_tables(results))
+
+
+def histories(
+    runs: Runs,
+    data: Data = None,
+    rows: Annotated[int, typer.Option("--histories", min=2, help="Number of histories.")] = 300,
+    futures: Annotated[int, typer.Option(min=1, help="Number of futures of 1 to 4 tokens.")] = 16,
+    checkpoint: Checkpoint = "best",
+    over_training: OverTraining = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Rank of the matrix of histories by futures: what a model's past can say of its future.
+
+    Example: lm analyze histories runs/ptb_small_softmax runs/ptb_small_mos
+    """
+    spare_texts(json_file, runs, data)
+    from lm.analysis.geometry import histories_of_run, history_tables
+
+    results: Results = {}
+    with counting("factorising") as progress:
+        for name, which, trained, text in opened_steps(runs, data, None, checkpoint, over_training):
+            measured = histories_of_run(trained, text.ids, rows, futures, progress)
+            results[name] = facts_of(trained, text, which) | measured
+    write_result(json_file, of_runs(results))
+    show(*history_tables(results))
+
+
+def unargmaxable(
+    runs: Runs,
+    checkpoint: Checkpoint = "best",
+    over_training: OverTraining = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Words that no context can make the most probable one, by linear programs.
+
+    Example: lm analyze unargmaxable runs/ptb_small_softmax runs/ptb_small_mos
+    """
+    spare_texts(json_file, runs, None)
+    from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
+
+    results: Results = {}
+    with counting("searching") as progress:
+        for name, which, trained in loaded_steps(runs, checkpoint, over_training):
+            results[name] = facts_of(trained, None, which) | unargmaxable_of_run(trained, progress)
+    write_result(json_file, of_runs(results))
+    show(*unargmaxable_tables(results))

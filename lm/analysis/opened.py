@@ -1,0 +1,107 @@
+"""Runs and texts that an analysis opens, and what its result says about them. Imports nothing heavy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lm.console.options import named
+from lm.errors import StorageError
+from lm.parallel.group import ALONE, Group
+
+if TYPE_CHECKING:
+    from lm.language.evaluate import Text
+    from lm.language.trained import TrainedLm
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        parser=named,
+        help="Folder of figures; default: RUN/analysis for one run, ./analysis for several.",
+    ),
+]
+OverTraining = Annotated[
+    bool, typer.Option("--over-training", help="Analyse every stored checkpoint of the runs.")
+]
+
+
+def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
+    """Folder of the figures of runs: ``out``, or by default that of a single run."""
+    if out is not None:
+        return out
+    return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
+
+
+def load(run: Path, checkpoint: str) -> "TrainedLm":
+    """Open a run folder at a checkpoint."""
+    from lm.language.trained import TrainedLm
+
+    return TrainedLm.load(run, checkpoint)
+
+
+def opened_runs(
+    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, group: Group = ALONE
+) -> Iterator[tuple[Path, "TrainedLm", "Text"]]:
+    """Yield every run with its text. WorkerError where they differ among the processes of a group."""
+    for run in runs:
+        trained = replace(load(run, checkpoint), group=group)
+        text = text_of(trained, data, limit)
+        if group.size > 1:
+            from lm.language.trained import weights_sha256
+
+            group.require_equal({"checkpoint": weights_sha256(trained.model), "text": text.sha256})
+        yield run, trained, text
+
+
+def opened_steps(
+    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, every: bool
+) -> Iterator[tuple[str, str, "TrainedLm", "Text"]]:
+    """Yield (name, checkpoint, model, text) of one checkpoint of each run, or of ``every`` stored one."""
+    for name, which, trained in loaded_steps(runs, checkpoint, every):
+        yield name, which, trained, text_of(trained, data, limit)
+
+
+def loaded_steps(
+    runs: Sequence[Path], checkpoint: str, every: bool
+) -> Iterator[tuple[str, str, "TrainedLm"]]:
+    """Yield (name, checkpoint, model) of one checkpoint of each run, or of ``every`` stored one."""
+    for run in runs:
+        for which in steps_of(run) if every else [checkpoint]:
+            yield f"{run} {which}" if every else str(run), which, load(run, which)
+
+
+def steps_of(run: Path) -> list[str]:
+    """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
+    from lm.runs.checkpoint import CheckpointStore
+
+    store = CheckpointStore(run / "checkpoints")
+    if store.latest() is None:
+        raise StorageError(f"{run}: no checkpoint yet; train the run first")
+    return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
+
+
+def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":
+    """The text to analyse: the given one, or the test split of the run."""
+    from lm.language.evaluate import load_text
+
+    return load_text(trained, data or trained.config.data.test, limit)
+
+
+def facts_of(trained: "TrainedLm", text: "Text | None", checkpoint: str) -> dict[str, Any]:
+    """Facts about a measurement: run, checkpoint, and the text if it needs one."""
+    data = text and {"name": text.name, "source": text.source, "sha256": text.sha256}
+    return {
+        "checkpoint": checkpoint,
+        "seed": trained.config.train.seed,
+        "device": str(trained.device),
+    } | ({"data": data} if data else {})
+
+
+def of_runs(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Results of several runs by name, with the devices of the measurements."""
+    return {"runs": results, "device": ", ".join(sorted({result["device"] for result in results.values()}))}

@@ -1,0 +1,147 @@
+"""Language models' part of the report: passages word by word, and measured ranks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.analysis.spectrum import RankResult
+from lm.console.tables import Table
+from lm.console.terminal import sanitize
+from lm.errors import StorageError
+from lm.language.compare import compare
+from lm.language.config import LmConfig
+from lm.language.tables import comparison_tables
+from lm.numbers import number
+from lm.report.charts import Series, line_chart
+from lm.report.page import colour_of
+from lm.report.parts import Names, PagePart, PageSection, PageTable, Paragraph, Passage, ReportFamily, Word
+from lm.runs.evaluations import Evaluation
+
+_OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."
+_SHADES, _DEEPEST = 8, 8.0  # shades of a word, and nats of the deepest
+_MARKED = 1.0  # nats of a gain or loss that a mark shows
+_POINTS = 400  # of a line of singular values
+
+
+def lm_family() -> ReportFamily:
+    """The report's part for language models."""
+    return ReportFamily(
+        program="lm",
+        schema=LmConfig,
+        units="blocks of tokens",
+        compare=_compared,
+        scores=_scores,
+        remarks=_remarks,
+        samples=_passages,
+        further=_further,
+    )
+
+
+def _compared(
+    runs: Sequence[Path], name: str | None, resamples: int
+) -> tuple[dict[str, Any], Sequence[Table | str]]:
+    result = compare(runs, name, resamples)
+    return result, comparison_tables(result)
+
+
+def _scores(comparison: Mapping[str, Any]) -> Mapping[str, str]:
+    return {score: score for score in comparison["scores"]}
+
+
+def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
+    return []
+
+
+def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
+    """Passages as each run reads them."""
+    by_index = [
+        {sample["index"]: sample for sample in evaluation.details.get("samples", ())}
+        for evaluation in evaluations
+    ]
+    common = set(by_index[0]).intersection(*by_index[1:])
+    if not common:
+        return [Paragraph(_OLDER)]
+    about = "The first line is shaded by nats: darker words were less expected."
+    if len(evaluations) > 1:
+        about += (
+            f" Further lines are shaded by gain or loss against {names[evaluations[0].run]}:"
+            f" ▲ gains at least {_MARKED:g} nat, ▼ loses as much."
+        )
+    found: list[PagePart] = [Paragraph(about)]
+    for index in sorted(common):
+        first: list[float] = by_index[0][index]["nll"]
+        readings = []
+        for place, (evaluation, passages) in enumerate(zip(evaluations, by_index, strict=True)):
+            nll: list[float] = passages[index]["nll"]
+            base = first if place else None
+            words = [
+                _word(word, nats, None if base is None else base[at])
+                for at, (word, nats) in enumerate(zip(passages[index]["words"], nll, strict=True))
+            ]
+            note = f"{number('nll', sum(nll) / max(1, len(nll)))} nats a token"
+            readings.append((names[evaluation.run], colour_of(place), note, words))
+        found.append(Passage(f"From token {index + 1:,}", readings))
+    return found
+
+
+def _word(text: str, nats: float, base: float | None) -> Word:
+    """A word with its nats, or with its gain against ``base``."""
+    shown = " ".join(sanitize(text).split()) or "␣"
+    told = f"{nats:.2f} nats"
+    if base is None:
+        return Word(shown, _shade(nats / _DEEPEST), "tn", "", told)
+    gain = base - nats
+    mark = "▲" if gain >= _MARKED else "▼" if gain <= -_MARKED else ""
+    note = f"{told}, {gain:+.2f} against the first".replace("+", "gain ").replace("-", "loss ")
+    return Word(shown, _shade(abs(gain) * 2 / _DEEPEST), "tg" if gain > 0 else "tl", mark, note)
+
+
+def _shade(share: float) -> int:
+    return max(0, min(_SHADES, round(_SHADES * share)))
+
+
+def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
+    """Ranks and singular values that ``lm analyze rank`` kept in the runs."""
+    rows, series = [], []
+    for index, run in enumerate(runs):
+        for path in sorted((run / "analysis").glob("rank-*.npz")):
+            try:
+                spectrum = RankResult.load(path)
+            except StorageError:
+                continue
+            name = names[str(run)]
+            text = path.stem.removeprefix("rank-")
+            rows.append(
+                {
+                    "run": name,
+                    "text": text,
+                    "rank": spectrum.rank,
+                    "of": min(spectrum.shape),
+                    "rank, ε of float32": spectrum.ranks["roundoff_float32"],
+                    "tokens": spectrum.shape[0],
+                    "words": spectrum.shape[1],
+                }
+            )
+            series.append(Series(f"{name}: rank {spectrum.rank:,}", _falling(spectrum), colour_of(index)))
+    if not rows:
+        return []
+    chart = line_chart(
+        "Singular values of the log-probability matrix",
+        "Each is divided by the largest. A longer line before the fall is a higher rank.",
+        ("index, largest first", "share of the largest"),
+        series,
+    )
+    parts: list[PagePart] = [PageTable.of(Table("Numerical rank", rows)), *filter(None, [chart])]
+    return [PageSection("rank", "Rank", parts)]
+
+
+def _falling(spectrum: RankResult) -> list[tuple[float, float]]:
+    """Positive singular values by index, divided by the largest, at most ``_POINTS`` of them."""
+    values = spectrum.singular_values
+    largest = float(values[0]) or 1.0
+    step = max(1, -(-len(values) // _POINTS))
+    return [
+        (index + 1, float(values[index]) / largest)
+        for index in range(0, len(values), step)
+        if values[index] > 0
+    ]

@@ -1,0 +1,199 @@
+"""Words that no context can make the most probable one (Demeter et al. 2020, Grivas et al. 2022).
+
+A word is *unargmaxable* if no context vector c of the head's output layer W c + b gives it the largest logit.
+Links are increasing, so the largest logit has the largest probability. Two sets of contexts are asked about:
+
+    bounded    contexts that the head can have: those of a mixture are in [−s, s]^E for its factor s, and the
+               states of a recurrent layer are in [−1, 1]^H
+    free       all real contexts
+
+A mixture of such components changes nothing. By duality of linear programs, an unargmaxable word v has shares
+α_u of other words with z_v(c) ≤ Σ_u α_u z_u(c) at every context of the set. For an increasing convex g, as of
+softmax and sigsoftmax, g(z_v) ≤ Σ_u α_u g(z_u) in each component. Divided by normalisers and averaged by
+priors, P(v) ≤ Σ_u α_u P(u), so some other word is at least as probable. Conversely, a word that one context
+prefers is preferred by the mixture whose contexts are all that one.
+
+V words · D numbers that determine the logits.
+"""
+
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.console.tables import Table
+from lm.errors import ConfigError
+from lm.heads.head import Head
+from lm.heads.precision import precise
+from lm.steps import OnProgress, Steps, no_progress
+from lm.trunks.recurrent import RecurrentTrunk
+
+if TYPE_CHECKING:
+    from lm.language.trained import TrainedLm
+
+Floats = NDArray[np.float64]
+
+WITNESS_ROUNDS = 60  # of the search for a witness before linear programs
+RIVALS = 40  # words that a linear program starts with, and that it gets in each round
+CLOSE = 1e-7  # logits this close count as equal
+WORDS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits W x + b over x in [−bound, bound]^D; ``bound`` may be infinite."""
+
+    weight: Floats  # (V, D)
+    bias: Floats  # (V,)
+    bound: float
+
+    def without_witness(self, words: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
+        """Words for which a quick search finds no x that prefers them, and its last x of each, (n, D).
+
+        The search moves x along w_v − w_u for the strongest rival u, as a perceptron does.
+        """
+        offset = self.weight - self.weight.mean(0)
+        reach = (
+            self.bound
+            if np.isfinite(self.bound)
+            else 100 / max(float(np.linalg.norm(offset, axis=1).mean()), 1e-30)
+        )
+        x = reach * (np.sign(offset[words]) if np.isfinite(self.bound) else offset[words])
+        for round_ in range(WITNESS_ROUNDS):
+            margins, rivals = self.margins(x, words)
+            open_ = margins <= CLOSE
+            words, x, rivals = words[open_], x[open_], rivals[open_]
+            if not len(words) or round_ == WITNESS_ROUNDS - 1:
+                break
+            step = self.weight[words] - self.weight[rivals]
+            step /= np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-30)
+            x = np.clip(x + reach * step / np.sqrt(1 + round_ / 4), -self.bound, self.bound)
+        return words, x
+
+    def margins(self, x: Floats, words: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+        """Logit of each word minus that of its strongest rival at its x (n, D), and the rivals."""
+        margins, rivals = np.empty(len(words)), np.empty(len(words), np.int64)
+        for start in range(0, len(words), 512):
+            part = slice(start, start + 512)
+            logits = x[part] @ self.weight.T + self.bias
+            rows = np.arange(len(logits))
+            own = logits[rows, words[part]]
+            logits[rows, words[part]] = -np.inf
+            rivals[part] = logits.argmax(1)
+            margins[part] = own - logits.max(1)
+        return margins, rivals
+
+    def can_win(self, word: int, start: Floats) -> bool:
+        """True if some x prefers the word, by linear programs with more and more rivals.
+
+        Each program finds x with the largest margin over some rivals. A margin of 0 or less is a proof for
+        all rivals. Otherwise the strongest rivals at x join, until there is none.
+        """
+        from scipy.optimize import linprog
+
+        rivals: set[int] = set()
+        x = start
+        while True:
+            logits = self.weight @ x + self.bias
+            own = logits[word]
+            logits[word] = -np.inf
+            new = set(np.argpartition(-logits, min(RIVALS, len(logits) - 2))[:RIVALS].tolist()) - {word}
+            if float(logits.max()) < own - CLOSE:
+                return True
+            if new <= rivals:
+                return False  # a tie within rounding
+            rivals |= new
+            chosen = sorted(rivals)
+            difference = self.weight[chosen] - self.weight[word]
+            found = linprog(
+                np.append(np.zeros(self.weight.shape[1]), -1.0),
+                A_ub=np.column_stack([difference, np.ones(len(chosen))]),
+                b_ub=self.bias[word] - self.bias[chosen],
+                bounds=[(-self.bound, self.bound)] * self.weight.shape[1] + [(None, 1.0)],
+                method="highs",
+            )
+            if found.status != 0 or -found.fun <= CLOSE:
+                return False
+            x = found.x[:-1]
+
+
+def unargmaxable_words(logits: Logits, progress: OnProgress = no_progress) -> list[int]:
+    """The unargmaxable words."""
+    words, x = logits.without_witness(np.arange(len(logits.bias)))
+    steps = Steps(len(words), progress)
+    lost = []
+    for word, start in zip(words.tolist(), x, strict=True):
+        if not logits.can_win(word, start):
+            lost.append(word)
+        steps.advance(1)
+    return lost
+
+
+def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
+    """Logits of one component over the contexts that it can have, and over all contexts, in float64.
+
+    ConfigError for heads whose logits are no product of one matrix and a context.
+    """
+    if head.gates is not None or head.temperature is not None:
+        raise ConfigError(
+            f"head.kind = {head.config.kind!r}, head.temperature = {head.config.temperature!r}: logits are"
+            " not one matrix times a context; name other runs"
+        )
+    weight = precise(head.weight.detach()).double().cpu().numpy()
+    bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
+    free = Logits(weight, bias, float("inf"))
+    if head.latent is not None:
+        return replace(free, bound=abs(float(head.scale))), free
+    if head.projection is not None:
+        weight = weight @ head.projection.weight.detach().double().cpu().numpy()
+    return Logits(weight, bias, state_bound), free
+
+
+def unargmaxable_of_run(trained: "TrainedLm", progress: OnProgress = no_progress) -> dict[str, Any]:
+    """Unargmaxable words of a run. ConfigError without scipy, and as in :func:`logits_of_head`."""
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigError("lm analyze unargmaxable needs scipy; install it with `pip install scipy`")
+    head, trunk = trained.model.head, trained.model.layers
+    layers = len(trained.config.model.hidden_sizes) if trained.config.model.layer_sum else 1
+    bounded, free = logits_of_head(head, float(layers) if isinstance(trunk, RecurrentTrunk) else float("inf"))
+    words = unargmaxable_words(bounded, progress)
+    of_free = unargmaxable_words(free) if words else []
+    vocabulary = trained.codec.vocabulary
+    counts = np.asarray(vocabulary.counts)[words] if words else np.empty(0)
+    return {
+        "head": head.config.kind,
+        "components": head.config.components,
+        "context_scale": float(head.scale),
+        "embedding_size": head.size,
+        "vocabulary": len(vocabulary),
+        "bound": bounded.bound,
+        "unargmaxable": len(words),
+        "unargmaxable_free": len(of_free),
+        "largest_count": int(counts.max(initial=0)),
+        "token_share": float(counts.sum() / max(1, np.sum(vocabulary.counts))),
+        "examples": [vocabulary.tokens[word] for word in words[:WORDS_SHOWN]],
+    }
+
+
+def unargmaxable_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+    """Table with a row per run, by name."""
+    rows = [
+        {
+            "run": name,
+            "head": result["head"],
+            "K": result["components"],
+            "factor": result["context_scale"],
+            "words": result["vocabulary"],
+            "bounded contexts": result["unargmaxable"],
+            "free contexts": result["unargmaxable_free"],
+            "share of training": result["token_share"],
+            "such as": " ".join(result["examples"]),
+        }
+        for name, result in results.items()
+    ]
+    return [
+        Table("Words that no context can make the most probable", rows),
+        "bounded: contexts that the head can have; free: all contexts; share of training: of its tokens",
+    ]

@@ -1,0 +1,67 @@
+"""Commands of both command lines that exchange models with other programs: ``export`` and ``import``."""
+
+import importlib.util
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Literal, Protocol, cast
+
+import typer
+from pydantic import BaseModel
+
+from lm.console.app import show
+from lm.console.options import Checkpoint, RunFolder, named, output_folder
+from lm.errors import ConfigError
+from lm.runs.inputs import config_of
+
+
+class FamilyExchange(Protocol):
+    """A family's functions for ``export`` and ``import``."""
+
+    def export_run(self, run: Path, out: Path, checkpoint: str, licence: str | None) -> None: ...
+
+    def import_run(self, folder: Path, run: Path) -> None: ...
+
+
+def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module: str) -> None:
+    """Add the commands ``export`` and ``import``; ``module`` has their functions and loads transformers."""
+
+    def exchange() -> FamilyExchange:
+        return cast(FamilyExchange, import_module(module))
+
+    text = "Write the model of a run as a folder for other programs: weights, tokenizer and model card."
+
+    @app.command(help=f"{text}\n\nExample: {family} export runs/mos --to hf exported/mos")
+    def export(
+        run: RunFolder,
+        out: Annotated[Path, typer.Argument(metavar="DIR", parser=named, help="Folder to write.")],
+        to: Annotated[
+            Literal["hf"], typer.Option(help="Format of the folder; hf: transformers of Hugging Face.")
+        ] = "hf",
+        checkpoint: Checkpoint = "best",
+        license: Annotated[
+            str | None, typer.Option(metavar="ID", help="Licence of the weights, for the model card.")
+        ] = None,
+    ) -> None:
+        config_of(run, schema)  # refused before anything heavy is loaded
+        require_transformers(f"export --to {to}")
+        exchange().export_run(run, out, checkpoint, license)
+        show(f"{out}: written")
+
+    text = "Write an exported folder as a run, with the same weights bit for bit."
+
+    @app.command("import", help=f"{text}\n\nExample: {family} import exported/mos --run runs/mos2")
+    def import_folder(
+        folder: Annotated[
+            Path, typer.Argument(metavar="DIR", parser=named, help="Folder that export wrote.")
+        ],
+        run: Annotated[Path, output_folder("Run folder to write.", "--run")],
+    ) -> None:
+        require_transformers("import")
+        exchange().import_run(folder, run)
+        show(f"{run}: written")
+
+
+def require_transformers(what: str) -> None:
+    """Raise ConfigError if transformers, which ``what`` needs, is not installed."""
+    if not importlib.util.find_spec("transformers"):
+        raise ConfigError(f"{what}: needs transformers; install it with pip install 'highrank[hf]'")

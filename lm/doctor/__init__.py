@@ -1,0 +1,1 @@
+"""``doctor``: checks of the installation and the machine, each with a remedy."""

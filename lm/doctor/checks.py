@@ -1,0 +1,172 @@
+"""Checks that need no torch: versions, memory, disk, folders, terminal. None of them raises.
+
+A check returns findings. No finding has a path under the home folder, a user name or a host name.
+"""
+
+import importlib.metadata
+import locale
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lm.disk.filelock import held
+from lm.disk.storage import readable, write_atomic
+from lm.errors import HighrankError, visible
+
+State = Literal["ok", "warning", "problem"]
+_ROOM = 1 << 30  # bytes of disk space and memory that small models need
+_REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[.*?\])?\s*(?:>=\s*([\d.]+))?")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of a check: its state, a sentence, and a remedy unless all is well."""
+
+    check: str
+    state: State
+    says: str
+    remedy: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table."""
+        return asdict(self)
+
+
+def careful(check: str, examine: Callable[[], Iterator[Diagnosis]]) -> list[Diagnosis]:
+    """Findings of a check; an exception becomes a problem."""
+    try:
+        return list(examine())
+    except Exception as error:  # a doctor that crashes helps nobody
+        says = private(f"{type(error).__name__}: {visible(error)}")[:300]
+        return [Diagnosis(check, "problem", says, "file an issue with this line")]
+
+
+def private(text: str) -> str:
+    """A text without the home folder."""
+    home = os.path.expanduser("~")
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def light_checks() -> list[Diagnosis]:
+    """All checks of this module."""
+    checks: Sequence[tuple[str, Callable[[], Iterator[Diagnosis]]]] = (
+        ("versions", _versions),
+        ("processors", _processors),
+        ("memory", _memory),
+        ("disk", _disk),
+        ("folders", _folders),
+        ("terminal", _terminal),
+    )
+    return [found for name, examine in checks for found in careful(name, examine)]
+
+
+def _versions() -> Iterator[Diagnosis]:
+    """Python, and the required libraries."""
+    old, missing, found = [], [], []
+    for requirement in importlib.metadata.requires("highrank") or ():
+        match = _REQUIREMENT.match(requirement)
+        if match is None or "extra ==" in requirement:
+            continue
+        name, least = match.groups()
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        found.append(f"{name} {version}")
+        if least and _parts(version) < _parts(least):
+            old.append(f"{name} {version} (needs {least})")
+    python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if missing or old:
+        says = "; ".join(filter(None, [f"missing: {', '.join(missing)}" * bool(missing), ", ".join(old)]))
+        yield Diagnosis("versions", "problem", says, "install again: pip install -c constraints.txt -e .")
+    yield Diagnosis("versions", "ok", f"{python}; {', '.join(sorted(found))}")
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+def _processors() -> Iterator[Diagnosis]:
+    """Processors of this process, against the threads that OMP_NUM_THREADS asks for."""
+    count, quota = len(os.sched_getaffinity(0)), _quota()
+    usable = count if quota is None else max(1, min(count, round(quota)))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    says = f"{usable} usable of {os.cpu_count()}, OMP_NUM_THREADS {wanted or 'unset'}"
+    if wanted and not wanted.isdecimal():
+        yield Diagnosis("processors", "warning", says, "set OMP_NUM_THREADS to a number, or unset it")
+    elif (int(wanted) if wanted else count) > usable:
+        remedy = f"export OMP_NUM_THREADS={usable}: more threads than processors are slow"
+        yield Diagnosis("processors", "warning", says, remedy)
+    else:
+        yield Diagnosis("processors", "ok", says)
+
+
+def _quota() -> float | None:
+    """Processors that the control group allows; None without a limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _memory() -> Iterator[Diagnosis]:
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
+    free, total = (1024 * int(fields[name]) for name in ("MemAvailable", "MemTotal"))
+    says = f"{readable(free, up=False)} free of {readable(total, up=False)}"
+    if free < _ROOM:
+        yield Diagnosis("memory", "warning", says, "close other programs, or train a smaller model")
+    else:
+        yield Diagnosis("memory", "ok", says)
+
+
+def _disk() -> Iterator[Diagnosis]:
+    for name, folder in (("the working folder", "."), ("temporary files", tempfile.gettempdir())):
+        free = shutil.disk_usage(folder).free
+        state: State = "ok" if free >= _ROOM else "warning"
+        remedy = "" if state == "ok" else f"free {readable(_ROOM)} there, or work in another folder"
+        yield Diagnosis("disk", state, f"{readable(free, up=False)} free for {name}", remedy)
+
+
+def _folders() -> Iterator[Diagnosis]:
+    """Working, run and temporary folder: files can be written, synced, locked and removed."""
+    runs = Path("runs") if Path("runs").is_dir() else None
+    for name, folder in (
+        ("working folder", Path()),
+        ("runs", runs),
+        ("temporary", Path(tempfile.gettempdir())),
+    ):
+        if folder is None:
+            continue
+        try:
+            with tempfile.TemporaryDirectory(prefix=".highrank-doctor-", dir=folder) as inner:
+                write_atomic(Path(inner) / "file", b"x")
+                held(Path(inner) / "file")
+            yield Diagnosis("folders", "ok", f"{name}: writable, and files can be locked")
+        except (OSError, HighrankError) as error:
+            remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
+            says = f"{name}: {getattr(error, 'strerror', None) or visible(error)}"
+            yield Diagnosis("folders", "problem", private(says), remedy)
+
+
+def _terminal() -> Iterator[Diagnosis]:
+    encoding = (sys.stdout.encoding or "none").lower()
+    size = shutil.get_terminal_size()
+    kind = "a terminal" if sys.stdout.isatty() else "no terminal"
+    says = (
+        f"{kind} of {size.columns} columns, TERM {visible(os.environ.get('TERM', 'unset'))}, {encoding},"
+        f" locale {visible(locale.setlocale(locale.LC_CTYPE))}"
+    )
+    if encoding.replace("-", "") != "utf8":
+        remedy = "export LC_ALL=C.UTF-8, or PYTHONUTF8=1, to show every character"
+        yield Diagnosis("terminal", "warning", says, remedy)
+    else:
+        yield Diagnosis("terminal", "ok", says)

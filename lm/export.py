@@ -1,0 +1,54 @@
+"""Exchange of trained language models with Hugging Face: from a run to a folder of transformers, and back."""
+
+from pathlib import Path
+
+from lm.config.load import read_config
+from lm.engine.shapes import shapes_only
+from lm.engine.state import load_model_tensors
+from lm.hf import HighrankLanguageModel, HighrankLmConfig
+from lm.huggingface.card import model_card
+from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
+from lm.huggingface.run_files import own_files, write_run
+from lm.huggingface.tokenizer import fast_tokenizer
+from lm.language.config import LmConfig
+from lm.language.model import LanguageModel
+from lm.language.sizes import sized
+from lm.language.trained import TrainedLm
+from lm.runs.inputs import CONFIG
+from lm.text.vocabulary import Codec
+
+USE = {"module": "lm.hf", "auto": "AutoModelForCausalLM", "command": "lm"}
+
+
+def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | None = None) -> None:
+    """Write the model of a run as a folder that transformers opens after ``import lm.hf``.
+
+    Raises:
+        ConfigError: a tokenizer that transformers cannot have.
+        StorageError: a bad run, a folder that holds something else, or a full disk.
+    """
+    require_exportable(out)
+    trained = TrainedLm.load(run, checkpoint)
+    vocabulary = trained.codec.vocabulary
+    tokenizer = fast_tokenizer(trained.codec)
+    config = sized(trained.config, len(vocabulary))
+    with shapes_only():
+        model = HighrankLanguageModel(HighrankLmConfig.of(config, len(vocabulary), vocabulary.eos))
+    model.model = trained.model.cpu()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    card = model_card(run, out, trained.config, USE, count, licence)
+    write_export(out, model, tokenizer, card, own_files(run))
+
+
+def import_run(folder: Path, run: Path) -> None:
+    """Write an exported folder as a run, with the same weights bit for bit.
+
+    The run can be evaluated, continued from by ``train.start_from``, and exported, but not resumed.
+    StorageError if the folder is not of ``lm export``, or the run exists.
+    """
+    own, tensors = read_export(folder, "lm")
+    resolved, codec = read_config(own / CONFIG, LmConfig), Codec.load(own)
+    vocabulary = codec.vocabulary
+    model = LanguageModel(sized(resolved.config, len(vocabulary)), len(vocabulary), vocabulary.eos)
+    load_model_tensors(model, whole_tensors(model, tensors))
+    write_run(run, resolved, codec, model)

@@ -1,0 +1,79 @@
+"""A head that begins as the output layer of a trained model.
+
+The output layer is softmax(W h + b). A new head of another kind is given parameters with which it has the
+same distribution, so that training begins where the model is. The components of a mixture differ by a small
+noise, which sums to zero over them and breaks the tie.
+
+H hidden size · V words · K components.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lm.errors import ConfigError
+from lm.heads.head import Head
+
+FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape")
+NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
+SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
+
+
+@torch.no_grad()
+def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
+    """Give a head the distribution softmax(W h + b) of a weight (V, H) and a bias (V,).
+
+    Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS differs by the square of
+    the noise. For sigsoftmax and MoSS the shift is so large that σ is 1. They then train on as softmax and
+    MoS, because the gradient of the shift is 0.
+
+    Raises:
+        ConfigError: a head that has no such parameters, with the key to change.
+    """
+    _require_possible(head, weight, bias)
+    head.weight.copy_(weight)
+    if head.bias is not None:
+        head.bias.zero_()
+        if bias is not None:
+            head.bias.copy_(bias)
+    if head.shift is not None:
+        head.shift.fill_(SHIFT)
+    if head.latent is not None:
+        _start_contexts(head.latent, head.config.components)
+    if head.prior is not None:
+        nn.init.zeros_(head.prior.weight)
+    if head.gates is not None:
+        for parameter in (head.gates.common.weight, head.gates.words, head.gates.bias):
+            nn.init.zeros_(parameter)
+
+
+def _start_contexts(latent: nn.Linear, components: int) -> None:
+    """Set c_k = h + ε_k with Σ_k ε_k = 0."""
+    size = latent.in_features
+    noise = torch.randn(components, size, size) * (NOISE / size**0.5)
+    noise -= noise.mean(0)
+    latent.weight.copy_((torch.eye(size) + noise).flatten(0, 1))
+    nn.init.zeros_(latent.bias)
+
+
+def _require_possible(head: Head, weight: Tensor, bias: Tensor | None) -> None:
+    config = head.config
+    start = "to begin as a trained output layer"
+    if config.kind not in FROM_SOFTMAX:
+        raise ConfigError(
+            f"head.kind = {config.kind}: cannot begin as a softmax; choose {', '.join(FROM_SOFTMAX)}"
+        )
+    if head.weight.shape != weight.shape:
+        raise ConfigError(
+            f"head: an output matrix of {tuple(head.weight.shape)}, but that of the model is"
+            f" {tuple(weight.shape)}; leave out head.embedding_size {start}"
+        )
+    wanted = {
+        "head.context_activation = none": head.latent is None or config.context_activation == "none",
+        "head.context_scale = 1": head.latent is None or config.context_scale == 1,
+        "head.learn_shift = true": config.kind not in ("sigsoftmax", "moss") or config.learn_shift,
+        "head.output_bias = true": bias is None or config.output_bias,
+        "head.temperature = none": config.temperature == "none",
+    }
+    for key, held in wanted.items():
+        if not held:
+            raise ConfigError(f"{key.split(' =')[0]}: set {key} {start}")

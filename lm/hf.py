@@ -1,0 +1,143 @@
+"""Language models of this project as models of transformers.
+
+Importing the module registers them. ``AutoModelForCausalLM.from_pretrained`` then opens the folders that
+``lm export`` writes.
+
+B sequences · T tokens · V words.
+"""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from lm.heads.states import Layers
+from lm.huggingface.generation import IGNORED, StateCache
+from lm.huggingface.settings import tuples
+from lm.language.config import LmConfig
+from lm.language.model import LanguageModel
+from lm.trunks.trunk import TrunkState
+
+
+class HighrankLmConfig(PreTrainedConfig):
+    """Config of an exported language model. ``settings`` is the run's own config with resolved sizes."""
+
+    model_type = "highrank_lm"
+    settings: dict[str, Any] | None = None
+    vocab_size: int = 1
+    hidden_size: int = 1
+    num_hidden_layers: int = 1
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def of(cls, config: LmConfig, vocab_size: int, eos: int) -> Self:
+        """The config of a model of ``vocab_size`` words, whose texts begin with the word ``eos``."""
+        return cls(
+            settings=config.model_dump(mode="json"),
+            vocab_size=vocab_size,
+            hidden_size=config.model.hidden_sizes[-1],
+            num_hidden_layers=len(config.model.hidden_sizes),
+            bos_token_id=eos,
+            eos_token_id=eos,
+            pad_token_id=eos,
+            tie_word_embeddings=config.head.tied,
+        )
+
+    def lm_config(self) -> LmConfig:
+        """The run's own config."""
+        return LmConfig.model_validate(tuples(self.settings or {}))
+
+
+class HighrankLanguageModel(PreTrainedModel, GenerationMixin):
+    """A language model of this project behind the interface of transformers' causal language models.
+
+    Logits are log-probabilities, which every head normalises. A padded sequence is padded on the left, and
+    gets the result that it has alone.
+    """
+
+    config_class = HighrankLmConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _is_stateful = True
+    _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (as transformers has it)
+
+    def __init__(self, config: HighrankLmConfig) -> None:
+        super().__init__(config)
+        self.model = LanguageModel(config.lm_config(), config.vocab_size, config.eos_token_id)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        """The input embedding."""
+        embedding: torch.nn.Embedding = self.model.embedding
+        return embedding
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache[TrunkState] | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Read tokens (B, T).
+
+        Args:
+            input_ids: token ids.
+            attention_mask: (B, at least T), zero at padding, which is on the left.
+            past_key_values: the state before these tokens; None = the beginning of a text.
+            labels: (B, T) ids that each position should have, shifted here; −100 is not scored. With them
+                the output has the mean loss in nats, and no logits, which would be the largest tensor.
+            use_cache: True to return the state after the tokens.
+            logits_to_keep: number of last positions with logits; 0 = all.
+            return_dict: ignored; the result is never a tuple.
+        """
+        before = None if past_key_values is None else past_key_values.state
+        hidden, state = self._read(input_ids, before, attention_mask)
+        cache: Any = None  # of transformers' own class for its type checker
+        if use_cache is not False:
+            seen = past_key_values.tokens if past_key_values else 0
+            cache = StateCache(state, seen + input_ids.shape[1])
+        if labels is not None:
+            return CausalLMOutputWithPast(loss=self._loss(hidden, labels), past_key_values=cache)
+        log_probs = self.model.head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
+        return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
+
+    def _read(
+        self, tokens: Tensor, before: TrunkState | None, mask: Tensor | None
+    ) -> tuple[Layers, TrunkState]:
+        """Hidden states (T, B, ·) and the state after tokens (B, T). A beginning text forgets the padding."""
+        state = self.model.initial_state(len(tokens)) if before is None else before
+        if before is not None or mask is None or bool(mask[:, 0].all()):
+            outputs = self.model(tokens.T, state)
+            return outputs.hidden, outputs.state
+        padding = (mask[:, : tokens.shape[1]].cumsum(1) == 0).sum(1)  # (B,)
+        cuts = sorted({0, *padding.tolist(), tokens.shape[1]} - {tokens.shape[1]})
+        read = []
+        for start, stop in zip(cuts, [*cuts[1:], tokens.shape[1]], strict=True):
+            outputs = self.model(tokens[:, start:stop].T, state.forgetting(padding != start))
+            state = outputs.state
+            read.append(outputs.hidden)
+        lower = zip(*(hidden.lower for hidden in read), strict=True)
+        return Layers(torch.cat([hidden.last for hidden in read]), tuple(map(torch.cat, lower))), state
+
+    def _loss(self, hidden: Layers, labels: Tensor) -> Tensor:
+        targets = labels[:, 1:].T
+        scored = targets != IGNORED
+        hidden = self.model.for_head(hidden.map(lambda states: states[:-1]))
+        loss: Tensor = self.model.head.loss(hidden, targets.clamp(min=0), scored)
+        return loss / scored.sum().clamp(min=1)
+
+
+AutoConfig.register(HighrankLmConfig.model_type, HighrankLmConfig)
+AutoModelForCausalLM.register(HighrankLmConfig, HighrankLanguageModel)

@@ -1,0 +1,1 @@
+"""The bridge to Hugging Face's transformers that both families share."""

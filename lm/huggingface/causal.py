@@ -1,0 +1,99 @@
+"""A head of ours under the network of somebody's causal language model.
+
+B sequences · T tokens · H hidden size · V words.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from lm.errors import ConfigError
+from lm.heads.config import HeadConfig
+from lm.heads.head import Head
+from lm.heads.start import start_as
+from lm.huggingface.generation import IGNORED
+
+_TRIED = 4  # tokens whose logits the output layer has to explain
+_CLOSE = 1e-3  # largest difference of log-probabilities by another order of sums
+
+
+class HighrankForCausalLM(nn.Module):
+    """The network below the output layer of a causal language model, and a head.
+
+    It takes and returns what ``transformers.Trainer`` needs. ``state_dict`` has the network under ``trunk``
+    and the head under ``head``.
+
+    Args:
+        model: a causal language model of transformers. Its network is used, not copied.
+        head: kind and sizes of the head, which gets an output matrix of its own.
+        start: ``pretrained``: the head begins as the model's output layer, see :mod:`lm.heads.start`.
+            ``random``: it begins untrained.
+
+    Raises:
+        ConfigError: a tied head, a model without an output layer or, for ``pretrained``, with other logits
+            than those of its output layer, or a head that cannot begin so.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, head: HeadConfig, start: Literal["pretrained", "random"] = "pretrained"
+    ) -> None:
+        super().__init__()
+        layer = model.get_output_embeddings()
+        if not isinstance(layer, nn.Linear) or model.base_model is model:
+            raise ConfigError(f"{type(model).__name__}: has no output layer; give a causal language model")
+        self.config = model.config
+        self.trunk: Any = model.base_model  # called as its own class, whose arguments differ between kinds
+        words, size = layer.weight.shape
+        if head.tied:
+            raise ConfigError("head.tied: the trainer saves no shared weights; set head.tied = false")
+        self.head = Head(head, size, words)
+        if start == "pretrained":
+            _require_linear(model, layer)
+            start_as(self.head, layer.weight.float(), None if layer.bias is None else layer.bias.float())
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Recompute the network's activations in the backward pass to save memory, as the trainer asks."""
+        self.trunk.activation_checkpointing_enable(activation_checkpointing_kwargs, every_n_layers, offload)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> CausalLMOutput:
+        """Read tokens (B, T).
+
+        ``labels`` (B, T) are the ids that each position should have. They are shifted here, and −100 is not
+        scored. With them, the output has the mean loss in nats and no logits. Without them, it has
+        log-probabilities (B, T, V) as logits.
+        """
+        hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
+        if labels is None:
+            return CausalLMOutput(logits=self.head.log_probs(hidden))
+        targets = labels[:, 1:]
+        scored = targets != IGNORED
+        loss = self.head.loss(hidden[:, :-1], targets.clamp(min=0), scored)
+        return CausalLMOutput(loss=loss / scored.sum().clamp(min=1))
+
+
+@torch.no_grad()
+def _require_linear(model: PreTrainedModel, layer: nn.Linear) -> None:
+    """Raise ConfigError if a model scales or caps its logits, so that no head could begin as it."""
+    network: Any = model
+    training = model.training
+    model.eval()
+    tokens = torch.arange(_TRIED, device=layer.weight.device)[None] % len(layer.weight)
+    expected = network(input_ids=tokens).logits.float().log_softmax(-1)
+    base: Any = model.base_model
+    found = layer(base(input_ids=tokens, use_cache=False)[0]).float().log_softmax(-1)
+    model.train(training)
+    if not torch.allclose(found, expected, atol=_CLOSE):
+        raise ConfigError(
+            f"{type(model).__name__}: changes logits after its output layer; a head cannot begin so: use"
+            ' start="random"'
+        )

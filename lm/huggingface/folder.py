@@ -1,0 +1,166 @@
+"""Exported folders: files of transformers, and in ``highrank/`` what the way back needs.
+
+::
+
+    OUT/config.json, generation_config.json   sizes and special tokens, as transformers reads them
+    OUT/model.safetensors                     all weights, tied ones once
+    OUT/tokenizer.json, tokenizer_config.json the codec as a fast tokenizer
+    OUT/README.md                             the model card
+    OUT/highrank/                             config and codec of the run
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm.disk.filelock import alone
+from lm.disk.storage import (
+    make_folder,
+    move,
+    parse_json,
+    publish_folder,
+    read_file,
+    remove_tree,
+    require_space,
+    storage_errors,
+    sync,
+    write_new,
+)
+from lm.errors import StorageError, visible
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+OWN_FOLDER = "highrank"  # the folder of what the way back needs
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+_LIMIT = 1 << 24  # bytes of a config
+_SLACK = 1 << 24  # bytes of a folder besides its weights
+
+
+def require_exportable(out: Path) -> None:
+    """Raise StorageError if a folder exists that no export has written, before any work."""
+    with storage_errors(out):
+        if not os.path.lexists(out) or (out.is_dir() and not os.listdir(out)):
+            return
+    if not (out / OWN_FOLDER).is_dir() or not (out / WEIGHTS).is_file():
+        raise StorageError(f"{out}: exists and was not written by `export`; choose another DIR, or remove it")
+
+
+def write_export(
+    out: Path,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    card: str,
+    own: Mapping[str, bytes],
+) -> None:
+    """Write a folder, whole or not at all; an earlier export is replaced. StorageError on failure."""
+    require_exportable(out)
+    weights = unique_tensors(model)
+    require_space(out.parent, _SLACK + sum(tensor.nbytes for tensor in weights.values()))
+    final = Path(os.path.abspath(out))
+    tmp, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
+    make_folder(final.parent)
+    refusal = f"{visible(out)}: another export is writing it; wait for it"
+    with alone(final.with_name(f".{final.name}.lock"), refusal):
+        _restore(final, tmp, old)
+        try:
+            make_folder(tmp / OWN_FOLDER)
+            for name, content in _files(model, tokenizer, weights, card):
+                write_new(tmp / name, content)
+            for name, content in own.items():
+                write_new(tmp / OWN_FOLDER / name, content)
+            sync(tmp / OWN_FOLDER)
+            if os.path.lexists(final):
+                move(final, old)
+            publish_folder(tmp, final)
+        finally:
+            _restore(final, tmp, old)
+
+
+def _restore(final: Path, tmp: Path, old: Path) -> None:
+    """Put the older folder back unless a new one has replaced it, and remove temporary folders."""
+    if os.path.lexists(old) and not os.path.lexists(final):
+        move(old, final)
+    remove_tree(old)
+    remove_tree(tmp)
+
+
+def _files(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", weights: Mapping[str, "Tensor"], card: str
+) -> Iterable[tuple[str, bytes]]:
+    from safetensors.torch import save
+
+    model.config.architectures = [type(model).__name__]
+    yield "config.json", _json(model.config.to_json_string(use_diff=False))
+    if model.generation_config is not None:
+        yield "generation_config.json", _json(model.generation_config.to_json_string())
+    yield "tokenizer.json", _json(tokenizer.backend_tokenizer.to_str())
+    named = (
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "pad_token",
+        "padding_side",
+        "clean_up_tokenization_spaces",
+    )
+    settings = {name: getattr(tokenizer, name) for name in named}
+    yield (
+        "tokenizer_config.json",
+        _json(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | settings)),
+    )
+    yield CARD, card.encode()
+    yield WEIGHTS, save(dict(weights), metadata={"format": "pt"})
+
+
+def _json(text: str) -> bytes:
+    return (json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def unique_tensors(model: "PreTrainedModel") -> "dict[str, Tensor]":
+    """Parameters and buffers by name on the CPU; of tied ones only the first, as transformers stores them."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach().cpu().contiguous()
+    return found
+
+
+def whole_tensors(model: "nn.Module", stored: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Stored weights under the names of a model's state_dict, tied ones under each of their names."""
+    named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    own = model.state_dict(keep_vars=True)
+    firsts: dict[int, Tensor] = {id(own[name]): tensor for name, tensor in named.items() if name in own}
+    return named | {name: firsts[id(tensor)] for name, tensor in own.items() if id(tensor) in firsts}
+
+
+def read_export(folder: Path, command: str) -> tuple[Path, "dict[str, Tensor]"]:
+    """The folder with config and codec of the run, and all stored weights by name.
+
+    StorageError if it is no exported folder of the ``command`` line, or a file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if not folder.is_dir():
+        raise StorageError(f"{folder}: no such folder; check the path")
+    if not (folder / OWN_FOLDER).is_dir():
+        raise StorageError(f"{folder}: no folder of `{command} export`; it has no {OWN_FOLDER}/")
+    config = parse_json(read_file(folder / "config.json", limit=_LIMIT), folder / "config.json")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != f"highrank_{command}":
+        raise StorageError(
+            f"{folder / 'config.json'}: not of a model of `{command}`; use the other command line"
+        )
+    path = folder / WEIGHTS
+    with storage_errors(path):
+        size = os.path.getsize(path)
+    try:
+        return folder / OWN_FOLDER, load(read_file(path, limit=size))
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise StorageError(f"{path}: not readable as safetensors; export the run again") from error

@@ -1,0 +1,43 @@
+"""Place of this process among those that ``torchrun`` started, from its environment variables."""
+
+import os
+
+from lm.errors import ConfigError
+
+WORLD, RANK = "WORLD_SIZE", "RANK"
+_NEEDED = (RANK, WORLD, "MASTER_ADDR", "MASTER_PORT")
+
+
+def started_by_torchrun() -> bool:
+    """True if the environment has the variables of torchrun."""
+    return WORLD in os.environ
+
+
+def several() -> bool:
+    """True if this process is one of several."""
+    return os.environ.get(WORLD, "1") != "1"
+
+
+def processes_here() -> int:
+    """Number of processes on this machine that share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def leads() -> bool:
+    """True if this process writes and prints, as rank 0 or the only process."""
+    return os.environ.get(RANK, "0") == "0" or not started_by_torchrun()
+
+
+def rank_prefix() -> str:
+    """``rank 3: `` for a process of several, else nothing."""
+    return f"rank {os.environ[RANK]}: " if several() and RANK in os.environ else ""
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Rank and number of processes. ConfigError where the environment of torchrun is incomplete."""
+    if missing := [name for name in _NEEDED if name not in os.environ]:
+        raise ConfigError(
+            f"{', '.join(missing)}: not in the environment, which has {WORLD}; start several processes by"
+            f" torchrun, or unset {WORLD}"
+        )
+    return int(os.environ[RANK]), int(os.environ[WORLD])

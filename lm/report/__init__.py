@@ -1,0 +1,1 @@
+"""Report of runs: one HTML file with verdict, scores, curves, samples, settings and commands."""

@@ -1,0 +1,78 @@
+"""The commands ``compare`` and ``report`` of both command-line programs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lm.console.app import show, write_result
+from lm.console.options import RESAMPLES, JsonFile, named, output_file
+from lm.disk.storage import write_atomic
+from lm.errors import DataError, visible
+from lm.runs.inputs import CONFIG
+from lm.runs.outputs import is_report
+
+if TYPE_CHECKING:
+    from lm.report.parts import ReportFamily
+
+COMPARE = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
+REPORT = (
+    "Write a report of evaluated runs: one HTML file that says which run is better, by how much, and if that "
+    "may be noise.\n\nThe file needs no network and prints well. Equal runs give equal bytes."
+)
+EvaluatedRuns = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.", parser=named),
+]
+EvaluationName = Annotated[
+    str | None,
+    typer.Option(help="File name of the evaluation in RUN/evaluation, if the runs share several."),
+]
+ResampleCount = Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")]
+
+
+def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], "ReportFamily"]) -> None:
+    """Add the commands ``compare`` and ``report`` to a program.
+
+    ``example`` has the program's name and two runs. ``family`` is called to load the family's part.
+    """
+    program, runs_named = example.split(" ", 1)
+
+    @app.command(help=f"{COMPARE}\n\nExample: {program} compare {runs_named}")
+    def compare(
+        runs: EvaluatedRuns,
+        name: EvaluationName = None,
+        resamples: ResampleCount = RESAMPLES,
+        json_file: JsonFile = None,
+    ) -> None:
+        found, others = _runs_among(runs)
+        result, tables = family().compare(found, name, resamples)
+        write_result(json_file, result)
+        show(*tables, *others)
+
+    @app.command(help=f"{REPORT}\n\nExample: {program} report {runs_named} --out report.html")
+    def report(
+        runs: EvaluatedRuns,
+        out: Annotated[Path, output_file("File to write.", is_report, metavar="HTML")] = Path("report.html"),
+        name: EvaluationName = None,
+        resamples: ResampleCount = RESAMPLES,
+    ) -> None:
+        from lm.report.page import report_of
+
+        found, others = _runs_among(runs)
+        told, page = report_of(family(), found, name, resamples)
+        write_atomic(out, page)
+        show(told.headline, *others, f"{out}: written; open it in a browser")
+
+
+def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The runs among paths, such as from a shell's ``runs/*``, and a note about other existing paths.
+
+    Raises DataError if no path is a run. A path that does not exist is kept for a later error with its name.
+    """
+    runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
+    others = ", ".join(visible(path) for path in paths if path not in runs)
+    if not runs:
+        raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
+    return runs, [f"left out, being no runs: {others}"] if others else []

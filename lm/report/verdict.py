@@ -1,0 +1,144 @@
+"""Judgement on compared runs: the better one, by how much, and if that may be noise, in sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm.bootstrap import FEW_UNITS, FEWEST_UNITS, SIGNIFICANT
+from lm.disk.storage import JSON
+from lm.numbers import number, shown
+
+Result = Mapping[str, Any]
+MAIN = "perplexity"  # the score that decides
+_NO_SETTING = {"train.seed", "decode.seed", "about", "extends"}  # keys in which runs of a setting may differ
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A headline, and sentences that explain it. ``clear`` is False if the difference may be noise."""
+
+    headline: str
+    sentences: Sequence[str]
+    clear: bool
+
+
+def judgement(comparison: Result, names: Mapping[str, str], units: str) -> Judgement:
+    """Judgement by perplexity.
+
+    Args:
+        comparison: result of ``compare`` whose first run has the lowest perplexity.
+        names: shown name of every run.
+        units: the resampled units in the plural, such as "conversations".
+    """
+    best, *others = comparison["runs"]
+    name, count = names[best["run"]], comparison["bootstrap"]["units"]
+    has = f"{name} has a perplexity of {number(MAIN, best[MAIN])}"
+    guess = [
+        f"{names[row['run']]} is near guessing: it has learnt next to nothing."
+        for row in comparison["runs"]
+        if row["near_guessing"]
+    ]
+    if not others:
+        interval = best["interval"][MAIN]
+        range_ = f"The 95% interval over {count:,} {units} is {_range(interval)}." if interval else ""
+        return Judgement(f"{has}.", [*filter(None, [range_]), *guess], clear=True)
+    if best["near_guessing"]:
+        return Judgement("None of the runs has learnt enough to be compared.", guess, clear=False)
+    if count < FEWEST_UNITS:
+        needed = f"The text has {count} {units}, and a test needs at least {FEWEST_UNITS}."
+        headline = f"The text is too short to tell which run is better. {has}, the lowest."
+        return Judgement(headline, [needed, *guess], clear=False)
+    close = [row for row in others if not _significant(row)]
+    headline = _headline(best, others, close, names)
+    sentences = [_against(row, best, names, alone=len(others) == 1) for row in others]
+    return Judgement(headline, [*sentences, _meaning(others, count, units), *guess], clear=not close)
+
+
+def _headline(
+    best: Result, others: Sequence[Result], close: Sequence[Result], names: Mapping[str, str]
+) -> str:
+    name, value = names[best["run"]], number(MAIN, best[MAIN])
+    if len(others) == 1:
+        (other,) = others
+        values = f"{value} instead of {number(MAIN, other[MAIN])}"
+        if close:
+            return (
+                f"No clear difference between {name} and {names[other['run']]}: perplexities of {value} and "
+                f"{number(MAIN, other[MAIN])} may differ by noise."
+            )
+        gain = f"{_share(_gain(other)[0])} lower ({values})"
+        return f"{name} is better than {names[other['run']]}: its perplexity is {gain}, more than noise."
+    if close:
+        near = " and ".join(names[row["run"]] for row in close)
+        return f"{name} has the lowest perplexity, {value}, but its lead over {near} may be noise."
+    return (
+        f"{name} is the best of {len(others) + 1} runs: its perplexity is {value}, and its lead is no noise."
+    )
+
+
+def _against(row: Result, best: Result, names: Mapping[str, str], *, alone: bool) -> str:
+    estimate, low, high = _gain(row)
+    tested = f"95% interval {_share(low)} to {_share(high)}, p = {shown('p', row['p'].get(MAIN))}"
+    if alone:
+        return f"{names[best['run']]} is {_share(estimate)} lower: {tested}."
+    may = "more than noise" if _significant(row) else "may be noise"
+    return (
+        f"{names[best['run']]} against {names[row['run']]}: {number(MAIN, best[MAIN])} instead of"
+        f" {number(MAIN, row[MAIN])}, {_share(estimate)} lower, {tested}: {may}."
+    )
+
+
+def _meaning(others: Sequence[Result], count: int, units: str) -> str:
+    few = f" P-values of only {count} {units} say little." if count < FEW_UNITS else ""
+    several = f" The {len(others)} p-values are not corrected for their number." if len(others) > 1 else ""
+    return (
+        f"Interval and p-value are of a paired bootstrap over {count:,} {units} of the text."
+        f" They cover the choice of the text, not of the training seed.{few}{several}"
+    )
+
+
+def seed_sentence(
+    perplexities: Mapping[str, float], settings: Mapping[str, Mapping[str, JSON]], names: Mapping[str, str]
+) -> str:
+    """A sentence on the range over training seeds, from perplexity and flat config of every run."""
+    groups: dict[str, list[str]] = {}
+    for run, values in settings.items():
+        same = {key: value for key, value in values.items() if key not in _NO_SETTING}
+        groups.setdefault(repr(sorted(same.items())), []).append(run)
+    if len(groups) == len(settings):
+        return "Each setting was trained with one seed. Runs with other seeds show how much the seed decides."
+    told = []
+    for runs in groups.values():
+        seeds = ", ".join(str(settings[run].get("train.seed")) for run in runs)
+        found = sorted(perplexities[run] for run in runs)
+        ends = " to ".join(dict.fromkeys(number(MAIN, value) for value in (found[0], found[-1])))
+        told.append(f"{names[runs[0]]} has {ends} (seed{'s' if len(runs) > 1 else ''} {seeds})")
+    return f"Over training seeds, {'; '.join(told)}."
+
+
+def reading(p: float | None, change: float, *, lower_is_better: bool) -> str:
+    """A change as better, worse or no clear difference."""
+    if p is None:
+        return "not tested"
+    if p >= SIGNIFICANT:
+        return "no clear difference"
+    return "better" if (change < 0) == lower_is_better else "worse"
+
+
+def _significant(row: Result) -> bool:
+    p = row["p"].get(MAIN)
+    return p is not None and p < SIGNIFICANT
+
+
+def _gain(row: Result) -> tuple[float, float, float]:
+    """Share by which the best run's perplexity is below that of another, and the ends of its interval."""
+    estimate, low, high = (change / (1 + change) for change in row["change"][MAIN])
+    return estimate, low, high
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}%".replace("-", "−")
+
+
+def _range(interval: Sequence[float]) -> str:
+    return f"{number(MAIN, interval[1])} to {number(MAIN, interval[2])}"

@@ -1,0 +1,137 @@
+"""The process that serves: address, keys, limits of connections, and the end by a signal."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from lm.disk.storage import read_file
+from lm.errors import ConfigError, visible
+from lm.serve.app import Served, Server
+from lm.serve.gate import Policy
+from lm.stop import StopFlag
+
+CONNECTIONS = 256  # at once; further ones get 503
+IDLE_SECONDS, STOP_SECONDS = 20, 60  # that an idle connection, and the last answers after a signal, may take
+SHORTEST_KEY = 16  # characters
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+STOPPING = "finishing the requests that have come; another signal ends at once"
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address to listen at, and the file of API keys, if any."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Path | None = None
+
+    def policy(self) -> Policy:
+        """Hosts and keys of requests. ConfigError for an open address without keys."""
+        keys = read_keys(self.keys) if self.keys else ()
+        local = is_loopback(self.host)
+        if not local and not keys:
+            raise ConfigError(
+                f"--host {self.host}: others can reach this address; give --api-key-file, or use 127.0.0.1"
+            )
+        return Policy(keys, None if keys else LOOPBACK | {self.host.lower()})
+
+    def listen(self) -> socket.socket:
+        """A listening socket. ConfigError if the address is taken, or not of this machine."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+        except (OSError, UnicodeError) as error:
+            listener.close()
+            reason = getattr(error, "strerror", None) or "not an address"
+            raise ConfigError(
+                f"--host {self.host} --port {self.port}: {reason.lower()}; choose another"
+            ) from None
+        return listener
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; # begins a comment. ConfigError for a short one, or for none."""
+    lines = [line.strip() for line in read_file(path, limit=1 << 20).decode("utf-8", "replace").splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"{path}: has no key; write one a line")
+    if short := next((key for key in keys if len(key) < SHORTEST_KEY or not key.isascii()), None):
+        raise ConfigError(
+            f"{path}: line {lines.index(short) + 1}: a key has at least {SHORTEST_KEY} ASCII characters"
+        )
+    return keys
+
+
+def named_runs(runs: Sequence[Path]) -> dict[str, Path]:
+    """Runs by the name of their folder, or all by their path if names are equal.
+
+    ConfigError for a repetition.
+    """
+    names = [visible(run.resolve().name) for run in runs]
+    if len(set(names)) < len(names):
+        names = [visible(run) for run in runs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{twice}: given twice; name each run once")
+    return dict(zip(names, runs, strict=True))
+
+
+def serve(runs: Mapping[str, Served], address: Address, *, page: bool, log: Callable[[str], None]) -> None:
+    """Answer requests until a signal, then finish those that have come.
+
+    Raises ConfigError for an address that cannot be had.
+    """
+    server = Server(runs, address.policy(), page=page, log=log)
+    listener = address.listen()
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    log(f"http://{host}:{listener.getsockname()[1]} serves {', '.join(runs)}; Ctrl-C ends")
+    answer_at(listener, server)
+
+
+def answer_at(listener: socket.socket, server: Server) -> None:
+    """Answer requests at a bound socket until a signal, then finish those that have come."""
+    config = uvicorn.Config(
+        server.app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    asyncio.run(_Uvicorn(config).serve([listener]))
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn with our signals: the first one ends it in order, the second at once."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stop = StopFlag(notice=STOPPING)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with self._stop:
+            yield
+
+    async def on_tick(self, counter: int) -> bool:
+        return bool(self._stop) or await super().on_tick(counter)

@@ -1,0 +1,133 @@
+"""Rank forward and rank backward apart, on a language of known rank.
+
+A head limits the distributions that a model can express (forward), and the gradients that reach its states
+(backward; Godey & Artzi 2026, arXiv 2603.10145). Two heads separate both. The *trainer* alone trains the
+states of all contexts, which no gradient of the *reader* reaches. Then the states are fixed, and the reader
+learns to predict from them. So a reader of full rank after a trainer of rank E has full rank forward and E
+backward, and a reader of rank E after a full trainer is the reverse. Untrained states are the control: a
+reader may also do well on random states of enough dimensions.
+
+All models have the same H and E. A full softmax has E = H. Parameters are not equal, unlike in the sweeps.
+
+C contexts · V words · E context size · K components · H size of a state.
+"""
+
+import math
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm.analysis.gradient import effective_rank
+from lm.disk.storage import make_folder, write_json
+from lm.errors import DivergenceError, require
+from lm.heads.head import Head
+from lm.heads.registry import HEADS
+from lm.steps import OnProgress, no_progress
+from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend, mixes, possible
+from lm.studies.known_language import Language, measured_rank
+from lm.studies.points import Points
+
+UNTRAINED, FULL = "untrained", "full softmax"
+BACKWARD_POINTS, BACKWARD_RESULT = "backward.jsonl", "backward.json"
+RELAY_MEASURES: dict[str, type] = {
+    "kl": float, "gradient_rank": int, "gradient_effective_rank": float, "readers": dict
+}  # fmt: skip
+
+
+def heads_of(options: BottleneckOptions) -> dict[str, SweepPoint]:
+    """Heads by name: each kind at E = ``sweep_size`` with each factor, and the full softmax."""
+    size, hidden, components = options.sweep_size, options.hidden_size, options.components[0]
+    require(size < hidden, f"--sweep-size {size}: must be below --hidden-size {hidden}, the full rank")
+    found = {}
+    for kind in options.heads:
+        count = components if mixes(kind) else 1
+        require(kind != "doc", "--heads doc: reads two layers, and a state is one here; leave it out")
+        require(possible(kind, count), f"--components {count}: not possible for {kind}; give another")
+        for scale in options.context_scale if mixes(kind) else (1.0,):
+            label = f"{HEADS[kind].label} ×{scale:g}" if mixes(kind) else HEADS[kind].label
+            found[label] = SweepPoint(kind, count, size, hidden, scale)
+    return found | {FULL: SweepPoint("softmax", 1, hidden, hidden)}
+
+
+def backward(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
+    """Train and measure every pair of trainer and reader, and save each trainer's to ``out`` at once.
+
+    Returns:
+        ``rows``: for each seed and trainer, ``kl`` of the trainer itself in nats (that of a uniform guess for
+        untrained states), rank and effective rank of the gradient at the states (C, H) before training,
+        and ``readers``: by name ``kl`` and ``rank`` of the log-probabilities.
+
+    Raises:
+        ConfigError: heads or sizes that do not fit.
+        StorageError, DivergenceError: as for :func:`lm.studies.bottleneck.bottleneck`.
+    """
+    heads = heads_of(options)
+    make_folder(out)
+    measured = Points(out / BACKWARD_POINTS, RELAY_MEASURES)
+    steps, rows = max(options.steps), []
+    plan = [(options.language(seed), trainer) for seed in options.seeds for trainer in (UNTRAINED, *heads)]
+    for done, (language, trainer) in enumerate(plan):
+        progress(done, len(plan))
+        settings = {
+            **asdict(language), "trainer": trainer, "steps": steps, "lr": options.lr,
+            "heads": {name: asdict(point) for name, point in heads.items()},
+        }  # fmt: skip
+        values = measured.measured(settings, partial(relay, language, heads, trainer, steps, options.lr))
+        rows.append({"seed": language.seed, "trainer": trainer} | values)
+    progress(len(plan), len(plan))
+    result: dict[str, Any] = {"settings": asdict(options), "heads": list(heads), "rows": rows}
+    write_json(out / BACKWARD_RESULT, result)
+    return result
+
+
+def relay(
+    language: Language, heads: dict[str, SweepPoint], trainer: str, steps: int, lr: float
+) -> dict[str, Any]:
+    """Train the states with one head, then every head on the fixed states. Return the measures of a row."""
+    hidden = heads[FULL].hidden_size
+    joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
+
+    def loss(head: Head, states: Tensor) -> Tensor:
+        return -(joint * head.log_probs(states)).sum()
+
+    def seeded(point: SweepPoint) -> tuple[nn.Embedding, Head]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(language.seed)
+            return nn.Embedding(language.contexts, hidden), point.head(language.vocab)
+
+    table, head = seeded(heads[FULL if trainer == UNTRAINED else trainer])
+    gradient = torch.zeros(language.contexts, hidden, dtype=torch.float64)
+    uniform = torch.full_like(language.log_probs, -math.log(language.vocab))
+    own = language.divergence(uniform)
+    if trainer != UNTRAINED:
+        table, head = table.double(), head.double()
+        [gradient] = torch.autograd.grad(loss(head, table.weight), table.weight)
+        table, head = table.float(), head.float()
+        descend(nn.ModuleList([table, head]), lambda: loss(head, table.weight), steps, lr)
+        own = _measure(language, head, table.weight, trainer)[0]
+    states = table.weight.detach()
+    readers = {}
+    for name, point in heads.items():
+        _, reader = seeded(point)
+        descend(reader, partial(loss, reader, states), steps, lr)
+        kl, rank = _measure(language, reader, states, name)
+        readers[name] = {"kl": kl, "rank": rank}
+    return {
+        "kl": own,
+        "gradient_rank": int(torch.linalg.matrix_rank(gradient)),
+        "gradient_effective_rank": effective_rank(torch.linalg.svdvals(gradient).numpy()),
+        "readers": readers,
+    }
+
+
+def _measure(language: Language, head: Head, states: Tensor, name: str) -> tuple[float, int]:
+    """KL(truth ‖ model) and rank of the log-probabilities in float64."""
+    with torch.no_grad():
+        log_probs = head.double().log_probs(states.double())
+    if not log_probs.isfinite().all():
+        raise DivergenceError(f"{name} diverged; lower --lr")
+    return language.divergence(log_probs), measured_rank(log_probs)

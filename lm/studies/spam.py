@@ -1,0 +1,102 @@
+"""A language in which every text repeats one symbol (SpamLang of Godey & Artzi 2026, arXiv 2603.10145).
+
+After the first symbol x, the next one is x with certainty. A softmax of any E > 1 can express this, by V
+vectors on a circle. So what a head fails to learn here is a matter of its gradients and not of its rank.
+
+The model has an embedding of size E, which is also the output matrix, a trunk of two tanh layers of H units,
+and a head. Sharing lets the trunk learn one rule for symbols that no batch has shown yet. Batches draw
+symbols uniformly. All heads get equal numbers of updates and symbols.
+
+B symbols of a batch · E context size · H hidden size · V symbols.
+"""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm.disk.storage import make_folder, write_json
+from lm.errors import require
+from lm.heads.head import Head
+from lm.steps import OnProgress, no_progress
+from lm.studies.backward import heads_of
+from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend
+from lm.studies.points import Points
+
+SPAM_POINTS, SPAM_RESULT = "spam.jsonl", "spam.json"
+SPAM_MEASURES: dict[str, type] = {"nll": float, "accuracy": float}
+FEWEST = 1000  # symbols of the smallest language
+SYMBOLS, JUDGED = 64, 2000  # of a batch, and of the measurement
+
+
+def spam(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
+    """Train every head on 1,000, 10,000 … and ``vocab`` symbols, and save each point to ``out`` at once.
+
+    Returns:
+        ``rows``: for each seed, V and head, ``nll`` in nats and ``accuracy`` of 2,000 drawn symbols.
+
+    Raises:
+        ConfigError: heads or sizes that do not fit.
+        StorageError: ``out`` cannot be written.
+    """
+    require(options.vocab >= FEWEST, f"--vocab {options.vocab}: must be at least {FEWEST} for --task spam")
+    sizes = [*(10**power for power in range(3, 9) if 10**power < options.vocab), options.vocab]
+    heads = heads_of(options)
+    make_folder(out)
+    measured = Points(out / SPAM_POINTS, SPAM_MEASURES)
+    steps, rows = max(options.steps), []
+    plan = [(seed, size, name) for size in sizes for seed in options.seeds for name in heads]
+    for done, (seed, size, name) in enumerate(plan):
+        progress(done, len(plan))
+        point = heads[name]
+        settings = asdict(point) | {
+            "seed": seed, "vocab": size, "steps": steps, "lr": options.lr, "batch": SYMBOLS
+        }  # fmt: skip
+        values = measured.measured(settings, partial(repeat, point, seed, size, steps, options.lr))
+        rows.append({"seed": seed, "vocab": size, "head": name} | values)
+    progress(len(plan), len(plan))
+    result: dict[str, Any] = {"settings": asdict(options), "heads": list(heads), "rows": rows}
+    write_json(out / SPAM_RESULT, result)
+    return result
+
+
+class Repeater(nn.Module):
+    """Embedding, trunk and head of a model that reads one symbol."""
+
+    def __init__(self, point: SweepPoint, vocab: int) -> None:
+        super().__init__()
+        size, hidden = point.embedding_size, point.hidden_size
+        self.embedding = nn.Embedding(vocab, size)
+        self.trunk = nn.Sequential(nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+        config, shared = point.config.model_copy(update={"tied": True}), self.embedding.weight
+        assert isinstance(shared, nn.Parameter)
+        self.head = Head(config, hidden, vocab, shared)
+
+    def states(self, symbols: Tensor) -> Tensor:
+        """States (B, H) of symbols (B,)."""
+        states: Tensor = self.trunk(self.embedding(symbols))
+        return states
+
+
+def repeat(point: SweepPoint, seed: int, vocab: int, steps: int, lr: float) -> dict[str, float]:
+    """Train one model to repeat symbols, and measure its loss in nats and its accuracy."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Repeater(point, vocab)
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss() -> Tensor:
+        symbols = torch.randint(vocab, (SYMBOLS,), generator=generator)
+        return model.head.loss(model.states(symbols), symbols) / SYMBOLS
+
+    descend(model, loss, steps, lr)
+    right, total = 0, 0.0
+    for symbols in torch.randint(vocab, (JUDGED,), generator=generator).split(SYMBOLS):
+        with torch.no_grad():
+            log_probs = model.head.log_probs(model.states(symbols))
+        right += int((log_probs.argmax(1) == symbols).sum())
+        total -= float(log_probs.gather(1, symbols[:, None]).double().sum())
+    return {"nll": total / JUDGED, "accuracy": right / JUDGED}

@@ -1,0 +1,1 @@
+"""Trunks: networks between the word vectors and the head, behind one interface."""

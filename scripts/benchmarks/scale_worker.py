@@ -1,0 +1,160 @@
+"""One process of several that share a piece of work, which a line on its standard input asks for.
+
+Started by benchmarks/scale.py with the environment variables of torchrun.
+"""
+
+import atexit
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import beam, load
+from benchmarks.timing import Work
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import Dialog, Utterance
+from dialog.task import DialogTask
+from dialog.task import build_model as build_dialog_model
+from lm.config.load import load_config
+from lm.engine.optim import build_optimizer
+from lm.engine.sharded import Agreed, ShardedUpdater
+from lm.engine.update import Updater
+from lm.language.config import LmConfig
+from lm.language.corpus import TokenSplit
+from lm.language.model import LanguageModel
+from lm.language.task import LmTask
+from lm.parallel.group import Group, process_group
+from lm.parallel.shards import slice_of
+from lm.text.tokenizers import Whitespace
+from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK, Codec, Vocabulary
+
+WORDS = 10_000
+TOKENS = 200_000  # of the made-up text of a language model
+DIALOGS, TURNS = 40, 60
+STATUS = Agreed(stop=False, seconds=0.0, save=False)
+
+
+def ptb_step(group: Group) -> Work:
+    """An update of ptb_mos: K = 15, 12 streams of 70 tokens."""
+    settings = ["window.random=false", *_shards(group)]
+    config = load_config("ptb_mos", LmConfig, family="lm", overrides=settings).config
+    ids = np.random.default_rng(1).integers(0, WORDS, TOKENS).astype(np.uint16)
+    split = TokenSplit((ids,), "", TOKENS)
+    torch.manual_seed(1)
+    model = LanguageModel(config, WORDS, 0)
+    return _update(LmTask(config, 0, model, split, split, torch.device("cpu")), config, group)
+
+
+def switchboard_step(group: Group) -> Work:
+    """An update of switchboard_small_mos on made-up dialogs with a vocabulary of Switchboard's size."""
+    settings = _shards(group)
+    config = load_config("switchboard_small_mos", DialogConfig, family="dialog", overrides=settings).config
+    words = [f"w{number}" for number in range(WORDS)]
+    marks = (PAD, UNK, BOS, EOS, DIALOG)
+    codec = Codec(Whitespace(), Vocabulary((*marks, *words), (1,) * (len(marks) + WORDS)))
+    rng = random.Random(1)
+    dialogs = [
+        Dialog(str(number), "", tuple(_utterance(rng, words, turn) for turn in range(TURNS)))
+        for number in range(DIALOGS)
+    ]
+    torch.manual_seed(1)
+    model = build_dialog_model(config, codec)
+    return _update(DialogTask(config, codec, model, dialogs, dialogs, torch.device("cpu")), config, group)
+
+
+def _utterance(rng: random.Random, words: list[str], turn: int) -> Utterance:
+    return Utterance("AB"[turn % 2], " ".join(rng.choices(words, k=rng.randint(1, 22))))
+
+
+def _shards(group: Group) -> list[str]:
+    return [f"train.shards={group.size}"]
+
+
+def _update(task: Any, config: Any, group: Group) -> Work:
+    """As the training engine does it: in shards only if there are several."""
+    model, train = task.model.train(), config.train
+    updater = Updater(model, task.loss, build_optimizer(config.optim, model), config.optim, train)
+    sharded = ShardedUpdater(updater, task, train, group)
+    (batch, *_) = task.epoch(0, 0)
+    numbers = count(1)
+
+    def update() -> None:
+        sums = (
+            updater.gradients([batch])
+            if group.size == 1
+            else sharded.gradients([batch], next(numbers), STATUS)
+        )
+        updater.apply(sums, lr=1e-3)
+        updater.clear()
+
+    return update
+
+
+def decoding(group: Group) -> Work:
+    """Beam 10 over 32 contexts, of which every process has a slice."""
+    lengths = tuple(length for length in beam.SPREAD for _ in range(4))
+    lengths = tuple(random.Random(1).sample(lengths, len(lengths)))
+    search = beam.work_on(lengths[slice_of(len(lengths), group.rank, group.size)], beam.exact_step, beam.ours)
+
+    def decode() -> None:
+        group.gather(search())
+
+    return decode
+
+
+def preparation(processes: int, group: Group) -> Work:
+    """The command ``lm prepare`` on a made-up text; each call writes another folder."""
+    folder = Path(tempfile.mkdtemp(prefix="highrank-scale-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    numbers, text = count(), load.text_of(folder, 10_000_000)
+    command = [sys.executable, "-m", "lm", "prepare", str(text), "--processes", str(processes), "--out"]
+
+    def work() -> None:
+        subprocess.run([*command, str(folder / str(next(numbers)))], check=True, stdout=subprocess.DEVNULL)
+
+    return work
+
+
+def exchange(parameters: int, exact: bool, group: Group) -> Work:
+    """The exchange of gradients in an update, and their sum."""
+    flat = torch.zeros(parameters)
+
+    def gathered() -> None:
+        first, *others = group.gather_tensors([flat], [1] * group.size)
+        for other in others:
+            first.add_(other)
+
+    return gathered if exact else partial(group.sum_, flat)
+
+
+WORKS: dict[str, Callable[..., Work]] = {
+    "ptb": ptb_step,
+    "switchboard": switchboard_step,
+    "beam": decoding,
+    "prepare": preparation,
+    "exchange": exchange,
+}
+
+
+def main() -> None:
+    name, *numbers = sys.argv[1:]
+    with process_group(5) as group:
+        work = WORKS[name](*map(int, numbers), group)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            with torch.inference_mode(name == "beam"):
+                work()
+            print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A Markdown table of one run decoded in several ways, with the true responses as the yardstick.
+
+dialog evaluate runs/mos --json beam.json
+dialog evaluate runs/mos --set decode.beam=1 --json greedy.json
+python scripts/decoding_table.py "beam search=beam.json" greedy=greedy.json
+
+``--json FILE --machine TEXT`` also writes the numbers in the form of results/*.json, from which
+scripts/docs.py draws the table of docs/decoding.md.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from page_tables import TABLES, table
+from run_logs import errors_in_one_line
+
+from dialog.decoding.config import DecodeConfig
+from lm.disk.storage import read_json, write_json
+from lm.errors import require
+
+Result = Mapping[str, Any]
+NAME = "decoding"
+FREE = ("products", "seed")  # keys that are not part of a way of decoding
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    """Numbers of a system, as scripts/page_tables.py names them; people have no perplexity."""
+    return {
+        "perplexity": result.get("perplexity"),
+        "bleu_legacy_1": result["bleu_legacy"]["1"],
+        "bleu_legacy_4": result["bleu_legacy"]["4"],
+        "inter_distinct_1": result["inter_distinct_1"],
+        "inter_distinct_2": result["inter_distinct_2"],
+        "mean_length": result["mean_length"],
+        "same_answer_percent": 100 * result["most_common_share"],
+    }
+
+
+def settings(result: Result) -> list[str]:
+    """Keys of decoding that are not the default; a path is reduced to its last part."""
+    usual = DecodeConfig().model_dump(mode="json")
+    changed = {
+        key: value for key, value in result["decode"].items() if value != usual[key] and key not in FREE
+    }
+    if "mmi_run" in changed:
+        changed["mmi_run"] = f"runs/{Path(changed['mmi_run']).name}"
+    return [f"decode.{key}={json.dumps(value)}" for key, value in changed.items()]
+
+
+def entry(label: str, result: Result, machine: str) -> dict[str, Any]:
+    """A way of decoding in the form of results/*.json."""
+    changed, run = settings(result), f"runs/{Path(result['run']).name}"
+    options, data = [f"--set {shlex.quote(text)}" for text in changed], result["data"]
+    if data["references_file"]:
+        options.insert(0, f"--references {Path(data['references_file']).name}")
+    if f".first-{result['contexts']}" in data["name"]:
+        options.append(f"--limit {result['contexts']}")
+    if result["checkpoint"] != "best":
+        options.append(f"--checkpoint {result['checkpoint']}")
+    return {
+        "label": label,
+        "config": run,
+        "settings": changed,
+        "command": " ".join(["dialog evaluate", run, *options]),
+        "seeds": [result["seed"]],
+        "machine": machine,
+        "torch": version("torch"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "numbers": numbers(result),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="+", metavar="LABEL=FILE", help="what dialog evaluate --json wrote")
+    parser.add_argument("--json", type=Path, help="write the numbers there, in the form of results/*.json")
+    parser.add_argument("--about", default="", help="description of the run and the contexts, for --json")
+    parser.add_argument("--machine", default="", help="the machine of the evaluations, for --json")
+    options = parser.parse_args()
+    require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
+    entries, people = [], None
+    for text in options.results:
+        label, equals, path = text.rpartition("=")
+        require(equals, f"{text}: give a label and a file, as in greedy=greedy.json")
+        result: Any = read_json(Path(path))
+        require("yardsticks" in result, f"{path}: not a result of dialog evaluate --json")
+        entries.append(entry(label, result, options.machine))
+        people = result["yardsticks"]["true_response"]
+    assert people is not None
+    first = entries[0]
+    human = first | {"label": "true responses", "settings": [], "numbers": numbers(people)}
+    found = {"about": options.about, "entries": [*entries, human]}
+    print(table(found, *TABLES[NAME][1:]))
+    if options.json:
+        write_json(options.json, found)
+
+
+if __name__ == "__main__":
+    with errors_in_one_line():
+        main()

@@ -1,0 +1,100 @@
+"""Unargmaxable words: those inside the hull of the others, of which no mixture can make one the best."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.analysis.unargmaxable import Logits, logits_of_head, unargmaxable_words
+from lm.cli import main
+from lm.errors import ConfigError
+from tests.support.plain_heads import make_head, naive_probabilities
+from tests.support.tiny_lm import write_run
+
+scipy_spatial = pytest.importorskip("scipy.spatial")
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_words_inside_the_convex_hull_cannot_win(size: int) -> None:
+    weight = np.random.default_rng(size).normal(size=(40, size))
+    if size == 1:
+        corners = {int(weight.argmin()), int(weight.argmax())}
+    else:
+        corners = set(scipy_spatial.ConvexHull(weight).vertices.tolist())
+    found = unargmaxable_words(Logits(weight, np.zeros(40), INFINITE))
+    assert set(found) == set(range(40)) - corners
+
+
+def test_a_bias_lifts_a_word_out_of_the_hull_and_a_bound_keeps_a_context_from_it() -> None:
+    weight, bias = np.array([[-1.0], [0.0], [1.0]]), np.zeros(3)
+    assert unargmaxable_words(Logits(weight, bias, INFINITE)) == [1]
+    assert unargmaxable_words(Logits(weight, np.array([0.0, 0.1, 0.0]), INFINITE)) == []
+    far = np.array([0.0, 0.0, -3.0])  # word 2 wins where x > 3
+    assert 2 in unargmaxable_words(Logits(weight, far, 2.0))
+    assert 2 not in unargmaxable_words(Logits(weight, far, 4.0))
+
+
+@pytest.mark.parametrize("bound", [0.5, 2.0])
+def test_a_grid_of_contexts_prefers_the_other_words(bound: float) -> None:
+    rng = np.random.default_rng(3)
+    weight, bias = rng.normal(size=(60, 2)), rng.normal(size=60)
+    axis = np.linspace(-bound, bound, 401)
+    grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    seen = set((grid @ weight.T + bias).argmax(1).tolist())
+    lost = unargmaxable_words(Logits(weight, bias, bound))
+    assert not seen & set(lost)
+    assert len(seen) + len(lost) >= 58, "the grid misses hardly any word"
+
+
+@pytest.mark.parametrize("kind", ["mos", "moss", "moc"])
+def test_no_mixture_prefers_a_word_that_no_component_prefers(kind: str) -> None:
+    """The claim of the module, on many mixtures; and with one component on the contexts of the head."""
+    head = make_head(kind, size=2, context_scale=3.0)
+    bounded, free = logits_of_head(head, 1.0)
+    assert (bounded.bound, bounded.weight.shape) == (3, (13, 2))
+    lost = set(unargmaxable_words(bounded))
+    assert lost
+    assert set(unargmaxable_words(free)) <= lost
+    generator = torch.Generator().manual_seed(1)
+    hidden = 3 * torch.randn(20_000, 5, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        best = naive_probabilities(head, hidden).argmax(1)
+    assert not lost & set(best.tolist())
+
+
+def test_a_projection_belongs_to_the_matrix_of_a_softmax() -> None:
+    head = make_head("softmax", size=3)
+    bounded, free = logits_of_head(head, 1.0)
+    states = np.random.default_rng(1).uniform(-1, 1, (7, 5))
+    with torch.no_grad():
+        expected = naive_probabilities(head, torch.from_numpy(states)).log().numpy()
+    logits = states @ bounded.weight.T + bounded.bias
+    differences = logits - expected
+    np.testing.assert_allclose(differences, np.broadcast_to(differences[:, :1], differences.shape))
+    assert free.weight.shape == (13, 3)
+
+
+def test_logits_that_are_no_product_are_refused() -> None:
+    for head in (make_head("mixtape"), make_head("softmax", temperature="sigmoid")):
+        with pytest.raises(ConfigError, match="not one matrix"):
+            logits_of_head(head, 1.0)
+
+
+def test_the_command_counts_words_of_runs(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ending(main, "analyze", "unargmaxable", "a", "--json", "u.json")
+    assert (code, err) == (0, "")
+    found = json.loads(Path("u.json").read_text())["runs"]["a"]
+    assert 0 <= found["unargmaxable_free"] <= found["unargmaxable"] < found["vocabulary"]
+    assert found["bound"] == 1
+    assert "free contexts" in out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = ending(main, "analyze", "unargmaxable", "a")
+    assert (code, "pip install scipy" in err) == (2, True)

@@ -1,0 +1,95 @@
+"""Ensembles of runs: the mean of probabilities, in scoring, decoding, evaluation and chat."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dialog.batches import Example, list_examples
+from dialog.chat.terminal import open_conversation
+from dialog.corpora.corpus import load_dialogs
+from dialog.decoding.config import DecodeConfig
+from dialog.evaluate import evaluate
+from dialog.trained import TrainedModel
+from lm.errors import ConfigError
+from tests.support.tiny_dialog import train_dialog, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    mos = ("head.kind=mos", "head.components=2", "decoder.cell=gru")
+    return [train_dialog(corpus, folder / "one"), train_dialog(corpus, folder / "two", "train.seed=2", *mos)]
+
+
+def by_hand(models: list[TrainedModel], example: Example, tokens: list[int]) -> float:
+    """log P of a response by the mean of probabilities, token by token."""
+    steps = [model.token_probabilities(example, tokens) for model in models]
+    return sum(
+        math.log(math.fsum(one.prob for one in probs) / len(models)) for probs in zip(*steps, strict=True)
+    )
+
+
+def test_probabilities_are_averaged_everywhere(runs: list[Path], corpus: Path) -> None:
+    models = [TrainedModel.load(run) for run in runs]
+    joined = TrainedModel.joined(models, runs)
+    dialogs = load_dialogs(str(corpus))
+    examples = list_examples(dialogs)
+    for example, score in zip(examples, joined.nll(dialogs), strict=True):
+        tokens = joined.codec.encode(example.response.text)
+        assert -score.nll == pytest.approx(by_hand(models, example, tokens), abs=1e-4)
+    for decode in (DecodeConfig(beam=3, nbest=2, max_length=5), DecodeConfig(method="sample", max_length=5)):
+        for example, found in zip(examples, joined.respond(examples, decode), strict=True):
+            for hypothesis in found:
+                expected = by_hand(models, example, list(hypothesis.tokens))
+                if hypothesis.finished:
+                    assert hypothesis.log_prob == pytest.approx(expected, abs=1e-4)
+    (step, *_) = joined.token_probabilities(examples[1], [], top=3)
+    assert len(step.prior) == 3, "one component of the first, two of the second"
+    assert sum(step.prior) == pytest.approx(1)
+    assert step.prob == pytest.approx(math.exp(by_hand(models, examples[1], [])), abs=1e-6)
+
+
+def test_an_ensemble_of_one_run_twice_is_the_run(runs: list[Path], corpus: Path) -> None:
+    model = TrainedModel.load(runs[1])
+    twice = TrainedModel.joined([model, TrainedModel.load(runs[1])], [runs[1]] * 2)
+    examples = list_examples(load_dialogs(str(corpus)))
+    decode = DecodeConfig(beam=3, nbest=3, max_length=5)
+    for one, other in zip(model.respond(examples, decode), twice.respond(examples, decode), strict=True):
+        assert [h.tokens for h in one] == [h.tokens for h in other]
+        assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in other], abs=1e-5)
+    assert TrainedModel.joined([model], [runs[1]]) is model
+
+
+def test_an_evaluation_is_kept_under_a_name_of_its_own(runs: list[Path]) -> None:
+    alone = evaluate(runs[0])
+    result = evaluate(runs[0], others=runs[1:])
+    assert result["name"] == f"{alone['name']}.with-two"
+    assert result["ensemble_with"][0]["run"] == str(runs[1])
+    assert result["parameters"] > alone["parameters"]
+    assert result["perplexity"] != alone["perplexity"]
+    reply = open_conversation(runs[0], "best", None, runs[1:]).say("is it raining")
+    assert reply.source
+    assert reply.source.run == f"{runs[0]} + {runs[1]}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.vocab_size=5", "has another vocabulary than"),
+        ("data.context=2", r"has data\.context = 2, but .* has 9"),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(
+    runs: list[Path], corpus: Path, tmp_path: Path, setting: str, message: str
+) -> None:
+    other = train_dialog(corpus, tmp_path / "other", setting, "train.max_steps=1")
+    with pytest.raises(ConfigError, match=message):
+        evaluate(runs[0], others=[other])
+    assert torch.is_grad_enabled()

@@ -1,0 +1,140 @@
+"""Selection among candidates: minimum Bayes risk and mutual information, against plain formulas."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu import sentence_bleu, sentence_chrf
+
+from dialog.batches import START, list_examples
+from dialog.chat.terminal import open_conversation
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.selection import best_by, expected_similarities, similarity_of
+from dialog.decoding.steps import Hypothesis
+from dialog.evaluate import evaluate
+from dialog.trained import TrainedModel
+from lm.config.load import load_config
+from lm.errors import ConfigError, StorageError
+from tests.support.tiny_dialog import train_dialog, write_corpus
+
+TEXT = st.lists(st.sampled_from(["a", "b", "c", "i", "know"]), max_size=5).map(" ".join)
+
+
+@settings(max_examples=20, deadline=None)
+@given(texts=st.lists(TEXT, min_size=1, max_size=6), metric=st.sampled_from(["bleu", "chrf"]))
+def test_expected_similarity_is_the_double_loop(texts: list[str], metric: str) -> None:
+    judge = {"bleu": lambda a, b: sentence_bleu(a, [b], use_effective_order=True), "chrf": sentence_chrf}[
+        metric
+    ]
+    others = [b if metric == "bleu" else [b] for b in texts]
+    naive = [math.fsum(judge(a, b).score for b in others) / len(texts) for a in texts]
+    assert expected_similarities(texts, similarity_of(metric)) == pytest.approx(naive)
+
+
+def test_the_best_are_different_and_finished_first() -> None:
+    found = [Hypothesis((tokens,), -1.0, -1.0, finished) for tokens, finished in [(3, True), (4, False)]]
+    found += [Hypothesis((5,), -2.0, -2.0, True), found[0]]
+    best = best_by(found, [1.0, 9.0, 2.0, 1.0], 3)
+    assert [(h.tokens, h.score, h.log_prob) for h in best] == [
+        ((5,), 2.0, -2.0),
+        ((3,), 1.0, -1.0),
+        ((4,), 9.0, -1.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    back = ("data.direction=backward", "train.seed=3")
+    return {
+        "forward": train_dialog(corpus, folder / "forward"),
+        "one": train_dialog(corpus, folder / "one", *back, "data.context=1"),
+        "two": train_dialog(corpus, folder / "two", *back, "data.context=2", "head.kind=sigsoftmax"),
+    }
+
+
+@pytest.mark.parametrize("backward", ["one", "two"])
+def test_a_context_is_scored_by_the_chain_rule_from_its_end(
+    runs: dict[str, Path],
+    corpus: Path,
+    backward: str,
+) -> None:
+    """As the turns after the first of a conversation that is said backward, where these read the response."""
+    model = TrainedModel.load(runs[backward])
+    examples = list_examples(load_dialogs(str(corpus)))
+    texts = ["yes it is", "bye", ""]
+    for example, nll in zip(examples, model.context_nll(examples, [texts] * len(examples)), strict=True):
+        for text, nats in zip(texts, nll, strict=True):
+            said = [u for u in example.context if u != START] + [Utterance(example.responder, text)]
+            whole = model.nll([Dialog("d", "", (Utterance("x", "not read"), *said))])
+            turns = [score.nll for score in whole if 1 <= score.turn <= model.config.data.context]
+            expected = math.fsum(turns[: len(said) - 1])
+            assert nats == pytest.approx(expected, abs=1e-4)
+    assert not any(model.context_nll(examples[:1], [texts])[0]), "nothing was said before"
+
+
+def test_mutual_information_reorders_the_candidates(runs: dict[str, Path], corpus: Path) -> None:
+    model, back = TrainedModel.load(runs["forward"]), TrainedModel.load(runs["one"])
+    examples = list_examples(load_dialogs(str(corpus)))[:4]
+    search = DecodeConfig(beam=6, nbest=6, max_length=4)
+    chosen = DecodeConfig(
+        beam=6, nbest=2, max_length=4, select="mmi", candidates=6, mmi_run=str(runs["one"]), mmi_weight=2.0
+    )
+    for example, all_, best in zip(
+        examples, model.respond(examples, search), model.respond(examples, chosen), strict=True
+    ):
+        (nll,) = back.context_nll([example], [[model.codec.decode(h.tokens) for h in all_]])
+        scores = {h.tokens: h.log_prob - 2.0 * nats for h, nats in zip(all_, nll, strict=True) if h.finished}
+        expected = sorted(scores, key=lambda tokens: -scores[tokens])[:2]
+        assert [h.tokens for h in best] == expected
+        assert [h.score for h in best] == pytest.approx([scores[tokens] for tokens in expected], abs=1e-4)
+    alone = [model.respond([example], chosen)[0] for example in examples]
+    assert [[h.tokens for h in found] for found in alone] == [
+        [h.tokens for h in found] for found in model.respond(examples, chosen)
+    ]
+
+
+def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]) -> None:
+    keys = ["method=sample", "select=mbr", "candidates=9", "nbest=2", "mbr_metric=chrf"]
+    result = evaluate(runs["forward"], overrides=[f"decode.{key}" for key in keys])
+    assert result["decode"]["select"] == "mbr"
+    assert ".select-mbr" in result["name"]
+    assert evaluate(runs["one"])["perplexity"] > 1
+    with pytest.raises(ConfigError, match="has no references for a backward run"):
+        evaluate(runs["one"], references=Path("some.json"))
+
+
+def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["forward"])
+    decode = DecodeConfig(select="mmi", mmi_run=str(runs["forward"]))
+    with pytest.raises(ConfigError, match=r"trained forward; train one with data\.direction"):
+        model.respond(list_examples(load_dialogs(model.config.data.test))[:1], decode)
+    for keys in (["decode.select=mmi", "decode.mmi_run=nowhere"], ["decode.require=['zebra']"]):
+        with pytest.raises((ConfigError, StorageError), match=r"no such run|not in the run's vocabulary"):
+            evaluate(runs["forward"], overrides=keys, progress=lambda done, of: pytest.fail("works first"))
+    with pytest.raises(ConfigError, match=r"a backward run, for decode\.mmi_run"):
+        open_conversation(runs["one"], "best", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["select=mmi"], r"select = mmi: needs a backward run; set decode\.mmi_run"),
+        (["mmi_weight=1.0"], r"mmi_weight belongs to decode\.select = mmi; it is score"),
+        (["candidates=20"], r"candidates belongs to decode\.select = mbr or mmi; it is score"),
+        (["select=mbr", "candidates=3"], r"candidates = 3: must be at least nbest = 5"),
+    ],
+)
+def test_keys_of_another_selection_are_refused(settings: list[str], message: str) -> None:
+    keys = [f"decode.{key}" for key in settings]
+    with pytest.raises(ConfigError, match=message):
+        load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=keys)

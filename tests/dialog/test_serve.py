@@ -1,0 +1,252 @@
+"""A served dialog model: the openai client, the same replies as elsewhere, and what the page asks for."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from dialog.batches import list_examples
+from dialog.chat.conversation import Conversation, spoken
+from dialog.chat.repl import Repl
+from dialog.corpora.corpus import Dialog, Utterance
+from dialog.decoding.config import DecodeConfig
+from dialog.serve.served import ServedDialog, decoding, pieces
+from dialog.trained import TrainedModel
+from lm.serve.app import Server
+from lm.serve.failure import ApiError
+from lm.serve.gate import Policy
+from lm.serve.protocol import ChatRequest, InspectRequest, parsed
+from tests.support.tiny_dialog import tiny_dialog
+
+SAID = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so"]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TrainedModel:
+    return tiny_dialog()
+
+
+@pytest.fixture(scope="module")
+def http(tiny: TrainedModel) -> Iterator[TestClient]:
+    server = Server({"tiny": ServedDialog(tiny, "0123456789abcdef", 5)}, Policy(keys=("k" * 16,)))
+    with TestClient(server.app, base_url="http://localhost/v1/") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(http: TestClient) -> openai.OpenAI:
+    return openai.OpenAI(api_key="k" * 16, base_url="http://localhost/v1", http_client=http, max_retries=0)
+
+
+def conversation(*texts: str) -> Any:
+    """Messages of the human and the model in turn; the last one is the human's."""
+    roles = ("user", "assistant")
+    return [
+        {"role": roles[(len(texts) - 1 - place) % 2], "content": text} for place, text in enumerate(texts)
+    ]
+
+
+def test_the_client_lists_models_and_chats(client: openai.OpenAI, tiny: TrainedModel) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    answer = client.chat.completions.create(model="tiny", messages=conversation("well"), n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == Conversation(tiny).say("well").reply.text
+    assert answer.system_fingerprint == "0123456789ab"
+    assert answer.usage
+    assert answer.usage.prompt_tokens == len(["<s>", "<d>", "</s>", "<s>", "well", "</s>"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"temperature": 0.8, "seed": 7}, {"top_p": 0.9, "seed": 7}, {"temperature": 0}, {"max_tokens": 3}],
+)
+def test_replies_are_those_of_the_chat_and_of_evaluation(
+    client: openai.OpenAI, tiny: TrainedModel, more: dict[str, Any]
+) -> None:
+    """The same text, seed and settings give the same reply everywhere."""
+    decode = decoding(parsed_chat(**more), tiny.config.decode)
+    chat = Conversation(tiny, decode)
+    spoken_texts: list[str] = []
+    for text in SAID:
+        messages = conversation(*spoken_texts, text)
+        answer = client.chat.completions.create(model="tiny", messages=messages, **more)
+        reply = chat.say(text).reply.text
+        assert answer.choices[0].message.content == reply
+        spoken_texts += [text, reply]
+    dialog = Dialog("1", "", tuple(Utterance("AB"[i % 2], text) for i, text in enumerate(spoken_texts)))
+    examples = [one for one in list_examples([dialog], last=True) if one.responder == "B"]
+    evaluated = tiny.respond(examples, decode)
+    assert [spoken(tiny.codec, best[0].tokens) for best in evaluated] == spoken_texts[1::2]
+    lines = [line for text in SAID for line in Repl(Conversation(tiny, decode)).feed(text)]
+    alone = [
+        client.chat.completions.create(model="tiny", messages=conversation(text), **more).choices[0].message
+        for text in SAID
+    ]
+    assert [message.content or "(says nothing)" for message in alone] == lines
+
+
+def parsed_chat(**more: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"model": "tiny", "messages": conversation("a"), **more})
+
+
+def test_streams_say_the_same_as_whole_answers(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": conversation(*SAID), "n": 2}
+    whole = client.chat.completions.create(**asked)
+    texts = ["", ""]
+    ends: list[str | None] = [None, None]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+
+
+def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, tiny: TrainedModel) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=conversation("well"), logprobs=True, top_logprobs=5
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs
+    content = choice.logprobs.content or []
+    assert b"".join(bytes(one.bytes or ()) for one in content).decode() == choice.message.content
+    best = Conversation(tiny).say("well").hypotheses[0]
+    steps = tiny.token_probabilities(Conversation(tiny).next_example(Utterance("A", "well")), best.tokens, 5)
+    end = math.log(steps[-1].prob) if best.finished else 0.0
+    assert math.fsum(one.logprob for one in content) + end == pytest.approx(best.log_prob, rel=1e-5)
+    for one, step in zip(content, steps, strict=False):
+        assert [(top.token, pytest.approx(math.exp(top.logprob))) for top in one.top_logprobs] == [
+            (token, prob) for token, prob, _ in step.top
+        ]
+
+
+def test_a_completion_continues_the_lines_of_its_prompt(client: openai.OpenAI, tiny: TrainedModel) -> None:
+    prompts = ["well", "well\nyeah\nright"]
+    answer = client.completions.create(model="tiny", prompt=prompts, logprobs=2, max_tokens=5, seed=3)
+    chats = [
+        client.chat.completions.create(
+            model="tiny", messages=conversation(*prompt.split("\n")), max_tokens=5, seed=3
+        )
+        for prompt in prompts
+    ]
+    assert [one.text for one in answer.choices] == [chat.choices[0].message.content for chat in chats]
+    for one in answer.choices:
+        assert one.logprobs
+        offsets = one.logprobs.text_offset or []
+        assert offsets == sorted(offsets)
+        assert len(one.logprobs.tokens or ()) == len(one.logprobs.token_logprobs or ()) == len(offsets)
+
+
+def test_stop_cuts_a_reply_with_its_tokens(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": conversation("well"), "logprobs": True}
+    whole = client.chat.completions.create(**asked).choices[0].message.content or ""
+    middle = whole[len(whole) // 2 :][:3]
+    (cut,) = client.chat.completions.create(**asked, stop=["never said", middle]).choices
+    assert cut.message.content == whole[: whole.index(middle)]
+    assert cut.finish_reason == "stop"
+    assert cut.logprobs
+    assert b"".join(bytes(t.bytes or ()) for t in cut.logprobs.content or ()).decode() == cut.message.content
+
+
+def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": conversation("well")}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
+    with pytest.raises(openai.BadRequestError, match=r"decode\.beem"):
+        client.chat.completions.create(**asked, extra_body={"decode": {"beem": 3}})
+    with pytest.raises(openai.BadRequestError, match="must be at most"):
+        client.chat.completions.create(**asked, extra_body={"decode": {"beam": 10_000}})
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**asked | {"model": "gpt"})
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        ({}, {}),
+        ({"temperature": 0}, {"method": "beam", "beam": 1}),
+        ({"temperature": 0.5}, {"method": "sample", "temperature": 0.5}),
+        ({"top_p": 1}, {}),
+        ({"n": 9}, {"nbest": 9}),
+        ({"n": 2}, {}),
+        ({"max_completion_tokens": 2}, {"max_length": 2}),
+        ({"seed": 3, "decode": {"no_repeat_ngram": 2, "seed": 4}}, {"seed": 4, "no_repeat_ngram": 2}),
+    ],
+)
+def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed: dict[str, Any]) -> None:
+    usual = DecodeConfig()
+    assert decoding(parsed_chat(**more), usual) == usual.model_copy(update=changed)
+    diverse = DecodeConfig(groups=5, diversity=1.0)
+    if "method" in changed:
+        assert decoding(parsed_chat(**more), diverse) == usual.model_copy(update=changed)
+
+
+def test_no_request_names_a_folder() -> None:
+    decode = {"select": "mmi", "mmi_run": "/etc", "candidates": 5, "nbest": 2}
+    with pytest.raises(ApiError, match="only the server names folders"):
+        decoding(parsed_chat(decode=decode), DecodeConfig())
+
+
+def test_requests_with_different_seeds_are_decoded_together(tiny: TrainedModel) -> None:
+    run = ServedDialog(tiny, "", 0)
+    requests = [parsed_chat(temperature=1.2, seed=seed) for seed in range(6)]
+    jobs = [run.chat_job(request) for request in requests]
+    assert len({job.group for job in jobs}) == 1
+    together = [answer.choices[0].text for answer in jobs[0].run(jobs)]
+    assert together == [job.run([job])[0].choices[0].text for job in jobs]
+    assert len(set(together)) > 1
+
+
+def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
+    run = ServedDialog(tiny, "", 0)
+    body = {"model": "tiny", "messages": conversation(*SAID), "choice": 1, "top": 4}
+    job = run.inspect_job(InspectRequest.model_validate(body))
+    (found,) = job.run([job])
+    chat = run.chat_job(parsed_chat(messages=body["messages"], n=3))
+    (answer,) = chat.run([chat])
+    assert [one["text"] for one in found["replies"]] == [choice.text for choice in answer.choices]
+    reply = found["replies"][1]
+    assert "".join(step["text"] for step in found["steps"]) == reply["text"]
+    total = math.fsum(math.log(step["probability"]) for step in found["steps"])
+    assert total == pytest.approx(reply["log_prob"], rel=1e-5)
+    for step in found["steps"]:
+        assert len(step["top"]) == 4
+        assert math.fsum(step["prior"]) == pytest.approx(1)
+        for word in step["top"]:
+            assert math.fsum(word["shares"]) == pytest.approx(word["probability"])
+        fates = [one["fate"] for one in step["beam"]]
+        assert fates.count("kept") <= tiny.config.decode.beam
+        scores = [one["log_prob"] for one in step["beam"]]
+        assert scores == sorted(scores, reverse=True)
+    job = run.inspect_job(InspectRequest.model_validate(body | {"choice": 7}))
+    with pytest.raises(ApiError, match="the search found 3 replies"):
+        job.run([job])
+
+
+CODEC = tiny_dialog().codec
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(4, 24), max_size=12))
+def test_the_pieces_of_a_reply_make_its_text(tokens: list[int]) -> None:
+    codec = CODEC
+    ids = [token % len(codec.vocabulary) for token in tokens]
+    found = pieces(codec, ids)
+    assert len(found) == len(ids)
+    assert "".join(found) == spoken(codec, ids)
+
+
+def test_a_body_of_the_client_is_parsed_like_one_of_ours() -> None:
+    request = parsed(
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "n": null}', ChatRequest
+    )
+    assert (request.n, request.messages[0].text) == (1, "a")

@@ -1,0 +1,86 @@
+"""/compare: every line is answered by two runs, each in its own conversation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dialog.batches import Example
+from dialog.chat.conversation import Conversation
+from dialog.chat.repl import Repl
+from dialog.chat.transcript import Source
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
+from lm.errors import DivergenceError, StorageError
+from tests.support.toy_responder import ToyResponder
+
+
+class Contrary(ToyResponder):
+    """Another model: it answers as the toy does with another seed, and fails when told to."""
+
+    def respond(self, examples: Sequence[Example], decode: DecodeConfig) -> list[list[Hypothesis]]:
+        if examples[0].context[-1].text == "fail":
+            raise DivergenceError("not finite")
+        return super().respond(examples, decode.model_copy(update={"seed": decode.seed + 1000}))
+
+
+def conversation(model: ToyResponder, run: str) -> Conversation:
+    return Conversation(model, source=Source(run=run, checkpoint="best", step=1, weights=run))
+
+
+@pytest.fixture
+def chat() -> Repl:
+    def opened(run: Path) -> Conversation:
+        if run.name == "missing":
+            raise StorageError(f"{run}: no such run; check the path")
+        return conversation(Contrary(), str(run))
+
+    return Repl(conversation(ToyResponder(), "runs/mos"), opened)
+
+
+def alone(model: ToyResponder, texts: Sequence[str], decode: DecodeConfig | None = None) -> list[str]:
+    """The replies of a conversation without another run."""
+    own = Conversation(model, decode)
+    return [own.say(text).reply.text or "(says nothing)" for text in texts]
+
+
+def test_every_line_gets_both_replies_and_each_run_hears_its_own(chat: Repl) -> None:
+    texts = ["so", "and then", "well"]
+    assert chat.feed("/compare runs/soft max") == ["(every line is answered by mos and soft max)"]
+    found = [chat.feed(text) for text in texts]
+    assert [lines[0] for lines in found] == [f"mos       {reply}" for reply in alone(ToyResponder(), texts)]
+    assert [lines[1] for lines in found] == [f"soft max  {reply}" for reply in alone(Contrary(), texts)]
+    assert alone(ToyResponder(), texts) != alone(Contrary(), texts)
+
+
+def test_settings_hold_for_both_and_undo_takes_from_both(chat: Repl) -> None:
+    chat.feed("/compare softmax")
+    chat.feed("so")
+    chat.feed("gone")
+    chat.feed("/undo")
+    chat.feed("/seed 5")
+    _, other = chat.feed("well")
+    hearer = Conversation(Contrary())
+    hearer.say("so")
+    hearer.decode = chat.conversation.decode
+    assert other == f"softmax  {hearer.say('well').reply.text or '(says nothing)'}"
+
+
+def test_a_failure_of_the_other_run_leaves_both_as_they_were(chat: Repl) -> None:
+    chat.feed("/compare softmax")
+    assert chat.feed("fail") == ["not finite"]
+    assert not chat.conversation.exchanges
+    assert chat.feed("so")[1] == f"softmax  {alone(Contrary(), ['so'])[0]}"
+
+
+def test_it_ends_and_a_bad_run_changes_nothing(chat: Repl) -> None:
+    assert chat.feed("/compare missing") == ["missing: no such run; check the path"]
+    assert len(chat.feed("so")) == 1
+    chat.feed("/compare a/mos")
+    assert [line.split("  ")[0] for line in chat.feed("so")] == ["runs/mos", "a/mos   ".strip()]
+    assert chat.feed("/compare") == ["(one run again)"]
+    assert len(chat.feed("so")) == 1
+    chat.feed("/compare softmax")
+    chat.feed("/reset")
+    assert len(chat.feed("so")) == 1, "a new conversation is one with one run"
+    assert Repl(Conversation(ToyResponder())).feed("/compare x") == ["(no other run can be opened here)"]

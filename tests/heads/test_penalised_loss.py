@@ -1,0 +1,123 @@
+"""Label smoothing and unlikelihood of repeated words, against the plain formulas in float64."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dialog.batches import collate
+from dialog.corpora.corpus import load_dialogs
+from dialog.task import DialogTask, build_model
+from dialog.trained import TrainedModel
+from lm.heads.config import HeadConfig
+from lm.heads.head import Head
+from lm.heads.loss_options import LossOptions
+from lm.heads.output_layer import log_of_rest, words_before
+from tests.support.plain_heads import KINDS, V, example, make_head, naive_probabilities
+from tests.support.tiny_dialog import tiny_dialog, write_corpus
+
+SMOOTHING, WEIGHT = 0.2, 0.7
+
+
+def candidates(targets: Tensor) -> list[list[int]]:
+    """The words before each token of one sequence, in plain Python."""
+    said = targets.tolist()
+    return [sorted(set(said[:place]) - {token}) for place, token in enumerate(said)]
+
+
+def by_hand(head: Head, hidden: Tensor, targets: Tensor, negative: list[list[int]]) -> Tensor:
+    probabilities = naive_probabilities(head, hidden)
+    total = torch.zeros((), dtype=torch.float64)
+    for row, target, words in zip(probabilities, targets.tolist(), negative, strict=True):
+        total = total - (1 - SMOOTHING) * row[target].log() - SMOOTHING * row.log().sum() / V
+        for word in words:
+            total = total - WEIGHT * (1 - row[word]).log()
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [0, 7])
+def test_the_objective_and_its_gradients_are_the_formula(kind: str, rows: int) -> None:
+    head = make_head(kind, label_smoothing=SMOOTHING, unlikelihood=WEIGHT)
+    head.options = LossOptions(head.link, rows=rows)
+    hidden, targets, _ = example()
+    targets[4] = targets[1]
+    objective, nll = head.objective(hidden, targets, repeated=words_before(targets[None])[0])
+    expected = by_hand(head, hidden, targets, candidates(targets))
+    torch.testing.assert_close(objective, expected)
+    torch.testing.assert_close(nll, head.nll(hidden, targets).sum())
+    wanted = [hidden, *head.parameters()]
+    found, plain = (torch.autograd.grad(value, wanted, allow_unused=True) for value in (objective, expected))
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+
+
+def test_without_penalties_the_objective_is_the_loss_to_the_bit() -> None:
+    head = make_head("mos")
+    hidden, targets, _ = example()
+    objective, nll = head.objective(hidden, targets, repeated=words_before(targets[None])[0])
+    assert torch.equal(objective, nll)
+    assert torch.equal(objective, head.loss(hidden, targets))
+    smooth = make_head("softmax", label_smoothing=SMOOTHING)
+    reference = torch.nn.functional.cross_entropy(
+        smooth.log_probs(hidden), targets, label_smoothing=SMOOTHING, reduction="sum"
+    )
+    torch.testing.assert_close(smooth.objective(hidden, targets)[0], reference)
+
+
+def test_the_words_before_a_token_are_different_ones() -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(0, 4, (5, 7))
+    for row, words in zip(targets, words_before(targets), strict=True):
+        found = [sorted(word for word in some if word >= 0) for some in words.tolist()]
+        assert found == candidates(row)
+
+
+def test_the_rest_of_a_probability_keeps_its_precision() -> None:
+    for dtype, small in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
+        p = torch.tensor([small, 0.1, 0.5, 0.9, 1 - 1e-5], dtype=torch.float64)
+        log_p = p.log().to(dtype).requires_grad_()
+        rest = log_of_rest(log_p)
+        torch.testing.assert_close(
+            rest.double(), torch.log1p(-p), rtol=2e-2 if dtype == torch.float32 else 1e-9, atol=0
+        )
+        (gradient,) = torch.autograd.grad(rest.sum(), log_p)
+        torch.testing.assert_close(gradient.double(), -p / (1 - p), rtol=2e-2, atol=0)
+    sure = torch.zeros(1, requires_grad=True)
+    assert math.isfinite(log_of_rest(sure).item())
+    (gradient,) = torch.autograd.grad(log_of_rest(sure).sum(), sure)
+    assert gradient.isfinite().all()
+
+
+def test_dialog_models_repeat_words_of_the_response_alone(tmp_path: Path) -> None:
+    trained = tiny_dialog()
+    task = penalised_task(trained, write_corpus(tmp_path))
+    items = task.train.items[:4]
+    batch = collate(items, trained.codec.vocabulary.pad)
+    model = task.model.double()
+    objective, _ = model.objective(batch)
+    hidden, targets, rows = model.hidden(batch)
+    log_probs = model.head.log_probs(hidden)
+    expected = -log_probs.gather(1, targets[:, None]).sum()
+    for row in range(len(items)):
+        mine = (rows == row).nonzero()[:, 0]
+        for place, words in zip(mine.tolist(), candidates(targets[mine]), strict=True):
+            expected = expected - WEIGHT * (1 - log_probs[place, words].exp()).log().sum()
+    torch.testing.assert_close(objective, expected)
+
+
+def penalised_task(trained: TrainedModel, corpus: Path) -> DialogTask:
+    head = trained.config.head.model_copy(update={"unlikelihood": WEIGHT})
+    config = trained.config.model_copy(update={"head": head})
+    dialogs = load_dialogs(str(corpus))
+    torch.manual_seed(1)
+    return DialogTask(
+        config, trained.codec, build_model(config, trained.codec).eval(), dialogs, dialogs, trained.device
+    )
+
+
+def test_skipping_of_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"skip_below = 0\.1: skips no gradient with label_smoothing"):
+        HeadConfig(kind="mos", components=2, skip_below=0.1, label_smoothing=0.1)

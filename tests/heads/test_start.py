@@ -1,0 +1,83 @@
+"""Heads that begin as the output layer of a trained model."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lm.errors import ConfigError
+from lm.heads.config import HeadConfig
+from lm.heads.head import Head
+from lm.heads.start import start_as
+
+TOKENS, HIDDEN, WORDS = 40, 16, 50
+LINEAR: dict[str, Any] = {"context_activation": "none", "components": 4}
+STARTS: list[dict[str, Any]] = [
+    {"kind": "softmax"},
+    {"kind": "sigsoftmax", "learn_shift": True},
+    {"kind": "plif", "interval_range": 200.0},
+    {"kind": "moc", **LINEAR},
+    {"kind": "mos", **LINEAR},
+    {"kind": "moss", "learn_shift": True, **LINEAR},
+    {"kind": "mixtape", **LINEAR},
+    {"kind": "mixtape", "gated_words": 7, **LINEAR},
+]
+
+
+def output_layer(bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """An output layer with logits as those of pretrained models, most of them far below zero."""
+    return torch.randn(WORDS, HIDDEN), torch.randn(WORDS) - 60 if bias else None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("options", STARTS, ids=lambda options: options["kind"])
+def test_perplexity_before_training_is_that_of_the_output_layer(options: dict[str, Any], bias: bool) -> None:
+    hidden, targets = torch.randn(TOKENS, HIDDEN), torch.randint(WORDS, (TOKENS,))
+    weight, offset = output_layer(bias)
+    head = Head(HeadConfig(**options), HIDDEN, WORDS)
+    start_as(head, weight, offset)
+    expected = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(hidden, weight, offset).double(), targets
+    )
+    found = head.nll(hidden, targets).double().mean()
+    assert float(found.exp() / expected.exp()) == pytest.approx(1, abs=1e-5)
+
+
+def test_contexts_without_activation_are_linear() -> None:
+    head = Head(HeadConfig(kind="mos", components=3, context_activation="none"), HIDDEN, WORDS).double()
+    hidden = torch.randn(TOKENS, HIDDEN, dtype=torch.float64)
+    assert head.latent is not None
+    assert head.prior is not None
+    contexts = head.latent(hidden).view(TOKENS, 3, HIDDEN)
+    softmaxes = (contexts @ head.weight.T + head.bias).softmax(-1)
+    expected = (head.prior(hidden).softmax(-1)[..., None] * softmaxes).sum(1).log()
+    assert torch.allclose(head.log_probs(hidden), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["moc", "mos", "mixtape"])
+def test_the_noise_breaks_the_tie_of_components(kind: str) -> None:
+    head = Head(HeadConfig(kind=kind, **LINEAR), HIDDEN, WORDS)
+    start_as(head, *output_layer(True))
+    assert head.latent is not None
+    hidden, targets = torch.randn(TOKENS, HIDDEN), torch.randint(WORDS, (TOKENS,))
+    head.loss(hidden, targets).backward()
+    part = head.prior.weight if head.prior is not None else head.gates and head.gates.words
+    assert isinstance(part, torch.nn.Parameter)
+    assert part.grad is not None
+    assert part.grad.abs().max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"kind": "mos", "components": 2}, "context_activation = none"),
+        ({"kind": "sigsoftmax"}, "learn_shift = true"),
+        ({"kind": "softmax", "output_bias": False}, "output_bias = true"),
+        ({"kind": "softmax", "embedding_size": 8}, "embedding_size"),
+        ({"kind": "softmax", "temperature": "constant"}, "temperature = none"),
+        ({"kind": "relu"}, "choose softmax"),
+    ],
+)
+def test_a_head_that_cannot_begin_so_is_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        start_as(Head(HeadConfig(**options), HIDDEN, WORDS), *output_layer(True))

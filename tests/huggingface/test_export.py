@@ -1,0 +1,173 @@
+"""Exported language models: what transformers opens, its beams, and the way back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dialog.decoding.beam import beam_search
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Marks
+from lm.cli import main
+from lm.export import export_run, import_run
+from lm.hf import HighrankLanguageModel
+from lm.huggingface.folder import read_export
+from lm.language.scoring import score_lines
+from lm.language.trained import TrainedLm
+from lm.trunks.trunk import TrunkState
+from tests.support.faults import kill_at
+from tests.support.tiny_lm import text_of, write_run
+
+HEADS: list[dict[str, Any]] = [
+    {"kind": "softmax", "tied": True},
+    {"kind": "moss", "components": 3, "tied": True, "learn_shift": True, "learn_context_scale": True},
+    {"kind": "doc", "components": 3, "lower_components": (1,), "tied": False},
+    {"kind": "mixtape", "components": 2, "tied": False, "temperature": "exponential"},
+    {"kind": "plif", "tied": False, "intervals": 10},
+]
+
+
+def exported(folder: Path, **options: Any) -> tuple[TrainedLm, Any, Any]:
+    """A run, its exported model, and its tokenizer."""
+    run = write_run(folder / "run", lines=(5, 2, 2), **options)
+    export_run(run, folder / "exported")
+    model = AutoModelForCausalLM.from_pretrained(folder / "exported")
+    assert isinstance(model, HighrankLanguageModel)
+    return TrainedLm.load(run), model, AutoTokenizer.from_pretrained(folder / "exported")
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head["kind"])
+def test_scores_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, head: dict[str, Any]) -> None:
+    trained, model, tokenizer = exported(tmp_path, **head)
+    text = tmp_path / "lines.txt"
+    text.write_text(text_of(4, seed=3))
+    for line, row in zip(
+        text.read_text().splitlines(), score_lines(trained, text, independent=True), strict=True
+    ):
+        ids = tokenizer(f"{line}\n", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            log_probs = model(ids).logits[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+            loss = model(ids, labels=ids).loss
+        assert log_probs.tolist() == pytest.approx(row["log_probs"], abs=2e-5)
+        assert float(loss) == pytest.approx(row["nll"], abs=2e-5)
+    import_run(tmp_path / "exported", tmp_path / "back")
+    back = TrainedLm.load(tmp_path / "back").model.state_dict()
+    ours = trained.model.state_dict()
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize("cell", [{}, {"kind": "mogrifier", "rank": 2}])
+def test_beams_of_generate_find_what_ours_finds(tmp_path: Path, cell: dict[str, Any]) -> None:
+    """The recurrent state follows the hypotheses."""
+    head = {"kind": "mos", "components": 3, "tied": False, "context_scale": 6.0, "output_bias": True}
+    trained, model, _ = exported(tmp_path, cell=cell, **head)
+    eos, sources = trained.codec.vocabulary.eos, 16
+    with torch.no_grad():
+        for parameter in (*trained.model.layers.parameters(), trained.model.embedding.weight):
+            parameter *= 3  # so that contexts differ
+        trained.model.head.bias[eos] -= 20  # so that every hypothesis has full length
+    model.model.load_state_dict(trained.model.state_dict())
+    prompts = torch.randint(0, len(trained.codec.vocabulary), (sources, 3))
+    calls = iter([prompts[:, -1]])  # the search begins with the last token of each prompt
+
+    def step(tokens: torch.Tensor, state: TrunkState) -> tuple[torch.Tensor, TrunkState]:
+        outputs = trained.model(next(calls, tokens)[None], state)
+        return trained.model.head.log_probs(outputs.hidden.last[0]), outputs.state
+
+    with torch.no_grad():
+        state = trained.model(prompts[:, :-1].T, trained.model.initial_state(sources)).state
+    config = DecodeConfig(beam=4, nbest=3, max_length=12)
+    ours = beam_search(step, state, sources, config, Marks(eos, eos))
+    assert len({found[0].tokens for found in ours}) > sources // 3
+    theirs = model.generate(
+        prompts, num_beams=4, num_return_sequences=3, max_new_tokens=13, do_sample=False,
+        length_penalty=0.0, early_stopping="never", forced_eos_token_id=eos,
+    )  # fmt: skip
+    said = theirs[:, prompts.shape[1] : -1].tolist()
+    assert said == [list(one.tokens) for found in ours for one in found]
+
+
+def test_padding_changes_nothing(tmp_path: Path) -> None:
+    _, model, tokenizer = exported(tmp_path, kind="doc", components=3, lower_components=(1,), tied=False)
+    texts = text_of(9, seed=5).splitlines()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    together = model.generate(**batch, max_new_tokens=4, min_new_tokens=4, num_beams=2, do_sample=False)
+    for text, row in zip(texts, together, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        apart = model.generate(ids, max_new_tokens=4, min_new_tokens=4, num_beams=2, do_sample=False)
+        assert row[-4:].tolist() == apart[0, -4:].tolist()
+
+
+def test_a_saved_model_comes_back_too(tmp_path: Path) -> None:
+    """What transformers saves in the folder after fine-tuning."""
+    _, model, _ = exported(tmp_path, kind="mos", components=3, tied=True)
+    with torch.no_grad():
+        model.model.embedding.weight += 1
+    model.save_pretrained(tmp_path / "exported")
+    import_run(tmp_path / "exported", tmp_path / "back")
+    back = TrainedLm.load(tmp_path / "back").model
+    assert torch.equal(back.embedding.weight, model.model.embedding.weight)
+    assert back.head.weight is back.embedding.weight
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_kill_leaves_a_whole_folder_or_none(tmp_path: Path, second: bool) -> None:
+    run, out = write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), tmp_path / "exported"
+
+    def export() -> None:
+        export_run(run, out)
+
+    if second:
+        export()
+    for number in range(1, 60, 7):
+        if not kill_at(number, export):
+            break
+        assert out.exists() == second or read_export(out, "lm")
+    export()
+    read_export(out, "lm")
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+
+
+def test_the_card_names_numbers_with_their_commands(
+    tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = write_run(tmp_path / "run", kind="mos", components=2)
+    _, out, _ = ending(main, "evaluate", str(run), "--csv")
+    perplexity = next(line.split(",")[1] for line in out.splitlines() if line.startswith("perplexity"))
+    assert ending(main, "export", str(run), "--to", "hf", str(tmp_path / "out"), "--license", "mit")[0] == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert (
+        f"| {float(perplexity):.2f} | `lm evaluate {run} --data {tmp_path / 'test.txt'} --checkpoint best` |"
+        in card
+    )
+    assert "license: mit" in card
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "highrank_lm"
+
+
+def test_bad_folders_are_refused_in_one_line(
+    tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    export_run(run, tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"no tensors")
+    for arguments, word in [
+        (("export", str(run), str(tmp_path / "mine")), "choose another DIR"),
+        (("export", str(tmp_path / "none"), str(tmp_path / "other")), "no such run"),
+        (("import", str(tmp_path / "mine"), "--run", str(tmp_path / "new")), "no folder of `lm export`"),
+        (("import", str(tmp_path / "out"), "--run", str(tmp_path / "new")), "not readable as safetensors"),
+        (("import", str(tmp_path / "out"), "--run", str(run)), "not readable"),
+    ]:
+        code, _, said = ending(main, *arguments)
+        assert (code, said.count("\n")) == (4, 1), said
+        assert word in said
+    assert not (tmp_path / "new").exists()

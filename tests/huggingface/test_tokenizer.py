@@ -1,0 +1,78 @@
+"""Exported tokenizers give the ids of our codecs."""
+
+import random
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from lm.errors import ConfigError
+from lm.huggingface.tokenizer import fast_tokenizer
+from lm.text.tokenizers import PLAIN
+from lm.text.vocabulary import Codec, Vocabulary, build_codec
+
+TEXTS = (
+    "The cat's mat, isn't it?",
+    "a  b\tc – naïve Σίσυφος ΟΔΟΣ ",
+    " zürich (42) x-y_z ½ … \x1c q é e\u0301",
+    "",
+)
+PARTS = [*"abcXYZ ,.'-_\t\x1d 09", "the", "cat", "ß", "É", "日本", "½", "<eos>", "\u0301"]
+
+
+def texts() -> list[str]:
+    rng = random.Random(1)
+    return [*TEXTS, *("".join(rng.choices(PARTS, k=rng.randint(1, 12))) for _ in range(150))]
+
+
+def codec_of_text(kind: str, *, lowercase: bool) -> Codec:
+    tokenizer = PLAIN[kind](lowercase)
+    counts = Counter(token for text in TEXTS[:2] for token in [*tokenizer.split(text), "<eos>"])
+    return Codec(tokenizer, Vocabulary.of_text(counts, outside=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowercase"),
+    [
+        (kind, lowercase)
+        for kind in PLAIN
+        for lowercase in (False, True)
+        if not (kind == "byte" and lowercase)
+    ],
+)
+def test_lines_have_equal_ids(kind: str, lowercase: bool) -> None:
+    codec = codec_of_text(kind, lowercase=lowercase)
+    tokenizer = fast_tokenizer(codec)
+    for text in texts():
+        if "<eos>" in text:
+            continue  # ours reads characters or a word, transformers the end of a line
+        found = tokenizer(f"{text}\n", add_special_tokens=False)["input_ids"]
+        assert found == codec.encode(text), text
+    two_lines = tokenizer("a\n\nb")["input_ids"]
+    eos = codec.vocabulary.eos
+    assert two_lines == [eos, *codec.encode("a"), eos, *codec.encode("b")[:-1]]
+
+
+@pytest.mark.parametrize("kind", ["wordpunct", "whitespace", "char", "unigram"])
+def test_utterances_have_equal_ids(kind: str) -> None:
+    codec = build_codec(kind, [*TEXTS[:2] * 3, "more text to learn from: the cat, the mat"], vocab_size=50)
+    tokenizer = fast_tokenizer(codec)
+    vocabulary = codec.vocabulary
+    for text in texts():
+        if not any(mark in text for mark in ("<eos>", "<")):
+            expected = [vocabulary.bos, *codec.encode(text), vocabulary.eos]
+            assert tokenizer(text)["input_ids"] == expected, text
+
+
+def test_bytes_are_told_apart_and_decoded() -> None:
+    codec = codec_of_text("byte", lowercase=False)
+    tokenizer = fast_tokenizer(codec)
+    text = "naïve – cat's"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_merges_of_bpe_cannot_be_exported() -> None:
+    codec = build_codec("bpe", ["some text to learn from"] * 3, vocab_size=20)
+    with pytest.raises(ConfigError, match="unigram"):
+        fast_tokenizer(codec)

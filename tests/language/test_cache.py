@@ -1,0 +1,122 @@
+"""The continuous cache: equal to its formula, a distribution, and blind to the future."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.cli import main
+from lm.errors import ConfigError, DivergenceError
+from lm.language.cache import SHARES, THETAS, CacheSetting, cache_scores, search_cache
+from lm.language.corpus import load_split
+from lm.language.scoring import token_nll
+from lm.language.trained import TrainedLm
+from tests.support.tiny_lm import ids_of, tiny_lm, write_run
+
+HEADS: list[dict[str, Any]] = [{}, {"kind": "mos", "components": 3, "embedding_size": 6}]
+
+
+def by_hand(trained: TrainedLm, ids: np.ndarray, size: int, theta: float, share: float) -> np.ndarray:
+    """The whole distribution of every token, one after the other: (T, V)."""
+    state, last = trained.model.initial_state(1), trained.codec.vocabulary.eos
+    states: list[torch.Tensor] = []
+    words: list[int] = []
+    rows = []
+    for token in ids.tolist():
+        with torch.no_grad():
+            outputs = trained.model(torch.tensor([[last]]), state)
+            h = outputs.hidden.last[0, 0]
+            p = trained.model.head.log_probs(h).exp()
+        recent = list(zip(states, words, strict=True))[-size:]
+        if recent:
+            weights = [math.exp(theta * float(h @ key)) for key, _ in recent]
+            p = (1 - share) * p
+            for weight, (_, word) in zip(weights, recent, strict=True):
+                p[word] += share * weight / sum(weights)
+        rows.append(p)
+        states.append(h)
+        words.append(token)
+        state, last = outputs.state, token
+    return torch.stack(rows).numpy()
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize(("size", "count"), [(1, 40), (20, 270), (1000, 40)])  # 270 is more than a window
+def test_every_token_has_the_probability_of_the_formula(head: dict[str, Any], size: int, count: int) -> None:
+    trained = tiny_lm(dropout=0.0, **head)
+    ids = ids_of(trained, count)
+    whole = by_hand(trained, ids, size, 0.4, 0.3)
+    np.testing.assert_allclose(whole.sum(1), 1, rtol=1e-12)
+    found = cache_scores(trained, ids, size, [0.0, 0.4]).nll(1, 0.3)
+    np.testing.assert_allclose(found, -np.log(whole[np.arange(count), ids]), rtol=1e-9)
+
+
+def test_without_a_share_it_is_the_model() -> None:
+    trained = tiny_lm(dropout=0.0)
+    ids = ids_of(trained, 50)
+    scores = cache_scores(trained, ids, 10, [0.3])
+    np.testing.assert_allclose(scores.nll(0, 0.0), token_nll(trained, ids), rtol=1e-12)
+
+
+def test_a_token_is_scored_before_the_cache_contains_it() -> None:
+    """What comes later changes nothing before it, not even in the same window."""
+    trained = tiny_lm(dropout=0.0)
+    ids = ids_of(trained, 60)
+    other = ids.copy()
+    other[30:] = other[30:][::-1]
+    both = [cache_scores(trained, each, 20, [0.5]).nll(0, 0.4) for each in (ids, other)]
+    np.testing.assert_array_equal(both[0][:30], both[1][:30])
+    assert (both[0][30:] != both[1][30:]).any()
+
+
+def test_probabilities_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = tiny_lm(dropout=0.0)
+    honest = trained.model.head.log_probs
+    monkeypatch.setattr(trained.model.head, "log_probs", lambda hidden: honest(hidden) + 0.001)
+    with pytest.raises(DivergenceError, match=r"sum to 1\.001"):
+        cache_scores(trained, ids_of(trained, 9), 4, [0.1])
+
+
+def test_the_search_finds_the_best_of_its_grid(tmp_path: Path) -> None:
+    trained = TrainedLm.load(write_run(tmp_path / "run"))
+    found = search_cache(trained, 30)
+    ids = load_split(trained.config.data.valid, trained.codec).ids()
+    scores = cache_scores(trained, ids, 30, THETAS)
+    means = {
+        (theta, share): scores.nll(place, share).mean()
+        for place, theta in enumerate(THETAS)
+        for share in SHARES
+    }
+    assert means[found["theta"], found["share"]] == pytest.approx(min(means.values()))
+    assert len(found["searched"]) == len(THETAS)
+    assert found["searched_tokens"] == len(ids)
+
+
+def test_the_command_keeps_the_result_beside_the_static_one(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ending(main, "evaluate", "a", "--cache", "50", "--json", "c.json")
+    assert (code, err) == (0, "")
+    result = json.loads(Path("c.json").read_text())
+    assert result["name"] == "test.cache-50"
+    assert "perplexity, continuous cache" in out
+    assert "cache of 50 words" in out
+    given = f"50,{result['cache']['theta']},{result['cache']['share']}"
+    assert ending(main, "evaluate", "a", "--cache", given, "--json", "d.json")[::2] == (0, "")
+    again = json.loads(Path("d.json").read_text())["cache"]
+    assert again["perplexity"] == result["cache"]["perplexity"]
+    kept = json.loads(Path("a/evaluation/test.cache-50.json").read_text())
+    assert sum(kept["contexts"]["cache"]) == pytest.approx(result["cache"]["nll"] * result["cache"]["tokens"])
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-3", "5,1", "5,1,1", "5,-1,0.1", "5,nan,0.1", "5,1,0.1,2"])
+def test_a_bad_setting_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--cache"):
+        CacheSetting.parse(text)

@@ -1,0 +1,94 @@
+"""Evaluations by several processes write the bytes of one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dialog.cli import main as dialog
+from lm.cli import main as lm
+from tests.support.launching import command, ended
+from tests.support.tiny_lm import write_run
+from tests.support.tiny_talk import TALK, write_talk
+
+Ending = Callable[..., tuple[int, str, str]]
+MOS = {"kind": "mos", "components": 3, "tied": False}
+COMMANDS = {
+    "evaluate": ("run", "--temperature-search", "--mc-samples", "3"),
+    "score": ("run", "test.txt"),
+    "score --independent": ("run", "test.txt"),
+    "analyze rank": ("run", "other"),
+    "analyze divergence": ("run", "other"),
+    "analyze components": ("run",),
+}
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """All files but figures and weights."""
+    skipped = {".png", ".svg", ".safetensors"}
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in skipped)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def require_same_files(
+    folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], processes: int = 2
+) -> None:
+    """Run a command of a folder's copy in this process, and of another copy by several."""
+    alone, shared = folder.with_name("alone"), folder.with_name("shared")
+    for copy in (alone, shared):
+        shutil.copytree(folder, copy)
+    main = {"lm": lm, "dialog": dialog}[line[0]]
+    monkeypatch.chdir(alone)
+    code, out, _ = ending(main, *line[1:])
+    assert code == 0
+    end = ended(shared, command(*line, "--processes", str(processes)))
+    assert end.returncode == 0, end.stderr
+    assert "internal error" not in end.stderr
+    assert written(shared) == written(alone) != written(folder)
+    assert end.stdout == out, "only rank 0 prints"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs of language models and their texts."""
+    (tmp_path / "work").mkdir()
+    for name in ("run", "other"):
+        write_run(tmp_path / "work" / name, **MOS)
+    return tmp_path / "work"
+
+
+def test_a_language_model_evaluated_by_two_processes(
+    folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("lm", "evaluate", "run", "--json", "found.json")
+    require_same_files(folder, ending, monkeypatch, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_measures_by_three_processes(
+    folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    line = ("lm", *name.split(), *COMMANDS[name], "--json", "found.json")
+    require_same_files(folder, ending, monkeypatch, line, 3)
+
+
+@pytest.mark.slow
+def test_a_dialog_model_evaluated_by_two_processes(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_talk(tmp_path / "work")
+    monkeypatch.chdir(folder)
+    settings = [part for setting in (*TALK, "decode.nbest=2") for part in ("--set", setting)]
+    assert ending(dialog, "train", "smalltalk_mos", "--run", "run", *settings)[0] == 0
+    line = ("dialog", "evaluate", "run", "--output", "hyps.jsonl", "--json", "found.json", "--batch", "4")
+    require_same_files(folder, ending, monkeypatch, line)
+
+
+@pytest.mark.slow
+def test_references_found_by_two_processes(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("dialog", "references", "--train", "talk.txt", "--test", "talk.txt", "--out", "found.json")
+    require_same_files(write_talk(tmp_path / "work"), ending, monkeypatch, line)

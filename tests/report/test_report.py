@@ -1,0 +1,339 @@
+"""The report: true verdicts, the same bytes twice, and nothing of a hostile run gets out of its text."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from dialog.cli import main as dialog_main
+from dialog.compare import compare
+from dialog.config import DialogConfig
+from dialog.report import dialog_family
+from lm.analysis.report import lm_family
+from lm.bootstrap import intervals
+from lm.cli import main as lm_main
+from lm.config.load import load_config, save_config
+from lm.language.config import LmConfig
+from lm.report.charts import linear_ticks, log_ticks
+from lm.report.commands import train_command
+from lm.report.page import report_of
+from lm.report.verdict import judgement, reading, seed_sentence
+from lm.runs.evaluations import keep, load_evaluation, spread
+from tests.dialog.test_compare import write_run
+
+HOSTILE = "<script>alert('&\"')</script>"
+EVIL = "</pre><img src=http://x.test/?\u202e\x1b[31m>"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+Outcome = tuple[int, str, str]
+
+
+def dialog_run(
+    folder: Path, *, text: str = "so it was", settings: tuple[str, ...] = (), **facts: Any
+) -> Path:
+    """A run with a config, a log, and an evaluation with details."""
+    folder.mkdir(parents=True)
+    resolved = load_config("smalltalk_mos", DialogConfig, family="dialog", overrides=settings)
+    save_config(resolved, folder / "config.json")
+    lines = [f'{{"step": {step}, "split": "valid", "nll": {5 - step / 9}}}\n' for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_run(folder, **facts)
+    made = load_evaluation(folder, "test", (), (), "dialog")
+    use = {
+        **{"head": "mos", "usage": [0.25, 0.75], "prior_perplexity": 1.5, "components": 2, "tokens": 9},
+        **{"effective_components": 1.7, "mutual_information": 0.1, "preferred": [[{"word": text}], []]},
+    }
+    samples = [{"index": 7, "context": [f"A: {text}"], "true": text, "reply": text}]
+    details = {"samples": samples, "components": use, "command": f"dialog evaluate {folder}"}
+    result = made.result | {"bleu": facts.get("bleu", made.result["bleu"]), "inter_distinct_2": 0.5}
+    result |= {"data": {"sha256": "d", "name": text}, "warnings": [text]}
+    keep(folder, "test", result, made.contexts, details)
+    return folder
+
+
+def page_of(*runs: Path) -> str:
+    return report_of(dialog_family(), runs, None, 1000)[1].decode()
+
+
+class Strict(HTMLParser):
+    """Every element's name and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def tree_of(page: str) -> ElementTree.Element:
+    """The page parsed as XML, which is stricter than HTML."""
+    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+
+
+def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
+    page = page_of(dialog_run(tmp_path / "a"), dialog_run(tmp_path / "b", seed=2, better=0.1))
+    tree, parser = tree_of(page), Strict()
+    parser.feed(page)
+    tags = {tag for tag, _ in parser.found}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    addresses = [
+        value
+        for _, given in parser.found
+        for name, value in given.items()
+        if name in ("href", "src", "action")
+    ]
+    assert addresses
+    assert all(str(value).startswith("#") for value in addresses)
+    ids = [given["id"] for _, given in parser.found if "id" in given]
+    assert len(ids) == len(set(ids))
+    assert {str(value)[1:] for value in addresses} == set(ids)
+    assert not re.search(r"url\(|@import|https?:", page)
+    assert "default-src 'none'" in page
+    for name in ("scores", "curves", "components", "samples", "again"):
+        assert tree.find(f".//section[@id='{name}']") is not None
+    assert all("aria-label" in given for tag, given in parser.found if given.get("role") == "img")
+
+
+def test_equal_runs_give_equal_bytes_and_another_number_others(tmp_path: Path) -> None:
+    first, second = dialog_run(tmp_path / "a"), dialog_run(tmp_path / "b", seed=2)
+    assert page_of(first, second) == page_of(first, second)
+    assert page_of(first, second) != page_of(second, first)
+
+
+@pytest.mark.parametrize("text", [HOSTILE, EVIL, "{{ 7 * 7 }}{% raw %}", "a" * 5000])
+def test_what_a_run_says_stays_text(text: str, tmp_path: Path) -> None:
+    name = re.sub(r"[/\x1b]", "_", text)[:60]
+    runs = [dialog_run(tmp_path / name, text=text), dialog_run(tmp_path / "b", text=text, head="<b>x</b>")]
+    page = page_of(*runs)
+    plain = page_of(*(dialog_run(tmp_path / f"{letter}2") for letter in "ab"))
+    parsers = []
+    for one in (page, plain):
+        parsers.append(Strict())
+        parsers[-1].feed(one)
+    shown = "".join(tree_of(page).itertext())
+    assert [tag for tag, _ in parsers[0].found] == [tag for tag, _ in parsers[1].found]
+    assert not re.search("[\x00-\x08\x1b\u202e]", page)
+    if text is not EVIL:
+        assert text in shown
+
+
+def test_the_command_writes_only_its_own_kind_of_file(tmp_path: Path, ending: Callable[..., Outcome]) -> None:
+    runs = [str(dialog_run(tmp_path / name, better=better)) for name, better in (("a", 0.0), ("b", 0.2))]
+    out = tmp_path / "r.html"
+    for _ in range(2):
+        code, said, _ = ending(dialog_main, "report", *runs, "--out", str(out))
+        assert (code, out.read_bytes()[:15]) == (0, b"<!DOCTYPE html>")
+        assert said.startswith("b is better than a: ")
+    other = tmp_path / "mine.html"
+    other.write_text("<html>mine</html>")
+    code, _, err = ending(dialog_main, "report", *runs, "--out", str(other))
+    assert (code, other.read_text()) == (2, "<html>mine</html>")
+    assert "choose another file" in err
+    code, _, err = ending(dialog_main, "report", runs[0], str(tmp_path / "missing"), "--out", str(out))
+    assert (code, err.count("\n")) == (4, 1)
+    code, said, _ = ending(dialog_main, "report", runs[0], runs[0], "--out", str(out))
+    assert (code, said.startswith("a has a perplexity of ")) == (0, True)
+    code, _, err = ending(lm_main, "report", *runs, "--out", str(out))
+    assert (code, "dialog" in err) == (4, True), "a run of the other program"
+    assert ending(dialog_main, "report", "")[0] == 2
+
+
+# The verdict
+
+
+def compared(*perplexities: float, p: float | None = 0.001, units: int = 40, guess: bool = False) -> Any:
+    """A comparison of runs a, b, … with these perplexities, the lowest first."""
+    first = perplexities[0]
+    runs = [
+        {
+            **{"run": name, "perplexity": value, "near_guessing": guess, "p": {"perplexity": p}},
+            **{"interval": {"perplexity": [value, value - 1, value + 1]}},
+            "change": {"perplexity": [value / first - 1, value / first - 1.01, value / first - 0.99]},
+        }
+        for name, value in zip("abc", perplexities, strict=False)
+    ]
+    return {"runs": runs, "bootstrap": {"units": units}}
+
+
+@pytest.mark.parametrize(
+    ("comparison", "headline", "clear"),
+    [
+        (compared(50.0, 100.0), "its perplexity is 50.0% lower (50.00 instead of 100.00)", True),
+        (compared(50.0, 50.2, p=0.3), "No clear difference between a and b", False),
+        (compared(50.0, 60.0, 70.0), "a is the best of 3 runs", True),
+        (compared(50.0, 60.0, 70.0, p=0.2), "its lead over b and c may be noise", False),
+        (compared(50.0, 60.0, units=4, p=None), "too short to tell", False),
+        (compared(50.0, 60.0, guess=True, p=None), "None of the runs has learnt", False),
+        (compared(50.0), "a has a perplexity of 50.00.", True),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_who_is_better_by_how_much_and_if_that_is_noise(
+    comparison: Any, headline: str, clear: bool
+) -> None:
+    told = judgement(comparison, {name: name for name in "abc"}, "conversations")
+    assert headline in told.headline
+    assert told.clear == clear
+
+
+def test_few_units_and_several_tests_are_said() -> None:
+    told = judgement(compared(50.0, 60.0, 70.0, units=12), {name: name for name in "abc"}, "conversations")
+    assert any("P-values of only 12 conversations say little" in line for line in told.sentences)
+    assert any("2 p-values are not corrected" in line for line in told.sentences)
+
+
+def test_the_share_lower_is_that_of_the_other_way_round() -> None:
+    """If b is 25 % above a, then a is 20 % below b, and so are the ends of the interval."""
+    told = judgement(compared(80.0, 100.0), {name: name for name in "abc"}, "conversations")
+    assert "20.0% lower" in told.headline
+    assert "95% interval 19.4% to 20.6%" in told.sentences[0]
+
+
+def test_seeds_of_a_setting_are_a_range() -> None:
+    settings = {
+        run: {"head.kind": kind, "train.seed": seed}
+        for run, kind, seed in (("a", "mos", 1), ("b", "mos", 2), ("c", "moc", 1))
+    }
+    perplexities, names = {"a": 5.0, "b": 4.0, "c": 6.0}, {"a": "A", "b": "B", "c": "C"}
+    told = seed_sentence(perplexities, settings, names)
+    assert "A has 4.00 to 5.00 (seeds 1, 2); C has 6.00 (seed 1)" in told
+    assert "one seed" in seed_sentence(perplexities, {run: settings[run] for run in "ac"}, names)
+
+
+def test_a_reading_knows_the_better_direction() -> None:
+    assert reading(0.01, -0.1, lower_is_better=True) == "better"
+    assert reading(0.01, -0.1, lower_is_better=False) == "worse"
+    assert reading(0.2, -0.1, lower_is_better=True) == "no clear difference"
+    assert reading(None, -0.1, lower_is_better=True) == "not tested"
+
+
+# Numbers and commands
+
+
+def test_intervals_are_quantiles_of_resampled_ratios() -> None:
+    random = np.random.default_rng(3)
+    sums, sizes = random.normal(1, 1, 30), random.uniform(1, 2, 30)
+    counts = random.multinomial(30, np.full(30, 1 / 30), size=2000).astype(float)
+    ratios = [float((row * sums).sum() / (row * sizes).sum()) for row in counts]
+    (estimate, low, high) = intervals({"x": (sums, sizes)}, counts)["x"] or (0, 0, 0)
+    assert estimate == pytest.approx(sums.sum() / sizes.sum())
+    assert (low, high) == pytest.approx(tuple(np.quantile(ratios, (0.025, 0.975))))
+    assert intervals({"x": (sums[:4], sizes[:4])}, counts[:, :4]) == {"x": None}
+
+
+def test_changes_turn_round_with_the_runs(tmp_path: Path) -> None:
+    first, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.02)
+    there = compare([first, other], resamples=1000)["runs"][1]["change"]
+    back = compare([other, first], resamples=1000)["runs"][1]["change"]
+    for mine, theirs in zip(there["perplexity"], (back["perplexity"][i] for i in (0, 2, 1)), strict=True):
+        assert (1 + mine) * (1 + theirs) == pytest.approx(1)
+    assert there["bleu/1/recall"] == pytest.approx([-back["bleu/1/recall"][i] for i in (0, 2, 1)])
+    rows = compare([first, other], resamples=1000)["runs"]
+    before, after = (row["bleu"]["1"]["recall"] for row in rows)
+    assert there["bleu/1/recall"][0] == pytest.approx(after - before)
+
+
+@pytest.mark.parametrize("settings", [(), ("optim.betas=[0.8, 0.9]", "head.gate_size=none", "train.seed=7")])
+def test_the_command_of_a_training_gives_its_config(settings: tuple[str, ...]) -> None:
+    resolved = load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=settings)
+    command = train_command(resolved, Path("runs/a b"), "dialog")
+    assert command.startswith("dialog train smalltalk_softmax ")
+    assert command.endswith("--run 'runs/a b'")
+    assert command.count("--set") == len(settings)
+
+
+def test_a_config_whose_file_is_gone_is_told_whole(in_tmp: Path) -> None:
+    Path("own.toml").write_text('extends = "_smalltalk"\n[train]\nseed = 9\n')
+    resolved = load_config("own.toml", DialogConfig, family="dialog")
+    assert train_command(resolved, Path("r"), "dialog") == "dialog train own.toml --run r"
+    Path("own.toml").unlink()
+    assert train_command(resolved, Path("r"), "dialog") == ""
+
+
+def test_samples_are_spread_over_the_text() -> None:
+    assert spread(588, 12)[:2] == [24, 73]
+    assert spread(3, 12) == [0, 1, 2]
+    assert spread(0, 12) == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 250), (-0.31, 0.02), (3.1, 3.2), (5, 5)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    ticks = linear_ticks(low, high)
+    assert 1 <= len(ticks) <= 8
+    assert all(low - 1e-6 <= tick <= high + 1e-6 for tick in ticks)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-17, 1), (90, 130), (2, 9000), (43.2, 43.9)])
+def test_logarithmic_ticks_are_few_and_inside(low: float, high: float) -> None:
+    ticks = log_ticks(low, high)
+    assert 2 <= len(ticks) <= 15
+    assert all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
+
+
+# Language models
+
+
+def lm_run(folder: Path, seed: int) -> Path:
+    folder.mkdir()
+    save_config(load_config("ptb_small_mos", LmConfig, family="lm"), folder / "config.json")
+    nll = 1000 * np.random.default_rng(seed).normal(4 + seed / 10, 0.1, 30)
+    value = float(np.exp(nll.mean() / 1000))
+    result = {
+        **{"head": "mos", "components": 3, "parameters": 5, "checkpoint": "best", "seed": 1},
+        **{"method": "static", "compat": "none", "tokens": 30000, "nll": nll.mean() / 1000},
+        **{"perplexity": value, "vocabulary_sha256": "v", "data": {"sha256": "d", "name": "test"}},
+    }  # fmt: skip
+    samples = [{"index": 3, "words": ["<b>", "a"], "nll": [1.0 + 2 * seed, 2.0]}]
+    keep(folder, "test", result, {"nll": nll.tolist(), "tokens": [1000] * 30}, {"samples": samples})
+    return folder
+
+
+def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
+    from lm.analysis.spectrum import RankResult
+
+    runs = [lm_run(tmp_path / name, seed) for seed, name in enumerate("ab")]
+    (runs[1] / "analysis").mkdir()
+    RankResult(np.array([8.0, 4.0, 1e-20]), (3, 5)).save(runs[1] / "analysis/rank-test.npz")
+    (runs[0] / "analysis").mkdir()
+    (runs[0] / "analysis/rank-test.npz").write_bytes(b"damaged")
+    told, data = report_of(lm_family(), runs, None, 1000)
+    shown = "".join(tree_of(data.decode()).itertext())
+    assert told.headline.startswith("a is better than b")
+    assert "<b>▼" in shown, "b loses two nats on it"
+    assert "b: rank 2" in shown
+    assert "damaged" not in shown
+
+
+def test_lm_report_is_a_command(tmp_path: Path, ending: Callable[..., Outcome]) -> None:
+    out = tmp_path / "r.html"
+    code, said, _ = ending(lm_main, "report", str(lm_run(tmp_path / "a", 0)), "--out", str(out))
+    assert (code, out.is_file()) == (0, True)
+    assert said.startswith("a has a perplexity of ")
+
+
+# In a browser
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_shows_and_prints_it(tmp_path: Path) -> None:
+    runs = [dialog_run(tmp_path / name, better=better) for name, better in (("a", 0.0), ("b", 0.2))]
+    out = tmp_path / "r.html"
+    out.write_bytes(report_of(dialog_family(), runs, None, 1000)[1])
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    start = partial(subprocess.run, capture_output=True, check=True, timeout=90)
+    start([str(CHROMIUM), *options, f"--print-to-pdf={tmp_path / 'r.pdf'}", out.as_uri()])
+    start(
+        [str(CHROMIUM), *options, f"--screenshot={tmp_path / 'r.png'}", "--window-size=400,900", out.as_uri()]
+    )
+    assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "r.png").stat().st_size > 20_000, "an empty page has 2 kB"
+    dom = start([str(CHROMIUM), *options, "--dump-dom", out.as_uri()]).stdout.decode()
+    assert "b is better than a" in dom

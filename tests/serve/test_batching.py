@@ -1,0 +1,121 @@
+"""The queue of requests: what runs together, what is refused, what is dropped, and the end."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lm.serve.batching import Batcher, Query
+from lm.serve.failure import ApiError
+
+
+class Work:
+    """Jobs that record their batches; the first batch runs until it is released."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def job(self, body: Any, group: str = "one") -> Query:
+        return Query(group, self._run, body)
+
+    def _run(self, jobs: Sequence[Query]) -> list[Any]:
+        self.batches.append([job.body for job in jobs])
+        self.begun.set()
+        assert self.released.wait(10)
+        if any(job.body == "bad" for job in jobs):
+            raise ValueError("bad")
+        return [job.body * 2 for job in jobs]
+
+
+async def begun(
+    work: Work, batcher: Batcher, body: Any = 0
+) -> "tuple[asyncio.Task[None], asyncio.Future[Any]]":
+    """A worker, and the future of a first job that it has begun."""
+    task = asyncio.create_task(batcher.work())
+    (first,) = batcher.submit(work.job(body))
+    await asyncio.to_thread(work.begun.wait, 10)
+    return task, first
+
+
+def test_those_that_wait_run_together_by_group_and_the_oldest_first() -> None:
+    work = Work()
+
+    async def run() -> list[Any]:
+        batcher = Batcher(most=3, waiting=10)
+        task, first = await begun(work, batcher)
+        bodies = [(1, "one"), (2, "two"), (3, "one"), (4, "one"), (5, "one"), (6, "two")]
+        futures = [future for body, group in bodies for future in batcher.submit(work.job(body, group))]
+        work.released.set()
+        batcher.close()
+        await task
+        return [future.result() for future in (first, *futures)]
+
+    assert asyncio.run(run()) == [0, 2, 4, 6, 8, 10, 12]
+    assert work.batches == [[0], [1, 3, 4], [2, 6], [5]]
+
+
+def test_too_many_are_refused_and_one_that_is_cancelled_makes_room_and_never_runs() -> None:
+    work = Work()
+
+    async def run() -> None:
+        batcher = Batcher(most=3, waiting=2)
+        task, first = await begun(work, batcher)
+        left, kept = (batcher.submit(work.job(body))[0] for body in (1, 2))
+        with pytest.raises(ApiError) as refused:
+            batcher.submit(work.job(3))
+        assert refused.value.status == 429
+        left.cancel()
+        (late,) = batcher.submit(work.job(4))
+        first.cancel()  # its client leaves while it runs
+        work.released.set()
+        assert [await kept, await late] == [4, 8]
+        batcher.close()
+        with pytest.raises(ApiError) as refused:
+            batcher.submit(work.job(5))
+        assert refused.value.status == 503
+        await task
+
+    asyncio.run(run())
+    assert work.batches == [[0], [2, 4]]
+
+
+def test_an_error_reaches_all_of_its_batch_and_later_ones_go_on() -> None:
+    work = Work()
+    work.released.set()
+
+    async def run() -> None:
+        batcher = Batcher(most=3, waiting=10)
+        task = asyncio.create_task(batcher.work())
+        futures = batcher.submit(work.job("bad"), work.job(1))
+        for future in futures:
+            with pytest.raises(ValueError, match="bad"):
+                await future
+        assert await batcher.submit(work.job(2))[0] == 4
+        batcher.close()
+        await task
+
+    asyncio.run(run())
+
+
+def test_clients_that_ask_again_at_once_stay_together() -> None:
+    """A request that comes just after a batch has begun waits for its fellows instead of going alone."""
+    work = Work()
+    work.released.set()
+
+    async def run() -> None:
+        batcher = Batcher(most=8, waiting=20)
+        task = asyncio.create_task(batcher.work())
+
+        async def client() -> None:
+            for _ in range(10):
+                await batcher.submit(work.job(1))[0]
+
+        await asyncio.gather(*(client() for _ in range(4)))
+        batcher.close()
+        await task
+
+    asyncio.run(run())
+    assert len(work.batches) <= 13, "10 of 4, and few more at the beginning"

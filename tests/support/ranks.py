@@ -1,0 +1,49 @@
+"""Ranks of a group as threads of one process, for tests of work that draws no random numbers."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lm.parallel.group import Group, ProcessGroup
+
+
+class Threads(ProcessGroup):
+    """Ranks that are threads, and exchange through a list."""
+
+    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board[self.rank] = value
+        self._barrier.wait(10)
+        values = list(self._board)
+        self._barrier.wait(10)
+        return values
+
+    def gather_rows(self, tensor: Tensor) -> list[Tensor]:
+        return self.gather_tensors([tensor], [])
+
+    def gather_tensors(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        own = [tensor.clone() for part in self.gather(list(tensors)) for tensor in part]
+        self._barrier.wait(10)  # before any rank changes its tensors
+        return own
+
+
+def together(size: int, work: Callable[[Group], object]) -> list[object]:
+    """Results of all ranks, or what they raised."""
+    board, barrier, results = [None] * size, threading.Barrier(size), [object()] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(Threads(rank, size, board, barrier))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results

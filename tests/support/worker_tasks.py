@@ -1,0 +1,34 @@
+"""Tasks for worker processes, which import this module."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lm.errors import DataError
+
+
+def leave(path: Path, seconds: float = 0.0) -> None:
+    """Write a file with the heavy libraries that preparation has loaded."""
+    time.sleep(seconds)
+    import dialog.corpora.prepare
+    import lm.language.prepare
+
+    assert dialog.corpora.prepare
+    assert lm.language.prepare
+    path.write_text(" ".join({"torch", "datasets", "pyarrow", "typer"} & sys.modules.keys()))
+
+
+def refuse(path: Path, seconds: float = 0.0) -> None:
+    time.sleep(seconds)
+    raise DataError(f"{path}: bad; correct it")
+
+
+def die(path: Path, seconds: float = 0.0) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(kind: str, path: Path, seconds: float) -> None:
+    {"leave": leave, "refuse": refuse, "die": die}[kind](path, seconds)
