@@ -7,25 +7,26 @@
     OUT/tokenizer.json, tokenizer_config.json the codec as a fast tokenizer
     OUT/README.md                             the model card
     OUT/highrank/                             config and codec of the run
+    OUT/highrank/manifest.json                SHA-256 of all these files
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm.disk.filelock import alone
+from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
+    canonical_json,
     make_folder,
-    move,
     parse_json,
-    publish_folder,
     read_file,
-    remove_tree,
+    read_json,
     require_space,
+    sha256_file,
     storage_errors,
-    sync,
     write_new,
 )
 from lm.errors import StorageError, visible
@@ -37,17 +38,42 @@ if TYPE_CHECKING:
 OWN_FOLDER = "highrank"  # the folder of what the way back needs
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
+_LIST = f"{OWN_FOLDER}/manifest.json"
 _LIMIT = 1 << 24  # bytes of a config
 _SLACK = 1 << 24  # bytes of a folder besides its weights
 
 
 def require_exportable(out: Path) -> None:
-    """Raise StorageError if a folder exists that no export has written, before any work."""
+    """Raise StorageError unless a folder is absent, empty, or holds only an unchanged export."""
     with storage_errors(out):
         if not os.path.lexists(out) or (out.is_dir() and not os.listdir(out)):
             return
-    if not (out / OWN_FOLDER).is_dir() or not (out / WEIGHTS).is_file():
-        raise StorageError(f"{out}: exists and was not written by `export`; choose another DIR, or remove it")
+    written = _written(out)
+    for path in strangers(out, (_LIST, *written)):
+        raise StorageError(
+            f"{visible(path)}: not written by `export` and would be lost; move it elsewhere, or choose"
+            " another DIR"
+        )
+    for name, sha256 in written.items():
+        path = out / name
+        if os.path.lexists(path) and sha256_file(path) != sha256:
+            raise StorageError(
+                f"{visible(path)}: changed since the export and would be lost; choose another DIR, or"
+                " remove the folder"
+            )
+
+
+def _written(out: Path) -> dict[str, str]:
+    """SHA-256 of the files that an export wrote, by path in the folder. StorageError for a foreign folder."""
+    try:
+        match read_json(out / _LIST, limit=_LIMIT):
+            case {"files": dict(files)} if all(isinstance(sha256, str) for sha256 in files.values()):
+                return files
+    except StorageError:
+        pass
+    raise StorageError(
+        f"{visible(out)}: exists and was not written by `export`; choose another DIR, or remove it"
+    )
 
 
 def write_export(
@@ -57,36 +83,22 @@ def write_export(
     card: str,
     own: Mapping[str, bytes],
 ) -> None:
-    """Write a folder, whole or not at all; an earlier export is replaced. StorageError on failure."""
-    require_exportable(out)
+    """Write a folder, whole or not at all, instead of an unchanged earlier export. Raises StorageError."""
     weights = unique_tensors(model)
     require_space(out.parent, _SLACK + sum(tensor.nbytes for tensor in weights.values()))
-    final = Path(os.path.abspath(out))
-    tmp, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
-    make_folder(final.parent)
-    refusal = f"{visible(out)}: another export is writing it; wait for it"
-    with alone(final.with_name(f".{final.name}.lock"), refusal):
-        _restore(final, tmp, old)
-        try:
-            make_folder(tmp / OWN_FOLDER)
-            for name, content in _files(model, tokenizer, weights, card):
-                write_new(tmp / name, content)
-            for name, content in own.items():
-                write_new(tmp / OWN_FOLDER / name, content)
-            sync(tmp / OWN_FOLDER)
-            if os.path.lexists(final):
-                move(final, old)
-            publish_folder(tmp, final)
-        finally:
-            _restore(final, tmp, old)
-
-
-def _restore(final: Path, tmp: Path, old: Path) -> None:
-    """Put the older folder back unless a new one has replaced it, and remove temporary folders."""
-    if os.path.lexists(old) and not os.path.lexists(final):
-        move(old, final)
-    remove_tree(old)
-    remove_tree(tmp)
+    place = NewFolder(out, "export")
+    with place.alone():
+        require_exportable(out)
+        with place.building() as folder:
+            make_folder(folder / OWN_FOLDER)
+            files = {}
+            for name, content in (
+                *((f"{OWN_FOLDER}/{name}", content) for name, content in own.items()),
+                *_files(model, tokenizer, weights, card),
+            ):
+                write_new(folder / name, content)
+                files[name] = hashlib.sha256(content).hexdigest()
+            write_new(folder / _LIST, canonical_json({"files": files}) + b"\n")
 
 
 def _files(
@@ -108,6 +120,8 @@ def _files(
         "clean_up_tokenization_spaces",
     )
     settings = {name: getattr(tokenizer, name) for name in named}
+    if tokenizer.chat_template is not None:
+        settings["chat_template"] = tokenizer.chat_template
     yield (
         "tokenizer_config.json",
         _json(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | settings)),

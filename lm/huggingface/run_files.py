@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from lm.config.load import Resolved, save_config
-from lm.disk.filelock import alone
-from lm.disk.storage import MAX_JSON, make_folder, publish_folder, read_file, remove_tree
+from lm.disk.new_folder import NewFolder
+from lm.disk.storage import MAX_JSON, read_file
 from lm.engine.state import model_tensors
-from lm.errors import StorageError, visible
+from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, DATA, FILES
 from lm.text.vocabulary import Codec
@@ -27,20 +27,13 @@ def own_files(run: Path) -> dict[str, bytes]:
 
 def write_run(run: Path, resolved: Resolved[Any], codec: Codec, model: nn.Module) -> None:
     """Write a run with the one checkpoint ``step-0``, whole or not at all. StorageError if it exists."""
-    final = Path(os.path.abspath(run))
-    tmp, lock = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "lock"))
-    make_folder(final.parent)
-    with alone(lock, f"{visible(run)}: another import is writing it; wait for it"):
-        if os.path.lexists(final):
+    place = NewFolder(run, "import")
+    with place.alone():
+        if os.path.lexists(run):
             raise StorageError(f"{run}: exists; choose another --run, or remove it")
-        remove_tree(tmp)
-        try:
-            make_folder(tmp)
-            save_config(resolved, tmp / "config.json")
-            codec.save(tmp)
-            store = CheckpointStore(tmp / CHECKPOINTS)
+        with place.building() as folder:
+            save_config(resolved, folder / "config.json")
+            codec.save(folder)
+            store = CheckpointStore(folder / CHECKPOINTS)
             store.commit(0, {"model": model_tensors(model)}, {}, {})
             store.point("best", 0)
-            publish_folder(tmp, final)
-        finally:
-            remove_tree(tmp)

@@ -13,24 +13,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from lm.disk.filelock import alone
+from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.regular import open_file, open_regular
-from lm.disk.storage import (
-    make_folder,
-    move,
-    publish_folder,
-    read_json,
-    remove_tree,
-    sha256_file,
-    storage_errors,
-    sync,
-)
+from lm.disk.storage import read_json, sha256_file, storage_errors
 from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 
@@ -132,10 +123,7 @@ class OutputFolder:
         self.path = path
         self.command = command
         self._held = False  # the lock, by `alone`
-        self._out = out = Path(os.path.abspath(path))
-        self._lock = out.with_name(f".{out.name}.lock")  # exists while a process writes
-        self._tmp = out.with_name(f".{out.name}.tmp")  # the result being built
-        self._old = out.with_name(f".{out.name}.old")  # the older result until it is replaced
+        self._place = NewFolder(path, command)
         self._manifest = self._read_manifest()
 
     def _read_manifest(self) -> dict[str, Any] | None:
@@ -159,8 +147,7 @@ class OutputFolder:
 
         Outside :meth:`alone`, also None while another process writes, or after one was killed.
         """
-        disturbed = not self._held and any(map(os.path.lexists, (self._lock, self._tmp, self._old)))
-        if disturbed or self._manifest is None:
+        if self._manifest is None or (self._place.disturbed and not self._held):
             return None
         made_from = {key: value for key, value in self._manifest.items() if key != "outputs"}
         if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # reads all files
@@ -178,12 +165,9 @@ class OutputFolder:
                 f"{self.path}: holds the result of `{self.command} {source}`;"
                 " choose another --out, or remove it"
             )
-        ours = {self.path / name for name in (MANIFEST, *self._manifest["outputs"])}
-        with storage_errors(self.path):
-            files = [path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink()]
-        if strangers := sorted(set(files) - ours):
+        if added := strangers(self.path, (MANIFEST, *self._manifest["outputs"])):
             raise StorageError(
-                f"{strangers[0]}: not written by `{self.command}` and would be lost; move it elsewhere"
+                f"{added[0]}: not written by `{self.command}` and would be lost; move it elsewhere"
             )
 
     @contextmanager
@@ -192,10 +176,7 @@ class OutputFolder:
 
         Raises StorageError at once if another process is writing.
         """
-        make_folder(self._out.parent)
-        refusal = f"{visible(self.path)}: another `{self.command}` is writing it; wait for it"
-        with alone(self._lock, refusal):
-            self._restore()  # after a killed process
+        with self._place.alone():
             self._manifest = self._read_manifest()
             self._held = True
             try:
@@ -203,30 +184,12 @@ class OutputFolder:
             finally:
                 self._held = False
 
-    def _restore(self) -> None:
-        """Put the older result back unless a new one has replaced it, and remove temporary folders."""
-        if os.path.lexists(self._old) and not os.path.lexists(self._out):
-            move(self._old, self._out)
-        remove_tree(self._old)
-        remove_tree(self._tmp)
-
-    @contextmanager
-    def building(self) -> Iterator[Path]:
+    def building(self) -> AbstractContextManager[Path]:
         """Context manager: an empty folder that becomes the result, or is removed on an exception.
 
         Use within :meth:`alone`.
         """
-        with storage_errors(self.path):
-            self._tmp.mkdir()
-        try:
-            yield self._tmp
-            for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after its content
-                sync(path)
-            if self._out.exists():
-                move(self._out, self._old)
-            publish_folder(self._tmp, self._out)
-        finally:
-            self._restore()
+        return self._place.building()
 
     def finish(
         self, folder: Path, wanted: Mapping[str, Any], report: Mapping[str, Any], dropped: Iterable[Dropped]

@@ -21,6 +21,7 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
 from dialog.corpora.prepare import PrepareOptions, prepare
 from dialog.corpora.prepared import read_split, write_split
+from lm.disk import new_folder
 from lm.disk.filelock import FileLock
 from lm.errors import ConfigError, DataError, StorageError
 from lm.text import prepared_folder as folders
@@ -351,7 +352,8 @@ def test_failures_leave_the_old_result(
     prepare(source, out)
     before = contents(out)
     source_file(tmp_path, corpus(21))
-    place = module if call == "write_split" else folders
+    places = {"write_split": module, "sync": new_folder, "publish_folder": new_folder}
+    place = places.get(call, folders)
     original, calls = getattr(place, call), 0
 
     def failing(*arguments: Any, **options: Any) -> Any:

@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "fsync of a prepared corpus",
-        "lm/text/prepared_folder.py",
+        "lm/disk/new_folder.py",
         "                sync(path)\n",
         "                pass\n",
         "system/test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
