@@ -16,10 +16,14 @@ FLOAT = 4  # bytes
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> dict[str, int]:
-    """Bytes of training and of a checkpoint; ``activations`` counts the numbers kept for backpropagation.
+def training_memory(
+    model: nn.Module, optim: OptimConfig, activations: int, carried: int = 0
+) -> dict[str, int]:
+    """Bytes of training and of a checkpoint.
 
-    A checkpoint holds a tied matrix under both of its names, and so do its averages.
+    ``activations`` counts the numbers kept for backpropagation. ``carried`` has the bytes of the state
+    between batches, which a checkpoint holds too. A checkpoint holds a tied matrix under both of its names,
+    and so do its averages.
     """
     weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
     stored = sum(tensor.nbytes for tensor in model.state_dict().values())
@@ -32,7 +36,7 @@ def training_memory(model: nn.Module, optim: OptimConfig, activations: int) -> d
         "averages": averages * weights,
         "activations": FLOAT * activations,
     }
-    checkpoint = (1 + averages) * stored + moments * weights
+    checkpoint = (1 + averages) * stored + moments * weights + carried
     return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
 
 

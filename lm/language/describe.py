@@ -29,6 +29,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     config = sized(config, vocabulary)
     with shapes_only():
         model = LanguageModel(config, vocabulary)
+    carried = model.initial_state(config.train.batch_size).tensors()
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[name.split(".")[0]] += parameter.numel()
@@ -42,7 +43,12 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
         },
         "vocabulary": vocabulary,
         "vocabulary_assumed": vocab_size is None,
-        "memory": training_memory(model, config.optim, _activations(config, model)),
+        "memory": training_memory(
+            model,
+            config.optim,
+            _activations(config, model),
+            sum(tensor.nbytes for tensor in carried.values()),
+        ),
     }
 
 

@@ -186,6 +186,18 @@ def test_a_budget_makes_the_layers_as_wide_as_heads_allow() -> None:
     assert count_parameters(wide.model_copy(update={"model": changed, "head": head}), 17) > 5000
 
 
+def test_the_size_of_a_checkpoint_has_the_cache(corpus: Path) -> None:
+    sizes = []
+    for span in (9, 400):
+        wanted, run = resolved("train.max_steps=1", f"model.attention_span={span}"), Path(f"run{span}")
+        train(wanted, run, no_report)
+        words = len(TrainedLm.load(run).codec.vocabulary)
+        said = describe(wanted.config, words)["memory"]["checkpoint"]
+        sizes.append((said, CheckpointStore(run / "checkpoints").open("last").size))
+    said, true = (longer - shorter for shorter, longer in zip(*sizes, strict=True))
+    assert said == pytest.approx(true, rel=1e-3)
+
+
 def test_the_description_counts_every_parameter_and_the_cache() -> None:
     config = lm().config
     found = describe(config, 17)
