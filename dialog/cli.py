@@ -25,6 +25,7 @@ from lm.console.app import (
     write_result,
 )
 from lm.console.commands import add_check, add_describe, add_presets, add_runs
+from lm.console.exchange import add_exchange
 from lm.console.options import (
     BadLineOption,
     Checkpoint,
@@ -374,6 +375,7 @@ app.command()(serve)
 add_check(app)
 add_runs(app)
 add_doctor(app, "dialog", "dialog.doctor")
+add_exchange(app, "dialog", DialogConfig, "dialog.export")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

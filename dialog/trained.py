@@ -148,7 +148,7 @@ class TrainedModel:
 
     def require(self, decode: DecodeConfig) -> None:
         """Raise the errors of a decoding that depend on no context, before any work."""
-        texts_of(decode, self.codec, self._marks(), ())
+        texts_of(decode, self.codec, self.marks, ())
         if decode.select == "mmi":
             backward_run(Path(decode.mmi_run))
 
@@ -237,7 +237,7 @@ class TrainedModel:
 
     def weighed(self, example: Example, decode: DecodeConfig) -> list[list[Candidate]]:
         """Continuations that beam search weighed at every step for one example, the most probable first."""
-        trace = BeamTrace(decode.beam, self._marks())
+        trace = BeamTrace(decode.beam, self.marks)
         self._decode([self._item(example)], search_of(decode), [decode.seed], trace)
         return trace.steps
 
@@ -269,7 +269,9 @@ class TrainedModel:
     def _start(self, items: Sequence[Item]) -> Any:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
 
-    def _marks(self) -> Marks:
+    @property
+    def marks(self) -> Marks:
+        """Start and end of a response, and the tokens that none contains."""
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
         return Marks(vocabulary.bos, vocabulary.eos, forbidden)
@@ -282,7 +284,7 @@ class TrainedModel:
         seeds: Sequence[int],
         trace: BeamTrace | None = None,
     ) -> list[list[Hypothesis]]:
-        marks, state = self._marks(), self._start(items)
+        marks, state = self.marks, self._start(items)
         components = decode.method == "sample" and decode.temperature_on == "components"
         step: StepFunction[Any] = self.model.stepper(
             decode.temperature if components else 1.0, decode.products == "bfloat16"

@@ -6,18 +6,27 @@ from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors
 from lm.hf import HighrankLanguageModel, HighrankLmConfig
-from lm.huggingface.card import model_card
+from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
 from lm.huggingface.run_files import own_files, write_run
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.language.sizes import sized
+from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
 from lm.runs.inputs import CONFIG
 from lm.text.vocabulary import Codec
 
-USE = {"module": "lm.hf", "auto": "AutoModelForCausalLM", "command": "lm"}
+_CARD = CardFamily(
+    command="lm",
+    module="lm.hf",
+    auto="AutoModelForCausalLM",
+    measures={
+        "perplexity": ("perplexity",),
+        **{f"perplexity, {label}": (key, "perplexity") for key, label in MEASURE_LABELS.items()},
+    },
+)
 
 
 def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | None = None) -> None:
@@ -25,7 +34,7 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
 
     Raises:
         ConfigError: a tokenizer that transformers cannot have.
-        StorageError: a bad run, a folder that holds something else, or a full disk.
+        StorageError: a bad run, a folder that holds anything but an unchanged export, or a full disk.
     """
     require_exportable(out)
     trained = TrainedLm.load(run, checkpoint)
@@ -36,7 +45,7 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
         model = HighrankLanguageModel(HighrankLmConfig.of(config, len(vocabulary), vocabulary.eos))
     model.model = trained.model.cpu()
     count = sum(parameter.numel() for parameter in model.parameters())
-    card = model_card(run, out, trained.config, USE, count, licence)
+    card = model_card(Exported(run, checkpoint, trained.config, count, licence), out.absolute().name, _CARD)
     write_export(out, model, tokenizer, card, own_files(run))
 
 

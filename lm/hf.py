@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
-from lm.huggingface.generation import IGNORED, StateCache
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
@@ -53,7 +53,7 @@ class HighrankLmConfig(PreTrainedConfig):
         return LmConfig.model_validate(tuples(self.settings or {}))
 
 
-class HighrankLanguageModel(PreTrainedModel, GenerationMixin):
+class HighrankLanguageModel(ExportedModel):
     """A language model of this project behind the interface of transformers' causal language models.
 
     Logits are log-probabilities, which every head normalises. A padded sequence is padded on the left, and
@@ -61,24 +61,11 @@ class HighrankLanguageModel(PreTrainedModel, GenerationMixin):
     """
 
     config_class = HighrankLmConfig
-    base_model_prefix = "model"
-    main_input_name = "input_ids"
-    _is_stateful = True
-    _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (as transformers has it)
 
     def __init__(self, config: HighrankLmConfig) -> None:
         super().__init__(config)
         self.model = LanguageModel(config.lm_config(), config.vocab_size, config.eos_token_id)
         self.post_init()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
-    def get_input_embeddings(self) -> torch.nn.Embedding:
-        """The input embedding."""
-        embedding: torch.nn.Embedding = self.model.embedding
-        return embedding
 
     def forward(
         self,

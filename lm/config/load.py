@@ -24,7 +24,7 @@ from lm.config.section import MAX_TEXT
 from lm.config.suggest import LONGEST_NAME, did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
-from lm.errors import ConfigError, StorageError
+from lm.errors import ConfigError, StorageError, visible
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -156,9 +156,22 @@ def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
 
 
 def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
-    """Raise StorageError if the config.json belongs to a run of another family."""
-    family = family_of(schema)
-    if isinstance(saved, dict) and family and (found := saved.get("family", "dialog")) != family:
+    """Raise StorageError if the config.json is of a run of another family, or of a model of transformers."""
+    family, folder = family_of(schema), visible(path.parent)
+    if not isinstance(saved, dict) or not family:
+        return
+    match saved:
+        case {"model_type": "highrank_lm" | "highrank_dialog" as kind}:
+            program = kind.removeprefix("highrank_")
+            raise StorageError(
+                f"{folder}: an exported model, not a run; make a run of it with"
+                f" `{program} import {folder} --run RUN`"
+            )
+        case {"model_type": str(kind)}:
+            raise StorageError(
+                f"{folder}: a model of transformers ({visible(kind)}); give the folder of a run"
+            )
+    if (found := saved.get("family", "dialog")) != family:
         raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
 
 

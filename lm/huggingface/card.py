@@ -1,15 +1,18 @@
 """The model card of an exported folder."""
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from lm.config.difference import flat_config
 from lm.disk.storage import canonical_json
 from lm.errors import HighrankError, StorageError, visible
-from lm.runs.evaluations import Result, evaluation_names, load_evaluation
+from lm.numbers import number
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.evaluations import Evaluation, evaluation_names, load_evaluation, lookup
 
 _USE = """```python
 import {module}  # registers the model; pip install "highrank[hf]"
@@ -20,52 +23,77 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```"""
 
 
-def model_card(
-    run: Path, out: Path, config: BaseModel, use: Mapping[str, str], parameters: int, licence: str | None
-) -> str:
+@dataclass(frozen=True)
+class CardFamily:
+    """Facts about a family's exported models."""
+
+    command: str  # line that made the run
+    module: str  # to import before transformers opens the folder
+    auto: str  # class of transformers that opens it
+    measures: Mapping[str, Sequence[str]]  # label of each measure → its keys in the result of an evaluation
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported checkpoint of a run."""
+
+    run: Path
+    checkpoint: str
+    config: BaseModel
+    parameters: int
+    licence: str | None
+
+
+def model_card(model: Exported, name: str, family: CardFamily) -> str:
     """Markdown: use, data, measured numbers with their commands, settings and licence of a run's model.
 
-    ``use`` has the ``module`` to import, the ``auto`` class and the ``command`` line.
+    ``name`` is that of the exported folder.
     """
-    values = flat_config(config)
+    values, licence = flat_config(model.config), model.licence
     head = f"{values['head.kind']}, K = {values['head.components']}"
     front = ["---", "library_name: transformers", f"license: {licence or 'other'}", "tags: [highrank]", "---"]
-    data = [f"- {split}: `{visible(values[f'data.{split}'])}`" for split in ("train", "valid", "test")]
     settings = (f"{key} = {canonical_json(value).decode()}" for key, value in sorted(values.items()))
-    licensed = (
-        licence
-        or "not stated by the exporter; that of the training text decides. Highrank's code is Apache-2.0."
-    )
     parts = {
-        "Use": [_USE.format(folder=out.name, **use)],
-        "Data": data,
-        "Measured": _measured(run, use["command"]),
+        "Use": [_USE.format(folder=name, module=family.module, auto=family.auto)],
+        "Data": [f"- {split}: `{visible(values[f'data.{split}'])}`" for split in ("train", "valid", "test")],
+        "Measured": _measured(model, family),
         "Settings": ["```", *settings, "```"],
-        "Licence": [licensed],
+        "Licence": [
+            licence
+            or "not stated by the exporter; that of the training text decides. Highrank's code is Apache-2.0."
+        ],
     }
-    title = [*front, "", f"# {out.name}", "", f"{parameters:,} parameters; output head: {head}.", ""]
+    title = [*front, "", f"# {name}", "", f"{model.parameters:,} parameters; output head: {head}.", ""]
     return "\n".join(
-        title + [line for name, lines in parts.items() for line in (f"## {name}", "", *lines, "")]
+        title + [line for heading, lines in parts.items() for line in (f"## {heading}", "", *lines, "")]
     )
 
 
-def _measured(run: Path, command: str) -> list[str]:
+def _measured(model: Exported, family: CardFamily) -> list[str]:
     rows = [
-        row for name in evaluation_names(run) if ".first-" not in name and (row := _row(run, name, command))
+        f"| {visible(found.result['data']['name'])} | {label} | {number(label, value)} | `{command}` |"
+        for found, command in _evaluations(model, family.command)
+        for label, keys in family.measures.items()
+        if isinstance(value := lookup(found.result, keys), int | float)
     ]
     if not rows:
-        return [f"Nothing was measured before the export: `{command} evaluate` measures."]
-    return ["| text | perplexity | command |", "|---|---|---|", *rows]
+        return [f"Nothing was measured before the export: `{family.command} evaluate` measures."]
+    return ["| text | measure | value | command |", "|---|---|---|---|", *rows]
 
 
-def _row(run: Path, name: str, command: str) -> str:
-    try:
-        result: Result = load_evaluation(run, name, [("result", "perplexity")], [], command).result
-    except StorageError:
-        raise
-    except HighrankError:
-        return ""  # of weights that the run no longer has
-    way = "dynamic" if result.get("method", "static") != "static" else "evaluate"
-    source, checkpoint = str(result["data"]["source"]), str(result["checkpoint"])
-    given = shlex.join([command, way, str(run), "--data", source, "--checkpoint", checkpoint])
-    return f"| {visible(name)} | {result['perplexity']:.2f} | `{visible(given)}` |"
+def _evaluations(model: Exported, program: str) -> list[tuple[Evaluation, str]]:
+    """Evaluations of the exported weights alone on whole texts, and the command of each."""
+    weights = CheckpointStore(model.run / "checkpoints").fingerprint(model.checkpoint)
+    found: list[tuple[Evaluation, str]] = []
+    for name in evaluation_names(model.run):
+        try:
+            one = load_evaluation(model.run, name, [("result", "data", "name")], [], program)
+        except StorageError:
+            raise
+        except HighrankError:
+            continue  # of weights that the run no longer has
+        command: Any = one.details.get("command")
+        partial = ".first-" in name or "ensemble_with" in one.result
+        if isinstance(command, str) and not partial and one.result.get("weights") == weights:
+            found.append((one, str(visible(command))))
+    return found

@@ -1,8 +1,9 @@
-"""Our states in the place of transformers' caches of keys and values."""
+"""Our models and their states behind the interfaces of transformers' generation."""
 
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
 
 IGNORED = -100  # label of a position that is not scored, as in torch's cross entropy
 
@@ -36,3 +37,25 @@ class StateCache(Generic[StateT]):
     def reorder_cache(self, rows: Tensor) -> None:
         """Row i becomes row ``rows[i]``."""
         self.state = self.state.select(rows)
+
+
+class ExportedModel(PreTrainedModel, GenerationMixin):
+    """A model of ours, ``model``, with an ``embedding`` and a ``head`` that may share its weights.
+
+    Its state is a :class:`StateCache`.
+    """
+
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _is_stateful = True
+    _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (as transformers has it)
+    model: Any
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of the words."""
+        embedding: nn.Embedding = self.model.embedding
+        return embedding

@@ -24,7 +24,16 @@ from lm.language.adaptation import (
     gather,
 )
 from lm.language.corpus import load_split
-from lm.language.evaluate import NONE, Compat, blocks, facts, likelihood, load_text
+from lm.language.evaluate import (
+    NONE,
+    Compat,
+    blocks,
+    command_line,
+    compat_option,
+    facts,
+    likelihood,
+    load_text,
+)
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.scoring import Floats, token_nll
@@ -71,6 +80,9 @@ def dynamic(
     config = trained.config
     text = load_text(trained, data or config.data.test, limit)
     compat = compat or config.train.compat
+    words = [*_setting_options(setting, search), *wanted.options]
+    words += compat_option(compat, config.train.compat)
+    command = command_line("dynamic", [run], data, checkpoint, limit, words)
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
@@ -114,8 +126,19 @@ def dynamic(
         contexts[kind] = blocks(other)["nll"]
     parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]
     name = ".".join(parts) + wanted.name
-    keep(run, f"{name}.paper" if paper else name, result, contexts)
+    keep(run, f"{name}.paper" if paper else name, result, contexts, {"command": command})
     return result
+
+
+def _setting_options(setting: DynamicSetting, search: SettingSearch | None) -> list[str]:
+    """Options of ``lm dynamic`` that give a setting and a search."""
+    searched = [] if search is None else search.options
+    if name := _name(setting):
+        return [*([] if name == "default" else ["--setting", name]), *searched]
+    usual, now = asdict(DYNAMIC_SETTINGS["default"]), asdict(setting)
+    chosen = () if search is None else search.chooses
+    changed = [key for key in now if now[key] != usual[key] and key not in chosen]
+    return [*(word for key in changed for word in (f"--{key}", str(now[key]))), *searched]
 
 
 def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str) -> Result:
@@ -210,6 +233,10 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
 
 def _label(setting: DynamicSetting) -> str:
     """The name of a setting, or its numbers if it has none."""
-    named = [name for name, known in DYNAMIC_SETTINGS.items() if known == setting]
     numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
-    return named[0] if named else "-".join([*numbers, *unusual(setting)])
+    return _name(setting) or "-".join([*numbers, *unusual(setting)])
+
+
+def _name(setting: DynamicSetting) -> str:
+    """The name of a known setting, else an empty string."""
+    return next((name for name, known in DYNAMIC_SETTINGS.items() if known == setting), "")

@@ -98,9 +98,8 @@ def evaluate(
         name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
         name += wanted.name + "".join(f".with-{slug(other.name)}" for other in others)
         name += ".paper" if compat == "paper" else ""
-        words = [*_options(data, checkpoint, limit), *wanted.options]
-        words += ["--compat", compat] if compat != trained.config.train.compat else []
-        command = shlex.join(["lm", "evaluate", *map(str, [run, *others]), *words])
+        words = [*wanted.options, *compat_option(compat, trained.config.train.compat)]
+        command = command_line("evaluate", [run, *others], data, checkpoint, limit, words)
 
         def write() -> str:
             details = passages_and_use(trained, text.ids, nll, whole=not others)
@@ -171,14 +170,27 @@ def _members(
     return [(replace(member, group=trained.group), weights) for member, weights in members]
 
 
-def _options(data: str | None, checkpoint: str, limit: int | None) -> list[str]:
-    """Options of ``lm evaluate`` that differ from their defaults."""
+def command_line(
+    way: Literal["evaluate", "dynamic"],
+    runs: Sequence[Path],
+    data: str | None,
+    checkpoint: str,
+    limit: int | None,
+    words: Sequence[str],
+) -> str:
+    """The command of an evaluation, with options that differ from their defaults, and further ``words``."""
     given = {
         "--data": data,
         "--checkpoint": None if checkpoint == "best" else checkpoint,
         "--limit": limit,
     }
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["lm", way, *map(str, runs), *options, *words])
+
+
+def compat_option(compat: Compat, usual: Compat) -> list[str]:
+    """The option ``--compat``, unless it is that of the run."""
+    return [] if compat == usual else ["--compat", compat]
 
 
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:

@@ -42,6 +42,11 @@ class SettingSearch(Protocol):
     file: ClassVar[str]  # file of the results
 
     @property
+    def options(self) -> list[str]:
+        """Options of the command line that request the search."""
+        ...
+
+    @property
     def count(self) -> int:
         """Number of settings."""
         ...
@@ -62,6 +67,10 @@ class Grid:
     option: ClassVar[str] = "--grid"
     chooses: ClassVar[tuple[str, ...]] = ("lr", "decay")
     file: ClassVar[str] = "grid.json"
+
+    @property
+    def options(self) -> list[str]:
+        return [self.option]
 
     @property
     def count(self) -> int:
@@ -92,6 +101,10 @@ class Draws:
 
     def __post_init__(self) -> None:
         require(self.trials >= 1, f"--trials {self.trials}: must be at least 1")
+
+    @property
+    def options(self) -> list[str]:
+        return [self.option, str(self.trials)]
 
     @property
     def count(self) -> int:

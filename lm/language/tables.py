@@ -10,7 +10,7 @@ from lm.runs.evaluations import guessing_warning
 
 Result = Mapping[str, Any]
 _MEASURES = ("perplexity", "nll", "bits_per_character", "tokens")
-_REFINED = {
+MEASURE_LABELS = {
     "temperature_search": "best temperature",
     "mc_dropout": "MC dropout",
     "mc_temperature": "MC dropout, best temperature",
@@ -23,7 +23,9 @@ def evaluation_tables(result: Result) -> list[Table | str]:
     """Tables of a run's likelihood, its refinements, and losses by word frequency."""
     title = f"{result['run']} on {result['data']['name']}"
     scores = {name: result[name] for name in _MEASURES if name in result} | {
-        f"perplexity, {label}": result[key]["perplexity"] for key, label in _REFINED.items() if key in result
+        f"perplexity, {label}": result[key]["perplexity"]
+        for key, label in MEASURE_LABELS.items()
+        if key in result
     }
     buckets = [
         {

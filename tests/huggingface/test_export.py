@@ -1,6 +1,8 @@
 """Exported language models: what transformers opens, its beams, and the way back."""
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,19 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dialog.cli import main as dialog_main
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks
 from lm.cli import main
+from lm.errors import StorageError
 from lm.export import export_run, import_run
 from lm.hf import HighrankLanguageModel
 from lm.huggingface.folder import read_export
 from lm.language.scoring import score_lines
 from lm.language.trained import TrainedLm
+from lm.numbers import number
+from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.trunk import TrunkState
 from tests.support.faults import kill_at
 from tests.support.tiny_lm import text_of, write_run
@@ -127,8 +133,8 @@ def test_a_kill_leaves_a_whole_folder_or_none(tmp_path: Path, second: bool) -> N
 
     if second:
         export()
-    for number in range(1, 60, 7):
-        if not kill_at(number, export):
+    for operation in range(1, 60, 7):
+        if not kill_at(operation, export):
             break
         assert out.exists() == second or read_export(out, "lm")
     export()
@@ -139,17 +145,79 @@ def test_a_kill_leaves_a_whole_folder_or_none(tmp_path: Path, second: bool) -> N
 def test_the_card_names_numbers_with_their_commands(
     tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
 ) -> None:
-    run = write_run(tmp_path / "run", kind="mos", components=2)
-    _, out, _ = ending(main, "evaluate", str(run), "--csv")
-    perplexity = next(line.split(",")[1] for line in out.splitlines() if line.startswith("perplexity"))
+    """Of the exported weights alone: not of an ensemble, of a part of the text, or of other weights."""
+    run = write_run(tmp_path / "run", lines=(300, 40, 60), kind="mos", components=2)
+    store = CheckpointStore(run / "checkpoints")
+    weights = store.weights("best")
+    store.commit(4, {"model": {name: 2 * tensor for name, tensor in weights.items()}}, {}, {})
+    shutil.copytree(run, tmp_path / "other")
+    text = str(tmp_path / "valid.txt")
+    commands = [
+        (["evaluate", str(run)], ["perplexity"]),
+        (["evaluate", str(run), "--data", text, "--cache", "50,0.3,0.1"], ["perplexity", "cache"]),
+        (["dynamic", str(run), "--lr", "0.001", "--streams", "4"], ["perplexity", "static"]),
+        (["evaluate", str(run), "--checkpoint", "last"], []),
+        (["evaluate", str(run), str(tmp_path / "other")], []),
+        (["evaluate", str(run), "--limit", "20"], []),
+    ]
+    wanted = []
+    for words, measures in commands:
+        assert ending(main, *words, "--json", str(tmp_path / "found.json"))[0] == 0
+        found = json.loads((tmp_path / "found.json").read_text())
+        values = [found[key]["perplexity"] if key != "perplexity" else found[key] for key in measures]
+        wanted += [(number("perplexity", value), f"`{shlex.join(['lm', *words])}`") for value in values]
     assert ending(main, "export", str(run), "--to", "hf", str(tmp_path / "out"), "--license", "mit")[0] == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    assert (
-        f"| {float(perplexity):.2f} | `lm evaluate {run} --data {tmp_path / 'test.txt'} --checkpoint best` |"
-        in card
-    )
+    rows = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("|")]
+    assert sorted((row[2], row[3]) for row in rows[2:]) == sorted(wanted)
     assert "license: mit" in card
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "highrank_lm"
+
+
+def test_an_exported_folder_is_no_run_and_the_error_names_the_way_back(
+    tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    out = tmp_path / "out"
+    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), out)
+    for program in (main, dialog_main):
+        code, _, said = ending(program, "evaluate", str(out))
+        assert (code, said.count("\n")) == (4, 1)
+        assert f"an exported model, not a run; make a run of it with `lm import {out} --run RUN`" in said
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".git/objects/1", "would be lost; move it elsewhere"),
+        ("highrank/notes", "would be lost; move it elsewhere"),
+        ("model.safetensors", "changed since the export"),
+        ("highrank/manifest.json", "was not written by `export`"),
+    ],
+)
+def test_an_export_replaces_only_what_an_export_wrote(tmp_path: Path, name: str, message: str) -> None:
+    run, out = write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), tmp_path / "out"
+    export_run(run, out)
+    (out / "README.md").unlink()
+    export_run(run, out)
+    assert (out / "README.md").exists()
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_bytes(b"{}")
+    before = everything(out)
+    with pytest.raises(StorageError, match=message) as error:
+        export_run(run, out)
+    assert name in str(error.value) or name.endswith("manifest.json")
+    assert everything(out) == before
+    (out / name).unlink()
+    if name == "highrank/manifest.json":
+        with pytest.raises(StorageError, match=message):
+            export_run(run, out)
+    else:
+        export_run(run, out)
+        assert everything(out).keys() == before.keys() - {str(out / name)} | {str(out / "model.safetensors")}
 
 
 def test_bad_folders_are_refused_in_one_line(

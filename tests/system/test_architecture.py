@@ -295,8 +295,8 @@ COUNTERPARTS = {
     "Compat", "Config", "DataConfig", "FAMILY", "Floats", "Ints", "LOCK", "LOWEST", "Located", "MANIFEST",
     "MEASURES", "ModelConfig", "PARTS", "POINTS", "PrepareOptions", "RESULT", "ReadOptions", "Result", "app",
     "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
-    "evaluation_tables", "generate", "locate", "main", "preparation", "prepare", "prepared_tables",
-    "read_split", "recovery",
+    "evaluation_tables", "export_run", "generate", "import_run", "locate", "main", "preparation", "prepare",
+    "prepared_tables", "read_split", "recovery",
     "score", "serve", "train", "train_point", "write_split",
 }  # fmt: skip
 

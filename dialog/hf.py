@@ -1,0 +1,226 @@
+"""Dialog models of this project as models of transformers.
+
+Importing the module registers them. ``AutoModelForSeq2SeqLM.from_pretrained`` then opens the folders that
+``dialog export`` writes.
+
+B contexts · M tokens of a context · S positions to attend to · C encoded context size · T tokens of a
+response · V words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.utils.generic import ModelOutput
+
+from dialog.batches import Batch, Item, collate
+from dialog.config import DialogConfig
+from dialog.decoder import DecoderState
+from dialog.encoders import Memory
+from dialog.seq2seq import Seq2Seq
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
+from lm.huggingface.settings import tuples
+from lm.text.vocabulary import DIALOG, UNK, Vocabulary
+
+
+class HighrankDialogConfig(PreTrainedConfig):
+    """Config of an exported dialog model. ``settings`` is the run's own config."""
+
+    model_type = "highrank_dialog"
+    is_encoder_decoder = True
+    settings: dict[str, Any] | None = None
+    vocab_size: int = 1
+    hidden_size: int = 1
+    num_hidden_layers: int = 1
+    unk_token_id: int = 1
+    dialog_token_id: int = 1
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def of(cls, config: DialogConfig, vocabulary: Vocabulary) -> Self:
+        """The config of a model."""
+        unk, start = vocabulary.ids([UNK, DIALOG])
+        return cls(
+            settings=config.model_dump(mode="json"),
+            vocab_size=len(vocabulary),
+            hidden_size=config.decoder.hidden_size,
+            num_hidden_layers=config.decoder.layers,
+            unk_token_id=unk,
+            dialog_token_id=start,
+            bos_token_id=vocabulary.bos,
+            eos_token_id=vocabulary.eos,
+            pad_token_id=vocabulary.pad,
+            decoder_start_token_id=vocabulary.bos,
+            is_encoder_decoder=True,
+            tie_word_embeddings=config.head.tied,
+        )
+
+    def dialog_config(self) -> DialogConfig:
+        """The run's own config."""
+        return DialogConfig.model_validate(tuples(self.settings or {}))
+
+
+@dataclass
+class EncodedContexts(ModelOutput):
+    """The encoder's memory, one row a context."""
+
+    last_hidden_state: Tensor | None = None  # (B, S, C)
+    summary: Tensor | None = None  # (B, C)
+    mask: Tensor | None = None  # (B, S) false at padding
+
+
+class ContextEncoder:
+    """The encoder of a model, in the form that generation calls."""
+
+    def __init__(self, model: "HighrankDialogModel") -> None:
+        self._model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> EncodedContexts:
+        """Encode contexts (B, M), see :meth:`HighrankDialogModel.forward`. The last three are ignored."""
+        memory = self._model.model.encode(self._model.batch(input_ids, attention_mask, token_type_ids))
+        return EncodedContexts(memory.states, memory.summary, memory.mask)
+
+    __call__ = forward
+
+
+class HighrankDialogModel(ExportedModel):
+    """A dialog model of this project behind the interface of transformers' encoder-decoder models.
+
+    Logits are log-probabilities, which every head normalises. A context is one sequence of tokens, in which
+    every utterance stands between ``<s>`` and ``</s>``. Padding may be on either side.
+    """
+
+    config_class = HighrankDialogConfig
+
+    def __init__(self, config: HighrankDialogConfig) -> None:
+        super().__init__(config)
+        self.settings = config.dialog_config()
+        self.model = Seq2Seq(self.settings, config.vocab_size, config.unk_token_id)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_encoder(self, modality: str | None = None) -> Any:
+        """The encoder, as generation calls it. ``modality`` is ignored."""
+        return ContextEncoder(self)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: EncodedContexts | None = None,
+        past_key_values: StateCache[DecoderState] | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Read tokens of responses (B, T) after contexts (B, M).
+
+        Args:
+            input_ids: contexts. Before the beginning of a conversation, its mark is added as in training.
+            attention_mask: (B, M) zero at padding, besides ``<pad>``.
+            token_type_ids: (B, M) one at utterances of the responder; None = speakers take turns, and the
+                last utterance is the other's.
+            decoder_input_ids: responses so far, or the tokens after those of ``past_key_values``.
+            encoder_outputs: encoded contexts instead of ``input_ids``.
+            past_key_values: state before these tokens.
+            labels: (B, T) responses up to ``</s>``; −100, ``<pad>`` and ``<s>`` are left out. With them the
+                output has the mean loss in nats, and no logits, which would be the largest tensor.
+            use_cache: True to return the state after the tokens.
+            return_dict: ignored; the result is never a tuple.
+        """
+        if labels is not None and input_ids is not None:
+            return Seq2SeqLMOutput(
+                loss=self._loss(self.batch(input_ids, attention_mask, token_type_ids, labels))
+            )
+        if past_key_values is not None:
+            state, seen = past_key_values.state, past_key_values.tokens
+        else:
+            encoded = encoder_outputs or self.get_encoder()(input_ids, attention_mask, token_type_ids)
+            state, seen = self._start(encoded), 0
+        assert decoder_input_ids is not None
+        steps = []
+        for tokens in decoder_input_ids.T:
+            log_probs, state = self.model.step(tokens, state)
+            steps.append(log_probs)
+        cache: Any = StateCache(state, seen + len(steps)) if use_cache is not False else None
+        logits: Any = torch.stack(steps, 1)
+        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+
+    def batch(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Batch:
+        """The batch of contexts (B, M) and responses (B, T), cut as in training: see :meth:`forward`."""
+        marks = self.config
+        exists = input_ids != marks.pad_token_id
+        if attention_mask is not None:
+            exists &= attention_mask.bool()
+        skipped = (IGNORED, marks.pad_token_id, marks.bos_token_id)
+        items = []
+        for row, tokens in enumerate(input_ids):
+            kept = exists[row]
+            floors = None if token_type_ids is None else token_type_ids[row][kept].tolist()
+            said = [] if labels is None else [word for word in labels[row].tolist() if word not in skipped]
+            response = (marks.bos_token_id, *(said or [marks.eos_token_id]))
+            items.append(Item(*self._context(tokens[kept].tolist(), floors), response))
+        return collate(items, marks.pad_token_id).to(input_ids.device)
+
+    def _context(
+        self, tokens: Sequence[int], floors: Sequence[int] | None
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """The utterances of a context in token ids, as many and as long as in training, and their floors."""
+        marks, data = self.config, self.settings.data
+        said: list[tuple[list[int], int]] = []
+        for place, token in enumerate(tokens):
+            if token == marks.bos_token_id or not said:
+                said.append(([], floors[place] if floors else 0))
+            if token not in (marks.bos_token_id, marks.eos_token_id):
+                said[-1][0].append(token)
+        start = [marks.dialog_token_id]
+        if said and said[0][0] == start:
+            said = said[1:]
+        if floors is None:
+            said = [(words, (len(said) - place + 1) % 2) for place, (words, _) in enumerate(said)]
+        heard = [(start, 0), *said][-data.context :]
+        utterances = (
+            (marks.bos_token_id, *words[: data.max_tokens - 2], marks.eos_token_id) for words, _ in heard
+        )
+        return tuple(utterances), tuple(floor for _, floor in heard)
+
+    def _start(self, encoded: EncodedContexts) -> DecoderState:
+        assert encoded.summary is not None
+        assert encoded.last_hidden_state is not None
+        assert encoded.mask is not None
+        state: DecoderState = self.model.decoder.start(
+            Memory(encoded.summary, encoded.last_hidden_state, encoded.mask)
+        )
+        return state
+
+    def _loss(self, batch: Batch) -> Tensor:
+        hidden, targets, rows = self.model.hidden(batch)
+        loss: Tensor = self.model.head.loss(hidden, targets, streams=rows)
+        return loss / len(targets)
+
+
+AutoConfig.register(HighrankDialogConfig.model_type, HighrankDialogConfig)
+AutoModelForSeq2SeqLM.register(HighrankDialogConfig, HighrankDialogModel)
