@@ -1,7 +1,7 @@
 """Trained dialog models, opened from a finished or unfinished run: scoring, decoding, inspection."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -20,7 +20,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample
 from dialog.decoding.selection import best_by, expected_similarities, search_of, similarity_of
 from dialog.decoding.steps import Hypothesis, Marks, StepFunction
-from dialog.decoding.trace import BeamTrace, Candidate, Watched
+from dialog.decoding.trace import BeamTrace, Candidate
 from dialog.decoding.words import texts_of
 from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
@@ -160,6 +160,7 @@ class TrainedModel:
         batch_size: int = 16,
         progress: OnProgress = no_progress,
         seeds: Sequence[int] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[Hypothesis]]:
         """Decode the n best responses to every example's context, best first.
 
@@ -167,7 +168,8 @@ class TrainedModel:
         ``progress`` is called after every batch.
 
         Contexts of similar length are decoded together. A sampled response depends only on the seed and the
-        context, not on the rest of the batch. ``seeds``, one an example, replace ``decode.seed``.
+        context, not on the rest of the batch. ``seeds``, one an example, replace ``decode.seed``. ``check``
+        is called at every step, and may raise to end the work.
         """
         items = [self._item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
@@ -178,8 +180,9 @@ class TrainedModel:
             own, done = batches[part.start : part.stop], 0
             for chosen in own:
                 hypotheses = self._decode(
-                    [items[i] for i in chosen], search_of(decode), [seeds[i] for i in chosen]
+                    [items[i] for i in chosen], search_of(decode), [seeds[i] for i in chosen], check
                 )
+                check()
                 if decode.select != "score":
                     hypotheses = self._selected([examples[i] for i in chosen], hypotheses, decode)
                 yield from ([astuple(h) for h in best] for best in hypotheses)
@@ -237,8 +240,8 @@ class TrainedModel:
 
     def weighed(self, example: Example, decode: DecodeConfig) -> list[list[Candidate]]:
         """Continuations that beam search weighed at every step for one example, the most probable first."""
-        trace = BeamTrace(decode.beam, self.marks)
-        self._decode([self._item(example)], search_of(decode), [decode.seed], trace)
+        trace = BeamTrace()
+        self._decode([self._item(example)], search_of(decode), [decode.seed], trace=trace)
         return trace.steps
 
     @torch.no_grad()
@@ -282,18 +285,22 @@ class TrainedModel:
         items: Sequence[Item],
         decode: DecodeConfig,
         seeds: Sequence[int],
+        check: Callable[[], None] = lambda: None,
         trace: BeamTrace | None = None,
     ) -> list[list[Hypothesis]]:
         marks, state = self.marks, self._start(items)
         components = decode.method == "sample" and decode.temperature_on == "components"
-        step: StepFunction[Any] = self.model.stepper(
+        model_step: StepFunction[Any] = self.model.stepper(
             decode.temperature if components else 1.0, decode.products == "bfloat16"
         )
+
+        def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+            check()
+            return model_step(tokens, state)
+
         texts = texts_of(decode, self.codec, marks, [item.context for item in items])
-        if trace:
-            return beam_search(trace.step(step), Watched(state, trace), 1, decode, marks, texts)
         if decode.method == "beam":
-            return beam_search(step, state, len(items), decode, marks, texts)
+            return beam_search(step, state, len(items), decode, marks, texts, trace)
         own = [_seed(item, seed) for item, seed in zip(items, seeds, strict=True)]
         return sample(step, state, len(items), decode, marks, own, texts)
 

@@ -15,6 +15,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.finished import BestHypotheses
 from dialog.decoding.rules import Rules
 from dialog.decoding.steps import NO_TEXTS, Hypothesis, Marks, StateT, StepFunction, Texts
+from dialog.decoding.trace import BeamTrace
 from lm.heads.sampling import INFINITY, ranked
 
 
@@ -22,9 +23,16 @@ class _Search:
     """Live and finished hypotheses of the S active sources, with W live rows each."""
 
     def __init__(
-        self, sources: int, config: DecodeConfig, rules: Rules, *, eos: int, device: torch.device
+        self,
+        sources: int,
+        config: DecodeConfig,
+        rules: Rules,
+        *,
+        eos: int,
+        device: torch.device,
+        trace: BeamTrace | None = None,
     ) -> None:
-        self.config, self.rules, self.eos = config, rules, eos
+        self.config, self.rules, self.eos, self.trace = config, rules, eos, trace
         self.found: list[list[Hypothesis]] = [[] for _ in range(sources)]
         self.sources = torch.arange(sources, device=device)  # (S,) their numbers in the batch
         self.history = torch.zeros(sources, 1, 0, dtype=torch.long, device=device)  # (S, W, t)
@@ -67,10 +75,12 @@ class _Search:
         tokens = tokens.view(count, -1).gather(1, order)
         ends = tokens == self.eos
         self._finish(parents[:, :beam], totals[:, :beam].masked_fill(~ends[:, :beam], -INFINITY))
+        # A row has one possible </s>, so beam other candidates remain, or all there are.
+        width = 0 if self.over else min(beam, self.width * (vocab - 1))
+        going = ends.int().argsort(dim=1, stable=True)[:, :width]
+        if self.trace:
+            self._record(self.trace, parents, tokens, totals, going)
         if not self.over:
-            # A row has one possible </s>, so beam other candidates remain, or all there are.
-            width = min(beam, self.width * (vocab - 1))
-            going = ends.int().argsort(dim=1, stable=True)[:, :width]
             self.parents, self.live = parents.gather(1, going), totals.gather(1, going)
             self.merits = self.live if penalty is None else merits.gather(1, going)
             tokens = tokens.gather(1, going)
@@ -90,6 +100,16 @@ class _Search:
             turns = self.rules.required.in_turn(merits, torch.cat([histories, candidates.unsqueeze(-1)], 2))
             merits, order = merits.gather(1, turns), order.gather(1, turns)
         return merits[:, :most], order[:, :most]
+
+    def _record(
+        self, trace: BeamTrace, parents: Tensor, tokens: Tensor, totals: Tensor, going: Tensor
+    ) -> None:
+        """Record the ranked continuations (1, 2·beam) of the only source; ``going`` are kept."""
+        continuations = torch.cat([self._histories(parents), tokens.unsqueeze(-1)], 2)
+        ends = tokens == self.eos
+        lives = torch.zeros_like(ends).scatter(1, going, True) & ~ends
+        lives[:, : self.config.beam] |= ends[:, : self.config.beam]
+        trace.add(continuations[0], totals[0], ends[0], lives[0])
 
     def _histories(self, places: Tensor) -> Tensor:
         return self.history.gather(1, places.unsqueeze(-1).expand(-1, -1, self.length))
@@ -153,6 +173,7 @@ def beam_search(
     config: DecodeConfig,
     marks: Marks,
     texts: Texts = NO_TEXTS,
+    trace: BeamTrace | None = None,
 ) -> list[list[Hypothesis]]:
     """Search at most ``config.nbest`` responses per source, best first, from a ``state`` of ``sources`` rows.
 
@@ -169,6 +190,8 @@ def beam_search(
     a token lower by ``config.diversity`` for each hypothesis of an earlier group that has just taken it
     (Vijayakumar et al. 2016, Hamming diversity). The groups give their responses in turn, without repetition,
     up to nbest. Log-probabilities and scores contain no penalty.
+
+    A ``trace`` records the search of the only source.
     """
     if not sources:
         return []
@@ -176,11 +199,14 @@ def beam_search(
     rules = Rules(config, marks, texts, deadline=False)
     part = config.model_copy(update={"beam": config.beam // config.groups}) if config.groups > 1 else config
     groups = [
-        _Search(sources, part, rules, eos=marks.eos, device=log_probs.device) for _ in range(config.groups)
+        _Search(sources, part, rules, eos=marks.eos, device=log_probs.device, trace=trace)
+        for _ in range(config.groups)
     ]
     active = groups
     parts, starts = [log_probs] * len(groups), [0] * len(groups)  # the groups share the first step
     while True:
+        if trace:
+            trace.begin_step()
         _extend(active, parts, config)
         rows = [start + search.retire() for start, search in zip(starts, active, strict=True)]
         active = [search for search in active if len(search.sources)]
