@@ -13,7 +13,7 @@ from dialog.chat.differences import difference, other_settings, other_weights
 from dialog.chat.side_by_side import SAYS_NOTHING, SideBySide
 from dialog.chat.transcript import HUMAN, MODEL, one_line, read_transcript
 from dialog.config import DialogConfig
-from dialog.decoding.config import DecodeConfig
+from dialog.decoding.config import ONE_GROUP, DecodeConfig
 from dialog.metrics.distinct import loops
 from dialog.utterance import Utterance
 from lm.config.load import Resolved, known_keys, override
@@ -202,15 +202,18 @@ class Repl:
         return self._settings()
 
     def _greedy(self, arguments: list[str]) -> list[str]:
-        self._change("greedy", ["method=beam", "beam=1"])
-        return self._settings()
+        return self._without_groups("greedy", ["method=beam", "beam=1"])
 
     def _sample(self, arguments: list[str]) -> list[str]:
         pairs = [argument.partition("=") for argument in arguments]
-        self._change(
-            "sample", ["method=sample", *(f"{SHORT.get(key, key)}{is_}{value}" for key, is_, value in pairs)]
-        )
-        return self._settings()
+        settings = [f"{SHORT.get(key, key)}{is_}{value}" for key, is_, value in pairs]
+        return self._without_groups("sample", ["method=sample", *settings])
+
+    def _without_groups(self, command: str, settings: Sequence[str]) -> list[str]:
+        """Apply settings that do not fit diverse groups, and end these."""
+        diverse = self.conversation.decode.groups > 1
+        self._change(command, [*(f"{key}={value}" for key, value in ONE_GROUP.items()), *settings])
+        return self._settings() + ["(without diverse groups)"] * diverse
 
     def _seed(self, arguments: list[str]) -> list[str]:
         self._change("seed", [f"seed={arguments[0]}"])

@@ -1,7 +1,7 @@
 """Config schema of decoding, free of torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -125,3 +125,8 @@ class DecodeConfig(Section):
                 "lower decode.min_length or raise decode.max_length"
             )
         return self
+
+
+ONE_GROUP: Mapping[str, Any] = {  # settings without diverse groups, for greedy search and sampling
+    name: DecodeConfig.model_fields[name].default for name in ("groups", "diversity")
+}

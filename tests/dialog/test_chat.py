@@ -143,6 +143,17 @@ def test_settings_reach_the_model() -> None:
     assert chat.ended
 
 
+@pytest.mark.parametrize("command", ["/greedy", "/sample T=0.5"])
+def test_commands_that_do_not_fit_diverse_groups_end_them(command: str) -> None:
+    chat = Repl(Conversation(ToyResponder()))
+    alone = Repl(Conversation(ToyResponder()))
+    assert chat.feed("/set beam=10 groups=5 diversity=2.0") != chat.feed("/set")
+    told = chat.feed(command)
+    assert told == [*alone.feed(command), "(without diverse groups)"]
+    assert (chat.conversation.decode.groups, chat.conversation.decode.diversity) == (1, 0.5)
+    assert chat.feed(command) == told[:-1]
+
+
 def test_nbest_lists_equal_samples_once() -> None:
     chat = conversation()
     chat.feed("/nbest 5")
