@@ -11,12 +11,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
-from lm.disk.filelock import held
+from lm.disk.filelock import FileLock, held
 from lm.disk.storage import readable, write_atomic
 from lm.errors import HighrankError, visible
 
@@ -33,6 +33,13 @@ class Diagnosis:
     state: State
     says: str
     remedy: str = ""
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Self | None:
+        """The finding in a row; None if it is no row of ours."""
+        if row.keys() != {field.name for field in fields(cls)} or row["state"] not in get_args(State):
+            return None
+        return cls(str(row["check"]), row["state"], str(row["says"]), str(row["remedy"]))
 
     def row(self) -> dict[str, Any]:
         """As a row of a table."""
@@ -149,12 +156,23 @@ def _folders() -> Iterator[Diagnosis]:
         try:
             with tempfile.TemporaryDirectory(prefix=".highrank-doctor-", dir=folder) as inner:
                 write_atomic(Path(inner) / "file", b"x")
-                held(Path(inner) / "file")
-            yield Diagnosis("folders", "ok", f"{name}: writable, and files can be locked")
+                locked = _locks(Path(inner) / "lock")
+            if locked:
+                yield Diagnosis("folders", "ok", f"{name}: writable, and files can be locked")
+            else:
+                says = f"{name}: locks of files have no effect there"
+                yield Diagnosis("folders", "problem", says, "choose a folder on another file system")
         except (OSError, HighrankError) as error:
             remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
             says = f"{name}: {getattr(error, 'strerror', None) or visible(error)}"
             yield Diagnosis("folders", "problem", private(says), remedy)
+
+
+def _locks(path: Path) -> bool:
+    """True if a lock is noticed while it is held, and only then."""
+    with FileLock(path):
+        noticed = held(path)
+    return noticed and not held(path)
 
 
 def _terminal() -> Iterator[Diagnosis]:

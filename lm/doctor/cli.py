@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 
@@ -40,6 +41,15 @@ def add_doctor(app: typer.Typer, program: str, module: str) -> None:
             raise typer.Exit(UNWELL)
 
 
+def _row(line: str) -> dict[str, Any]:
+    """A line of the process as an object; empty for what a library has printed."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
 def _probed(module: str) -> Iterator[Diagnosis]:
     """Findings of the process with torch, and one about its end if it did not finish."""
     environment = os.environ | {"PYTHONFAULTHANDLER": ""}
@@ -61,14 +71,11 @@ def _probed(module: str) -> Iterator[Diagnosis]:
         return
     doing = "start"
     for line in out.decode(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if "begin" in row:
-            doing = str(row["begin"])
+        row = _row(line)
+        if found := Diagnosis.read(row):
+            yield found
         else:
-            yield Diagnosis(**row)
+            doing = str(row.get("begin", doing))
     if code is None:
         yield Diagnosis(
             doing, "problem", f"takes more than {PROBE_SECONDS} seconds", "end other programs first"

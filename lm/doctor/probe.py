@@ -1,6 +1,7 @@
 """Checks that need torch, for a process of its own: a crash or hang there ends only that process.
 
-The process writes a line of JSON when a check begins and for each of its findings.
+The process writes a line of JSON when a check begins and for each of its findings. An empty line comes
+before it, since a library may have printed a part of a line.
 """
 
 import json
@@ -35,7 +36,7 @@ def probe(trial: TinyTraining) -> None:
 
 
 def _tell(row: dict[str, object]) -> None:
-    os.write(sys.__stdout__.fileno() if sys.__stdout__ else 1, f"{json.dumps(row)}\n".encode())
+    os.write(sys.__stdout__.fileno() if sys.__stdout__ else 1, f"\n{json.dumps(row)}\n".encode())
 
 
 def _torch() -> Iterator[Diagnosis]:

@@ -21,7 +21,8 @@ from lm.language.doctor import lm_trial
 Outcome = tuple[int, str, str]
 FINE = """
 import json, os
-os.write(1, json.dumps({"begin": "torch"}).encode() + b"\\nno json\\n")
+stray = b'\\n3\\nnull\\n"begin"\\n[{}]\\n{"check": "x"}\\n' + b"[" * 20_000 + b"\\nno json\\n\\xff\\n"
+os.write(1, json.dumps({"begin": "torch"}).encode() + stray)
 row = json.dumps({"check": "torch", "state": "STATE", "says": "x", "remedy": "do it"})
 os.write(1, f"{row}\\n".encode())
 """
@@ -107,6 +108,14 @@ def test_nothing_private_is_told(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) 
     told = json.dumps([one.row() for one in light_checks()])
     assert "anna-secret" not in told
     assert private(f"{home}/runs") == "~/runs"
+
+
+def test_locks_without_effect_are_a_problem(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {one.state for one in checks._folders()} == {"ok"}
+    monkeypatch.setattr(checks, "held", lambda path: False)
+    found = list(checks._folders())
+    assert {one.state for one in found} == {"problem"}
+    assert all("locks" in one.says and one.remedy for one in found)
 
 
 def test_what_is_wrong_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
