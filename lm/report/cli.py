@@ -10,13 +10,17 @@ from lm.console.app import show, write_result
 from lm.console.options import RESAMPLES, JsonFile, named, output_file
 from lm.disk.storage import write_atomic
 from lm.errors import DataError, visible
+from lm.runs.evaluations import evaluation_at
 from lm.runs.inputs import CONFIG
 from lm.runs.outputs import is_report
 
 if TYPE_CHECKING:
     from lm.report.parts import ReportFamily
 
-COMPARE = "Show evaluated runs side by side, with paired bootstrap p-values against the first."
+COMPARE = (
+    "Show evaluated runs side by side, with paired bootstrap p-values against the first.\n\n"
+    "A file RUN/evaluation/NAME.json stands for this evaluation of a run, such as that of an ensemble."
+)
 REPORT = (
     "Write a report of evaluated runs: one HTML file that says which run is better, by how much, and if that "
     "may be noise.\n\nThe file needs no network and prints well. Equal runs give equal bytes."
@@ -46,7 +50,7 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         resamples: ResampleCount = RESAMPLES,
         json_file: JsonFile = None,
     ) -> None:
-        found, others = _runs_among(runs)
+        found, others = _runs_among(runs, files=True)
         result, tables = family().compare(found, name, resamples)
         write_result(json_file, result)
         show(*tables, *others)
@@ -66,12 +70,17 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         show(told.headline, *others, f"{out}: written; open it in a browser")
 
 
-def _runs_among(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+def _runs_among(paths: Sequence[Path], *, files: bool = False) -> tuple[list[Path], list[str]]:
     """The runs among paths, such as from a shell's ``runs/*``, and a note about other existing paths.
 
-    Raises DataError if no path is a run. A path that does not exist is kept for a later error with its name.
+    With ``files``, those of evaluations count as runs. Raises DataError if no path is a run. A path that does
+    not exist is kept for a later error with its name.
     """
-    runs = [path for path in paths if (path / CONFIG).exists() or not path.exists()]
+    runs = [
+        path
+        for path in paths
+        if (path / CONFIG).exists() or not path.exists() or (files and evaluation_at(path))
+    ]
     others = ", ".join(visible(path) for path in paths if path not in runs)
     if not runs:
         raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")

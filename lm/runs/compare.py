@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from lm import bootstrap
 from lm.bootstrap import Floats, Interval, by_unit
 from lm.errors import ConfigError, DataError
-from lm.runs.evaluations import Evaluation, Result, common_name, guesses, load_evaluation
+from lm.runs.evaluations import Evaluation, Result, common_name, evaluation_at, guesses, load_evaluation
 
 Keys = tuple[tuple[str, ...], ...]
 PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, and the sizes of the parts
@@ -34,22 +34,29 @@ class Comparison:
     perplexities: frozenset[str] = frozenset({"perplexity"})
 
     def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
-        """Name of the evaluation, and the evaluation of each run, all of the same text.
+        """Name of the first evaluation, and the evaluation of each run, all of the same text.
 
+        A file ``RUN/evaluation/NAME.json`` stands for this evaluation, instead of ``name`` or the common one.
         ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation.
         """
         if not runs:
             raise ConfigError("no run to compare; name at least one run folder")
-        name = name or common_name(runs, self.program, self.options)
+        chosen = [evaluation_at(run) for run in runs]
+        if folders := [run for run, own in zip(runs, chosen, strict=True) if own is None]:
+            name = name or common_name(folders, self.program, self.options)
+        places = [own or (run, str(name)) for run, own in zip(runs, chosen, strict=True)]
         needed = (
             *(("result", key) for key in self.kept),
             *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
             *(("result", *keys) for keys in self.needed),
         )
-        found = [load_evaluation(run, name, needed, self.columns, self.program) for run in runs]
+        found = [
+            replace(load_evaluation(*place, needed, self.columns, self.program), run=str(run))
+            for run, place in zip(runs, places, strict=True)
+        ]
         for other in found[1:]:
             self._require_same(found[0], other)
-        return name, found
+        return places[0][1], found
 
     def rows(
         self,

@@ -221,6 +221,13 @@ def evaluation_names(run: Path) -> list[str]:
     return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 
 
+def evaluation_at(path: Path) -> tuple[Path, str] | None:
+    """The run and the name of an evaluation's file, ``RUN/evaluation/NAME.json``; None for another path."""
+    if path.suffix != ".json" or path.parent.name != EVALUATIONS or path.is_dir():
+        return None
+    return path.parent.parent, path.stem
+
+
 def common_name(runs: Sequence[Path], program: str, options: str) -> str:
     """Name of the evaluation that all runs have; DataError for none, ConfigError for several.
 

@@ -8,11 +8,13 @@ import torch
 
 from dialog.batches import Example, list_examples
 from dialog.chat.terminal import open_conversation
+from dialog.cli import main
+from dialog.compare import compare
 from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import evaluate
 from dialog.trained import TrainedModel
-from lm.errors import ConfigError
+from lm.errors import ConfigError, DataError
 from tests.support.tiny_dialog import train_dialog, write_corpus
 
 
@@ -77,6 +79,22 @@ def test_an_evaluation_is_kept_under_a_name_of_its_own(runs: list[Path]) -> None
     reply = open_conversation(runs[0], "best", None, runs[1:]).say("is it raining")
     assert reply.source
     assert reply.source.run == f"{runs[0]} + {runs[1]}"
+
+
+def test_the_evaluation_of_an_ensemble_is_compared_with_that_of_a_run(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, joined = evaluate(runs[1]), evaluate(runs[0], others=runs[1:])
+    file = runs[0] / "evaluation" / f"{joined['name']}.json"
+    rows = compare([runs[1], file], name=alone["name"])["runs"]
+    assert [row["run"] for row in rows] == [str(runs[1]), str(file)]
+    assert [row["perplexity"] for row in rows] == [alone["perplexity"], joined["perplexity"]]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(file), str(file)])
+    assert ended.value.code == 0
+    assert "with-two" in capsys.readouterr().out
+    with pytest.raises(DataError, match="has no evaluation none"):
+        compare([file.with_name("none.json")])
 
 
 @pytest.mark.parametrize(
