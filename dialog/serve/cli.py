@@ -1,8 +1,13 @@
 """The command ``dialog serve``."""
 
+from typing import Annotated
+
+import typer
+
 from dialog.options import DecodeOverrides, decoding_of
 from lm.console.app import log_line
 from lm.console.options import Checkpoint
+from lm.errors import require
 from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns, require_server
 
 
@@ -10,6 +15,12 @@ def serve(
     runs: ServedRuns,
     checkpoint: Checkpoint = "best",
     overrides: DecodeOverrides = None,
+    ensemble: Annotated[
+        bool,
+        typer.Option(
+            "--ensemble", help="Serve also all runs as one model, by the mean of their probabilities."
+        ),
+    ] = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_file: ApiKeyFile = None,
@@ -18,6 +29,7 @@ def serve(
 
     Example: dialog serve runs/softmax runs/mos
     """
+    require(len(runs) > 1 or not ensemble, "--ensemble: needs several runs; name another RUN")
     decodes = [decoding_of(run, overrides).config.decode for run in runs]
     require_server("dialog serve")
     from lm.serve.server import Address, named_runs
@@ -27,5 +39,8 @@ def serve(
     address.policy()  # refused before the models are opened
     from dialog.serve.served import ServedDialog
 
-    models = [ServedDialog.load(run, checkpoint, decode) for run, decode in zip(runs, decodes, strict=True)]
-    answer(dict(zip(names, models, strict=True)), address, page=True, log=log_line)
+    loads = zip(names, runs, decodes, strict=True)
+    models = {name: ServedDialog.load(run, checkpoint, decode) for name, run, decode in loads}
+    if ensemble:
+        models["+".join(models)] = ServedDialog.joined(models)
+    answer(models, address, page=True, log=log_line)

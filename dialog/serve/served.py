@@ -1,5 +1,6 @@
 """``dialog serve``: trained dialog models as chat models of the API."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +9,6 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from dialog.batches import Encoder, Example, next_example
 from dialog.chat.conversation import spoken
 from dialog.chat.terminal import open_conversation
@@ -17,30 +16,18 @@ from dialog.chat.transcript import HUMAN, MODEL, one_line
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.decoding.trace import Candidate
+from dialog.serve.settings import decoding, require_short_phrases
 from dialog.trained import StepProbabilities, TrainedModel
 from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
 from lm.heads.registry import HEADS
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Query
+from lm.serve.batching import Check, Query
 from lm.serve.failure import ApiError
-from lm.serve.protocol import (
-    COLDEST,
-    MAX_BEAMS,
-    MAX_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    InspectRequest,
-    Request,
-    refused,
-)
+from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
 from lm.text.vocabulary import Codec
 
 SPEAKERS = {"user": HUMAN, "assistant": MODEL}
-LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS, "max_length": MAX_TOKENS}
-_ALONE: dict[str, Any] = {
-    name: DecodeConfig.model_fields[name].default for name in ("groups", "diversity")
-}  # of one group
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +46,7 @@ class ServedDialog:
 
     def __init__(self, model: TrainedModel, weights: str | None, created: int) -> None:
         self.model, self.fingerprint, self.created = model, (weights or "")[:12], created
+        self._members: Sequence[ServedDialog] = ()  # of an ensemble
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", decode: DecodeConfig | None = None) -> "ServedDialog":
@@ -67,18 +55,36 @@ class ServedDialog:
         model, source = opened.model, opened.source
         assert isinstance(model, TrainedModel)
         model = replace(model, config=model.config.model_copy(update={"decode": opened.decode}))
+        model.require(opened.decode)
         weights = source.weights if source else None
         return cls(model, weights, int((run / "checkpoints").stat().st_mtime))
 
+    @classmethod
+    def joined(cls, members: Mapping[str, "ServedDialog"]) -> "ServedDialog":
+        """The ensemble of several runs by name, which shares their weights and has the settings of the first.
+
+        Raises ConfigError if the runs do not fit together.
+        """
+        models = list(members.values())
+        weights = hashlib.sha256("+".join(one.fingerprint for one in models).encode()).hexdigest()
+        model = TrainedModel.joined([one.model for one in models], list(members))
+        ensemble = cls(model, weights, max(one.created for one in models))
+        ensemble._members = models
+        return ensemble
+
     @property
     def about(self) -> Mapping[str, Any]:
-        """Head, components, and settings of decoding."""
-        config, row = self.model.config, HEADS[self.model.config.head.kind]
+        """Head, components, and settings of decoding, without folders of the server."""
+        heads = [one.model.config.head for one in self._members or [self]]
+        labels = [
+            f"{row.label}, K = {head.components}" if (row := HEADS[head.kind]).is_mixture else row.label
+            for head in heads
+        ]
         return {
-            "head": f"{row.label}, K = {config.head.components}" if row.is_mixture else row.label,
-            "components": config.head.components,
+            "head": "; ".join(labels),
+            "components": sum(head.components for head in heads),
             "vocabulary": len(self.model.codec.vocabulary),
-            "decode": config.decode.model_dump(),
+            "decode": self.model.config.decode.model_dump(exclude={"mmi_run"}),
         }
 
     def chat_job(self, request: ChatRequest) -> Query:
@@ -99,23 +105,27 @@ class ServedDialog:
     def inspect_job(self, request: InspectRequest) -> Query:
         """A job for the distributions at every word of one reply, and the candidates of the beam."""
         job = self.chat_job(request)
-        return Query(object(), partial(self._inspected, choice=request.choice, top=request.top), job.body)
+        inspected = partial(self._inspected, choice=request.choice, top=request.top)
+        return Query(object(), inspected, job.body)
 
     def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Query:
-        decode = decoding(request, self.model.config.decode)
+        usual = self.model.config.decode
+        decode = decoding(request, usual)
+        require_short_phrases(decode, usual, self.model.codec)
         example = next_example(said, MODEL, self.model.config.data.context)
         # A seed is of one request, so requests with different seeds are decoded together.
         group = (id(self), decode.model_copy(update={"seed": 0}))
         wish = _Wish(example, decode, request.n, request.stop, request.listed)
         return Query(group, self._answers, wish)
 
-    def _answers(self, jobs: Sequence[Query]) -> list[Answer]:
+    def _answers(self, jobs: Sequence[Query], check: Check) -> list[Answer]:
         wishes: list[_Wish] = [job.body for job in jobs]
         found = self.model.respond(
             [wish.example for wish in wishes],
             wishes[0].decode,
             batch_size=len(wishes),
             seeds=[wish.decode.seed for wish in wishes],
+            check=check,
         )
         return [self._answer(wish, best) for wish, best in zip(wishes, found, strict=True)]
 
@@ -138,9 +148,11 @@ class ServedDialog:
             ]
         return Choice(tuple(tokens), found.finished)
 
-    def _inspected(self, jobs: Sequence[Query], choice: int, top: int) -> list[dict[str, Any]]:
+    def _inspected(
+        self, jobs: Sequence[Query], check: Check, *, choice: int, top: int
+    ) -> list[dict[str, Any]]:
         (wish,) = (job.body for job in jobs)
-        (found,) = self.model.respond([wish.example], wish.decode, seeds=[wish.decode.seed])
+        (found,) = self.model.respond([wish.example], wish.decode, seeds=[wish.decode.seed], check=check)
         if choice >= len(found):
             raise ApiError(
                 400, f"choice: the search found {len(found)} replies, counted from 0", param="choice"
@@ -178,47 +190,6 @@ class ServedDialog:
             "token": sanitize(step.token), "text": text, "probability": step.prob, "shares": step.parts,
             "prior": step.prior, "top": top, "beam": candidates,
         }  # fmt: skip
-
-
-def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
-    """The settings of a request: those of the run, with the parameters that it gives.
-
-    A temperature or top_p samples, and the temperature 0 is greedy. Further settings are in ``decode``, by
-    the names that ``--set`` has. ApiError for impossible ones, and for those beyond the limits of the server.
-    """
-    given: dict[str, Any] = {}
-    if request.temperature == 0:
-        given |= {"method": "beam", "beam": 1, **_ALONE}
-    elif request.temperature is not None or (request.top_p or 1) < 1:
-        given |= {"method": "sample", **_ALONE}
-        given |= {
-            name: value
-            for name, value in (("temperature", request.temperature), ("top_p", request.top_p))
-            if value is not None
-        }
-    if request.seed is not None:
-        given["seed"] = request.seed
-    if isinstance(request, ChatRequest | CompletionRequest) and request.limit is not None:
-        given["max_length"] = request.limit
-        given["min_length"] = min(usual.min_length, request.limit)
-    settings = usual.model_dump() | given | request.decode
-    settings["nbest"] = (
-        max(request.n, settings["nbest"]) if "nbest" not in request.decode else settings["nbest"]
-    )
-    try:
-        decode = DecodeConfig.model_validate(settings)
-    except ValidationError as error:
-        raise refused(error, "decode") from None
-    if decode.mmi_run != usual.mmi_run:
-        raise ApiError(400, "decode.mmi_run: only the server names folders", param="decode.mmi_run")
-    for name, most in LIMITS.items():
-        if getattr(decode, name) > most:
-            raise ApiError(400, f"decode.{name}: must be at most {most:,} here", param=f"decode.{name}")
-    if decode.temperature < COLDEST:
-        raise ApiError(
-            400, f"decode.temperature: must be at least {COLDEST} here", param="decode.temperature"
-        )
-    return decode
 
 
 def pieces(codec: Codec, tokens: Sequence[int]) -> list[str]:

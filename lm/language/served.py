@@ -22,7 +22,7 @@ from lm.language.generate import (
 from lm.language.trained import TrainedLm
 from lm.runs.evaluations import loaded
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Query
+from lm.serve.batching import Check, Query
 from lm.serve.failure import ApiError
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, refused
 
@@ -92,7 +92,7 @@ class ServedLm:
             for prompt in request.prompt
         ]
 
-    def _answers(self, queries: Sequence[Query]) -> list[Answer]:
+    def _answers(self, queries: Sequence[Query], check: Check) -> list[Answer]:
         wishes: list[_Wish] = [query.body for query in queries]
         texts = [_Growing(self.trained, wish) for wish in wishes for _ in range(wish.options.count)]
         starts = [read_prompt(self.trained, wish.ids) for wish in wishes]
@@ -100,6 +100,7 @@ class ServedLm:
         rows = [start for start, count in zip(starts, counts, strict=True) for _ in range(count)]
         generators = [generator_of(w.options.seed, n) for w in wishes for n in range(w.options.count)]
         for tokens, log_probs in next_tokens(self.trained, rows, generators, wishes[0].options):
+            check()
             for text, token, row in zip(texts, tokens.tolist(), log_probs, strict=True):
                 text.add(token, row)
             if all(text.ended for text in texts):

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lm.ending import shortage
-from lm.errors import ConfigError, DataError, HighrankError
+from lm.errors import ConfigError, DataError, DivergenceError
 from lm.serve.answers import Answer, Form
 from lm.serve.batching import Batcher, Query
 from lm.serve.failure import ApiError, quoted
@@ -22,6 +22,7 @@ from lm.serve.metrics import CONTENT_TYPE, Metrics
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, RequestT, parsed
 
 TOGETHER, WAITING = 32, 128  # jobs that are decoded together, and that may wait
+LAST_SECONDS = 5.0  # that a batch may take after all of its clients have gone at the end
 PAGE_FILES = {"/": ("index.html", "text/html"), "/style.css": ("style.css", "text/css")}
 PAGE_FILES |= {f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("page", "inspector")}
 
@@ -75,10 +76,13 @@ class Server:
         page: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.runs, self.page = runs, page
+        self.runs, self.page, self._log = runs, page, log
         self.metrics = Metrics(lambda: self.batcher.waiting)
         self.batcher = Batcher(TOGETHER, WAITING, self.metrics.ran)
-        handlers: dict[Any, Any] = {HTTPException: _refuse, ApiError: _refuse, Exception: _broken}
+        handlers: dict[Any, Any] = {
+            HTTPException: _refuse, ApiError: _refuse, ConfigError: _unfit, DataError: _unfit,
+            Exception: _broken,
+        }  # fmt: skip
         app = Starlette(routes=self._routes(), exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False  # a redirection would repeat the client's text
         self.app = Gatekeeper(app, policy, self.metrics, log)
@@ -109,9 +113,12 @@ class Server:
             yield
         finally:
             self.batcher.close()
+            await asyncio.wait([worker], timeout=LAST_SECONDS)
+            if not worker.done():
+                self._log("a batch does not end; its thread is left behind")
+                worker.cancel()
             with suppress(asyncio.CancelledError):
                 await worker
-            self.batcher.end()
 
     async def _chat(self, http: HttpRequest) -> Response:
         request = await _read(http, ChatRequest)
@@ -227,11 +234,15 @@ async def _refuse(http: HttpRequest, error: Exception) -> Response:
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
 
 
+async def _unfit(http: HttpRequest, error: Exception) -> Response:
+    """The answer to settings or words that only decoding can check."""
+    return await _refuse(http, ApiError(400, str(error), code="invalid_value"))
+
+
 async def _broken(http: HttpRequest, error: Exception) -> Response:
     """The answer to a failure that is not the client's. The gate logs it."""
     if short := shortage(error):
         return await _refuse(http, ApiError(503, str(short)))
-    if isinstance(error, ConfigError | DataError):  # of settings or words that only decoding can check
-        return await _refuse(http, ApiError(400, str(error), code="invalid_value"))
-    known = isinstance(error, HighrankError)
-    return await _refuse(http, ApiError(500, str(error) if known else "internal error; see the server's log"))
+    # Messages of other errors may name the server's files.
+    said = str(error) if isinstance(error, DivergenceError) else "internal error; see the server's log"
+    return await _refuse(http, ApiError(500, said))

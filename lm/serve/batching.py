@@ -1,46 +1,71 @@
 """The queue of requests: those that wait are decoded together, by one thread."""
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lm.serve.failure import ApiError
+from lm.serve.thread import DaemonThread
 
 LINGER = 0.004  # seconds that a batch waits for more requests, if the one before it was not alone
+BATCH_SECONDS = 60.0  # that a batch may take
+Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
     """Work for one request.
 
-    Jobs of equal ``group`` may run together. ``run`` takes them and returns a result for each. ``body`` is
-    for ``run``.
+    Jobs of equal ``group`` may run together. ``run`` takes them and returns a result for each. It calls the
+    given check at every step of decoding, which raises if the batch has to end. ``body`` is for ``run``.
     """
 
     group: Hashable
-    run: "Callable[[Sequence[Query]], Sequence[Any]]"
+    run: "Callable[[Sequence[Query], Check], Sequence[Any]]"
     body: Any
+
+
+Entry = tuple[Query, "asyncio.Future[Any]"]
+
+
+class TooSlowError(ApiError):
+    """A batch that takes longer than it may."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            400,
+            f"decoding takes more than {seconds:g} seconds; ask for fewer tokens, beams or replies",
+            code="too_slow",
+        )
 
 
 class Batcher:
     """Runs jobs in a thread, oldest first, each with the waiting ones of its group.
 
-    A job whose future is cancelled before it begins is dropped.
+    A job whose future is cancelled before it begins is dropped. A batch ends when all of its futures are
+    cancelled. Each job of a batch that fails runs again alone, so only those at fault get an error.
 
     Args:
         most: jobs that run together at most.
         waiting: jobs that may wait.
         ran: called with the number of jobs of every batch.
+        seconds: time that a batch may take.
     """
 
-    def __init__(self, most: int, waiting: int, ran: Callable[[int], None] = lambda jobs: None) -> None:
-        self._most, self._limit, self._ran = most, waiting, ran
-        self._waiting: list[tuple[Query, asyncio.Future[Any]]] = []
+    def __init__(
+        self,
+        most: int,
+        waiting: int,
+        ran: Callable[[int], None] = lambda jobs: None,
+        seconds: float = BATCH_SECONDS,
+    ) -> None:
+        self._most, self._limit, self._ran, self._seconds = most, waiting, ran, seconds
+        self._waiting: list[Entry] = []
         self._arrived = asyncio.Event()
         self._closed = False
-        self._thread = ThreadPoolExecutor(1, "decoding")
 
     @property
     def waiting(self) -> int:
@@ -61,6 +86,13 @@ class Batcher:
 
     async def work(self) -> None:
         """Run jobs until :meth:`close`, and then those that still wait."""
+        thread = DaemonThread("decoding")
+        try:
+            await self._work(thread)
+        finally:
+            thread.end()
+
+    async def _work(self, thread: DaemonThread) -> None:
         together = False
         while True:
             if not self.waiting:
@@ -72,12 +104,12 @@ class Batcher:
             if together and self.waiting < self._most:  # their clients are about to ask again
                 await asyncio.sleep(LINGER)
             if batch := self._next():
-                await self._run(batch)
+                await self._run(batch, thread)
                 together = len(batch) > 1 or self.waiting > 0
 
-    def _next(self) -> "list[tuple[Query, asyncio.Future[Any]]]":
+    def _next(self) -> list[Entry]:
         """Take the oldest job, and others of its group."""
-        batch: list[tuple[Query, asyncio.Future[Any]]] = []
+        batch: list[Entry] = []
         left = []
         for entry in self._waiting:
             if entry[1].done():
@@ -89,25 +121,56 @@ class Batcher:
         self._waiting = left
         return batch
 
-    async def _run(self, batch: "Sequence[tuple[Query, asyncio.Future[Any]]]") -> None:
-        jobs = [job for job, _ in batch]
+    async def _run(self, batch: Sequence[Entry], thread: DaemonThread) -> None:
+        jobs, futures = [job for job, _ in batch], [future for _, future in batch]
         self._ran(len(jobs))
-        try:
-            results = await asyncio.get_running_loop().run_in_executor(self._thread, jobs[0].run, jobs)
-        except Exception as error:
-            for _, future in batch:
+        found = await asyncio.wrap_future(thread.call(partial(_outcome, jobs, self._check(futures))))
+        if isinstance(found, list):
+            for future, result in zip(futures, found, strict=True):
+                if not future.done():  # else its client has left
+                    future.set_result(result)
+        elif len(batch) == 1 or isinstance(found, TooSlowError):
+            for future in futures:
                 if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():  # else its client has left
-                future.set_result(result)
+                    future.set_exception(found)
+        else:
+            for entry in batch:
+                if not entry[1].done():
+                    await self._run([entry], thread)
+
+    def _check(self, futures: "Sequence[asyncio.Future[Any]]") -> Check:
+        end = time.monotonic() + self._seconds
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise TooSlowError(self._seconds)
+            if all(future.done() for future in futures):
+                raise ApiError(499, "the client has left")
+
+        return check
 
     def close(self) -> None:
         """Refuse further jobs; :meth:`work` returns after those that wait."""
         self._closed = True
         self._arrived.set()
 
-    def end(self) -> None:
-        """Free the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+
+def _outcome(jobs: Sequence[Query], check: Check) -> list[Any] | Exception:
+    """The results of a batch, or the exception that ends it, of a kind that a future can hold."""
+    try:
+        results = list(jobs[0].run(jobs, check))
+    except StopIteration as error:  # not allowed in futures
+        return _caused(error)
+    except Exception as error:
+        return error
+    except BaseException as error:  # a library that wants to exit must not end the server
+        return _caused(error)
+    if len(results) != len(jobs):
+        return RuntimeError(f"{len(results)} results for {len(jobs)} jobs")
+    return results
+
+
+def _caused(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -13,14 +13,29 @@ import uvicorn
 from lm.disk.storage import read_file
 from lm.errors import ConfigError, visible
 from lm.serve.app import Served, Server
+from lm.serve.connections import Connection
 from lm.serve.gate import Policy
 from lm.stop import StopFlag
 
-CONNECTIONS = 256  # at once; further ones get 503
-IDLE_SECONDS, STOP_SECONDS = 20, 60  # that an idle connection, and the last answers after a signal, may take
+BACKLOG = 128  # connections that the system keeps until they are accepted
 SHORTEST_KEY = 16  # characters
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 STOPPING = "finishing the requests that have come; another signal ends at once"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of connections: their number at once, and whole seconds.
+
+    Args:
+        connections: further ones get status 503, unless one of these is silent.
+        idle: time that a silent client, or one that does not read its answer, has.
+        stop: time that the last answers after a signal may take.
+    """
+
+    connections: int = 256
+    idle: int = 20
+    stop: int = 60
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class Address:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self.host, self.port))
+            listener.listen(BACKLOG)
         except (OSError, UnicodeError) as error:
             listener.close()
             reason = getattr(error, "strerror", None) or "not an address"
@@ -79,15 +95,17 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def named_runs(runs: Sequence[Path]) -> dict[str, Path]:
-    """Runs by the name of their folder, or all by their path if names are equal.
+    """Runs by the name of their folder, with as many parents as make the names different.
 
     ConfigError for a repetition.
     """
-    names = [visible(run.resolve().name) for run in runs]
-    if len(set(names)) < len(names):
-        names = [visible(run) for run in runs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"{twice}: given twice; name each run once")
+    places = [run.resolve() for run in runs]
+    if twice := next((run for run, place in zip(runs, places, strict=True) if places.count(place) > 1), None):
+        raise ConfigError(f"{visible(twice)}: given twice; name each run once")
+    for length in range(1, max(len(place.parts) for place in places) + 1):
+        names = [visible("/".join(place.parts[-length:])) for place in places]
+        if len(set(names)) == len(names):
+            break
     return dict(zip(names, runs, strict=True))
 
 
@@ -99,34 +117,47 @@ def serve(runs: Mapping[str, Served], address: Address, *, page: bool, log: Call
     server = Server(runs, address.policy(), page=page, log=log)
     listener = address.listen()
     host = f"[{address.host}]" if ":" in address.host else address.host
-    log(f"http://{host}:{listener.getsockname()[1]} serves {', '.join(runs)}; Ctrl-C ends")
-    answer_at(listener, server)
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    answer_at(listener, server, lambda: log(f"{url} serves {', '.join(runs)}; Ctrl-C ends"))
 
 
-def answer_at(listener: socket.socket, server: Server) -> None:
-    """Answer requests at a bound socket until a signal, then finish those that have come."""
+def answer_at(
+    listener: socket.socket,
+    server: Server,
+    ready: Callable[[], None] = lambda: None,
+    limits: Limits | None = None,
+) -> None:
+    """Answer requests at a bound socket until a signal, then finish those that have come.
+
+    ``ready`` is called when the first request can be answered.
+    """
+    limits = limits or Limits()
     config = uvicorn.Config(
         server.app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=STOP_SECONDS,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.idle,
+        timeout_graceful_shutdown=limits.stop,
     )
-    asyncio.run(_Uvicorn(config).serve([listener]))
+    asyncio.run(_Uvicorn(config, ready).serve([listener]))
 
 
 class _Uvicorn(uvicorn.Server):
     """Uvicorn with our signals: the first one ends it in order, the second at once."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._stop = StopFlag(notice=STOPPING)
+        self._stop, self._ready = StopFlag(notice=STOPPING), ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

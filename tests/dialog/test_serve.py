@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -15,13 +17,17 @@ from dialog.chat.conversation import Conversation, spoken
 from dialog.chat.repl import Repl
 from dialog.corpora.corpus import Dialog, Utterance
 from dialog.decoding.config import DecodeConfig
-from dialog.serve.served import ServedDialog, decoding, pieces
+from dialog.serve.served import ServedDialog, pieces
+from dialog.serve.settings import decoding
 from dialog.trained import TrainedModel
+from lm.errors import ConfigError
 from lm.serve.app import Server
 from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, InspectRequest, parsed
+from lm.text.vocabulary import build_codec
 from tests.support.tiny_dialog import tiny_dialog
+from tests.support.toy_served import unchecked
 
 SAID = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so"]
 
@@ -190,6 +196,77 @@ def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed
         assert decoding(parsed_chat(**more), diverse) == usual.model_copy(update=changed)
 
 
+@pytest.mark.parametrize("name", ["nbest", "candidates"])
+def test_more_replies_than_are_kept_are_refused_by_their_own_name(name: str) -> None:
+    with pytest.raises(ApiError, match=f"n: 7 replies, but decode.{name} = 3; lower n") as refused:
+        decoding(parsed_chat(n=7, decode={"select": "mbr", name: 3}), DecodeConfig())
+    assert refused.value.param == "n"
+    usual = DecodeConfig(select="mbr", candidates=6)
+    raised = decoding(parsed_chat(n=7), usual)
+    assert (raised.nbest, raised.candidates) == (7, 7), "the run's own settings grow with n"
+
+
+def test_settings_of_the_run_itself_have_no_limit() -> None:
+    usual = DecodeConfig(beam=100, max_length=900, temperature=0.001)
+    assert decoding(parsed_chat(), usual) == usual
+    with pytest.raises(ApiError, match=r"decode\.beam: must be at most 50"):
+        decoding(parsed_chat(decode={"beam": 101}), usual)
+
+
+@pytest.mark.parametrize(
+    ("name", "phrases", "says"),
+    [
+        ("forbid", ["well"] * 17, "at most 16 phrases"),
+        ("require", ["well"] * 17, "at most 16 phrases"),
+        ("forbid", ["well " * 65], "at most 64 tokens"),
+        ("begin", "well " * 65, "at most 64 tokens"),
+    ],
+)
+def test_phrases_of_a_request_are_few_and_short(
+    tiny: TrainedModel, name: str, phrases: Any, says: str
+) -> None:
+    run = ServedDialog(tiny, "", 0)
+    with pytest.raises(ApiError, match=f"decode.{name}: .*{says}") as refused:
+        run.chat_job(parsed_chat(decode={name: phrases}))
+    assert (refused.value.status, refused.value.param) == (400, f"decode.{name}")
+    decode = tiny.config.decode.model_copy(update={name: tuple(phrases) if name != "begin" else phrases})
+    own = replace(tiny, config=tiny.config.model_copy(update={"decode": decode}))
+    ServedDialog(own, "", 0).chat_job(parsed_chat())
+
+
+def test_an_unknown_word_is_the_fault_of_its_request(http: TestClient) -> None:
+    body = {"model": "tiny", "messages": conversation("well"), "decode": {"require": ["zyzzyva"]}}
+    key = {"authorization": f"Bearer {'k' * 16}"}
+    answer = http.post("http://localhost/v1/chat/completions", json=body, headers=key)
+    assert answer.status_code == 400
+    assert "not in the run's vocabulary" in answer.json()["error"]["message"]
+
+
+def test_no_folder_of_the_server_is_told(tiny: TrainedModel) -> None:
+    decode = tiny.config.decode.model_copy(update={"mmi_run": "/srv/anna/backward"})
+    run = ServedDialog(replace(tiny, config=tiny.config.model_copy(update={"decode": decode})), "", 0)
+    assert "anna" not in str(run.about)
+    assert run.about["decode"]["beam"] == decode.beam
+
+
+def test_an_ensemble_is_served_beside_its_runs(tiny: TrainedModel) -> None:
+    other = tiny_dialog()
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.mul_(0.5)
+    runs = {"a": ServedDialog(tiny, "1", 1), "b": ServedDialog(other, "2", 2)}
+    joined = ServedDialog.joined(runs)
+    job = joined.chat_job(parsed_chat())
+    (answer,) = job.run([job], unchecked)
+    model = TrainedModel.joined([tiny, other], ["a", "b"])
+    assert answer.choices[0].text == Conversation(model).say("a").reply.text
+    assert joined.about["components"] == 6
+    assert joined.fingerprint not in ("1", "2", "")
+    foreign = replace(tiny, codec=build_codec("wordpunct", ["x y"], vocab_size=9, extra_counts={"<d>": 1}))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        ServedDialog.joined(runs | {"c": ServedDialog(foreign, "3", 3)})
+
+
 def test_no_request_names_a_folder() -> None:
     decode = {"select": "mmi", "mmi_run": "/etc", "candidates": 5, "nbest": 2}
     with pytest.raises(ApiError, match="only the server names folders"):
@@ -201,8 +278,8 @@ def test_requests_with_different_seeds_are_decoded_together(tiny: TrainedModel) 
     requests = [parsed_chat(temperature=1.2, seed=seed) for seed in range(6)]
     jobs = [run.chat_job(request) for request in requests]
     assert len({job.group for job in jobs}) == 1
-    together = [answer.choices[0].text for answer in jobs[0].run(jobs)]
-    assert together == [job.run([job])[0].choices[0].text for job in jobs]
+    together = [answer.choices[0].text for answer in jobs[0].run(jobs, unchecked)]
+    assert together == [job.run([job], unchecked)[0].choices[0].text for job in jobs]
     assert len(set(together)) > 1
 
 
@@ -210,9 +287,9 @@ def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
     run = ServedDialog(tiny, "", 0)
     body = {"model": "tiny", "messages": conversation(*SAID), "choice": 1, "top": 4}
     job = run.inspect_job(InspectRequest.model_validate(body))
-    (found,) = job.run([job])
+    (found,) = job.run([job], unchecked)
     chat = run.chat_job(parsed_chat(messages=body["messages"], n=3))
-    (answer,) = chat.run([chat])
+    (answer,) = chat.run([chat], unchecked)
     assert [one["text"] for one in found["replies"]] == [choice.text for choice in answer.choices]
     reply = found["replies"][1]
     assert "".join(step["text"] for step in found["steps"]) == reply["text"]
@@ -229,7 +306,7 @@ def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
         assert scores == sorted(scores, reverse=True)
     job = run.inspect_job(InspectRequest.model_validate(body | {"choice": 7}))
     with pytest.raises(ApiError, match="the search found 3 replies"):
-        job.run([job])
+        job.run([job], unchecked)
 
 
 CODEC = tiny_dialog().codec

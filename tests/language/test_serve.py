@@ -23,26 +23,10 @@ from lm.serve.protocol import CompletionRequest
 from lm.trunks.config import TransformerConfig
 from tests.support.bad_requests import VALID, bad_requests
 from tests.support.tiny_lm import CELLS, tiny_lm
+from tests.support.toy_served import unchecked
 from tests.support.words import WORDS
 
 PROMPT = " ".join(WORDS[:3])
-
-
-@pytest.fixture(scope="module", params=[{}, {"kind": "mos", "components": 2}])
-def trained(request: pytest.FixtureRequest) -> TrainedLm:
-    return tiny_lm(**request.param)
-
-
-@pytest.fixture(scope="module")
-def http(trained: TrainedLm) -> Iterator[TestClient]:
-    server = Server({"tiny": ServedLm(trained, None, 5)}, Policy(), page=False)
-    with TestClient(server.app, base_url="http://localhost/v1/") as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(http: TestClient) -> openai.OpenAI:
-    return openai.OpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
 
 
 def transformer() -> TrainedLm:
@@ -58,6 +42,26 @@ def transformer() -> TrainedLm:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return replace(recurrent, config=config, model=model)
+
+
+MAKERS = {"softmax": tiny_lm, "mos": partial(tiny_lm, kind="mos", components=2), "transformer": transformer}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def trained(request: pytest.FixtureRequest) -> TrainedLm:
+    return MAKERS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def http(trained: TrainedLm) -> Iterator[TestClient]:
+    server = Server({"tiny": ServedLm(trained, None, 5)}, Policy(), page=False)
+    with TestClient(server.app, base_url="http://localhost/v1/") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(http: TestClient) -> openai.OpenAI:
+    return openai.OpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
 
 
 def written(trained: TrainedLm, prompt: str, **options: Any) -> list[str]:
@@ -114,8 +118,8 @@ def test_prompts_that_wait_are_continued_together_as_if_alone(make: Callable[[],
         )
     ]
     assert len({query.group for query in queries}) == 1
-    together = [choice.text for answer in queries[0].run(queries) for choice in answer.choices]
-    alone = [choice.text for query in queries for choice in query.run([query])[0].choices]
+    together = [choice.text for answer in queries[0].run(queries, unchecked) for choice in answer.choices]
+    alone = [choice.text for query in queries for choice in query.run([query], unchecked)[0].choices]
     assert together == alone
     assert len(set(alone)) > 3
 

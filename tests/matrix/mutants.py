@@ -49,6 +49,7 @@ STORAGE, CHECKPOINT, COMMIT, RUN = (
     "lm/runs/run.py",
 )
 SHARDED, SHARED = "lm/engine/sharded.py", "parallel/test_training.py::test_two_processes_give_the_bits_of_one"
+BATCHING = "lm/serve/batching.py"
 STATE, SAVING, TRAIN = "lm/engine/state.py", "lm/engine/saving.py", "lm/engine/loop.py"
 MUTANTS = (
     Mutant("fsync of files", STORAGE, "            os.fsync(fd)\n        finally", "        finally", POWER),
@@ -345,6 +346,48 @@ MUTANTS = (
         "    return torch.cat(group.gather_rows(group.every(lambda: work(own))))\n",
         "    return torch.cat(group.gather_rows(group.every(lambda: work(own)))[::-1])\n",
         "parallel/test_slices.py::test_slices_are_joined_in_order",
+    ),
+    Mutant(
+        "a job that fails runs alone",
+        BATCHING,
+        "        elif len(batch) == 1 or isinstance(found, TooSlowError):\n",
+        "        elif True:\n",
+        "serve/test_batching.py::test_an_error_reaches_only_the_job_at_fault_and_later_ones_go_on",
+    ),
+    Mutant(
+        "time limit of a batch",
+        BATCHING,
+        "            if time.monotonic() > end:\n",
+        "            if False:\n",
+        "serve/test_batching.py::test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left",
+    ),
+    Mutant(
+        "end of silent connections",
+        "lm/serve/connections.py",
+        "        if due <= now:\n",
+        "        if False:\n",
+        "serve/test_server.py::test_silent_connections_end_and_lock_nobody_out",
+    ),
+    Mutant(
+        "place for a new connection",
+        "lm/serve/connections.py",
+        "        self._make_room()\n",
+        "",
+        "serve/test_server.py::test_silent_connections_end_and_lock_nobody_out",
+    ),
+    Mutant(
+        "folders of the server stay its own",
+        "dialog/serve/served.py",
+        'model_dump(exclude={"mmi_run"})',
+        "model_dump()",
+        "dialog/test_serve.py::test_no_folder_of_the_server_is_told",
+    ),
+    Mutant(
+        "length of a request's phrases",
+        "dialog/serve/served.py",
+        "        require_short_phrases(decode, usual, self.model.codec)\n",
+        "",
+        "dialog/test_serve.py::test_phrases_of_a_request_are_few_and_short",
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm.serve.batching import Batcher, Query
+from lm.serve.batching import Batcher, Check, Query, TooSlowError
 from lm.serve.failure import ApiError
 
 
@@ -21,12 +21,16 @@ class Work:
     def job(self, body: Any, group: str = "one") -> Query:
         return Query(group, self._run, body)
 
-    def _run(self, jobs: Sequence[Query]) -> list[Any]:
+    def _run(self, jobs: Sequence[Query], check: Check) -> list[Any]:
         self.batches.append([job.body for job in jobs])
         self.begun.set()
         assert self.released.wait(10)
-        if any(job.body == "bad" for job in jobs):
-            raise ValueError("bad")
+        if any(job.body == "short" for job in jobs):
+            return []
+        if error := next((job.body for job in jobs if isinstance(job.body, BaseException)), None):
+            raise error
+        while any(job.body == "endless" for job in jobs):
+            check()
         return [job.body * 2 for job in jobs]
 
 
@@ -82,22 +86,56 @@ def test_too_many_are_refused_and_one_that_is_cancelled_makes_room_and_never_run
     assert work.batches == [[0], [2, 4]]
 
 
-def test_an_error_reaches_all_of_its_batch_and_later_ones_go_on() -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ValueError("bad"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopIteration(),
+        asyncio.CancelledError(),
+        "short",
+    ],
+    ids=repr,
+)
+def test_an_error_reaches_only_the_job_at_fault_and_later_ones_go_on(bad: Any) -> None:
     work = Work()
     work.released.set()
 
     async def run() -> None:
         batcher = Batcher(most=3, waiting=10)
         task = asyncio.create_task(batcher.work())
-        futures = batcher.submit(work.job("bad"), work.job(1))
-        for future in futures:
-            with pytest.raises(ValueError, match="bad"):
-                await future
-        assert await batcher.submit(work.job(2))[0] == 4
+        wrong, right = batcher.submit(work.job(bad), work.job(1))
+        assert await asyncio.wait_for(right, 5) == 2
+        with pytest.raises((ValueError, RuntimeError)):
+            await asyncio.wait_for(wrong, 5)
+        assert await asyncio.wait_for(batcher.submit(work.job(2))[0], 5) == 4
+        batcher.close()
+        await asyncio.wait_for(task, 5)
+
+    asyncio.run(run())
+    assert work.batches == [[bad, 1], [bad], [1], [2]]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left(leaves: bool) -> None:
+    work = Work()
+
+    async def run() -> None:
+        batcher = Batcher(most=3, waiting=10, seconds=60 if leaves else 0.05)
+        task, endless = await begun(work, batcher, "endless")
+        if leaves:
+            endless.cancel()
+        work.released.set()
+        assert await asyncio.wait_for(batcher.submit(work.job(2))[0], 5) == 4
+        if not leaves:
+            with pytest.raises(TooSlowError, match="ask for fewer tokens"):
+                await endless
         batcher.close()
         await task
 
     asyncio.run(run())
+    assert work.batches == [["endless"], [2]]
 
 
 def test_clients_that_ask_again_at_once_stay_together() -> None:

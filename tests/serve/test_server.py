@@ -1,6 +1,9 @@
 """The process: addresses, keys, clients that leave, and the end by a signal."""
 
+import contextlib
+import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,14 +49,13 @@ def test_a_file_of_keys_has_some_that_are_long(tmp_path: Path, text: str, messag
 
 def test_runs_have_the_names_of_their_folders_unless_these_are_equal() -> None:
     assert list(named_runs([Path("runs/mos"), Path("runs/softmax/")])) == ["mos", "softmax"]
-    assert list(named_runs([Path("a/mos"), Path("b/mos")])) == ["a/mos", "b/mos"]
+    assert list(named_runs([Path("x/a/mos"), Path("y/b/mos")])) == ["a/mos", "b/mos"], "no more than needed"
     with pytest.raises(ConfigError, match="given twice"):
         named_runs([Path("a/mos"), Path("a/mos")])
 
 
 def test_an_address_that_is_taken_is_a_line() -> None:
     listener = Address(port=0).listen()
-    listener.listen()
     port = listener.getsockname()[1]
     with pytest.raises(ConfigError, match=f"--port {port}: address already in use"):
         Address(port=port).listen()
@@ -63,9 +65,9 @@ def test_an_address_that_is_taken_is_a_line() -> None:
 
 
 @contextmanager
-def toy_server(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that serves a toy at a Unix socket."""
-    command = [sys.executable, "-m", "tests.support.toy_served", str(folder / "socket")]
+def toy_server(folder: Path, **limits: int) -> Iterator["subprocess.Popen[str]"]:
+    """A process that serves a toy at a Unix socket, with these limits of connections."""
+    command = [sys.executable, "-m", "tests.support.toy_served", str(folder / "socket"), json.dumps(limits)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not (folder / "socket").exists():
         assert process.poll() is None
@@ -75,6 +77,35 @@ def toy_server(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nX: "], ids=["silent", "half a head"])
+def test_silent_connections_end_and_lock_nobody_out(tmp_path: Path, head: bytes) -> None:
+    with toy_server(tmp_path, connections=3, idle=1), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for one in silent:
+            one.settimeout(10)
+            one.connect(str(tmp_path / "socket"))
+            one.sendall(head)
+        transport = httpx2.HTTPTransport(uds=str(tmp_path / "socket"))
+        with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.get("/healthz").status_code == 200
+        for one in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b"", "the server closes it"
+
+
+def test_a_batch_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    with toy_server(tmp_path, stop=1) as process, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "socket"))
+        body = json.dumps(ask("sleep 1000")).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "a batch does not end" in said
 
 
 def test_sigterm_finishes_what_has_come_and_a_client_that_left_is_dropped(tmp_path: Path) -> None:
@@ -112,6 +143,6 @@ def test_sigterm_finishes_what_has_come_and_a_client_that_left_is_dropped(tmp_pa
     assert answers == [0, 200, 200]
     assert process.returncode == 0
     lines = said.splitlines()
-    assert lines[-1] == "ended"
+    assert (lines[0], lines[-1]) == ("ready", "ended")
     assert sum(" 499 " in line for line in lines) == 1
     assert any("finishing the requests" in line for line in lines)

@@ -1,5 +1,6 @@
 """A run that answers at once, or as slowly as it is told; also a program that serves it at a Unix socket."""
 
+import json
 import socket
 import sys
 import time
@@ -7,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.serve import app
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.app import Server
-from lm.serve.batching import Query
+from lm.serve.batching import Check, Query
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
-from lm.serve.server import answer_at
+from lm.serve.server import Limits, answer_at
+
+
+def unchecked() -> None:
+    """A check of a batch that never ends it."""
 
 
 class ToyServed:
@@ -28,12 +34,12 @@ class ToyServed:
         return Query("chat", self._answers, request.messages[-1].text)
 
     def inspect_job(self, request: InspectRequest) -> Query:
-        return Query(object(), lambda jobs: [{"steps": []}], None)
+        return Query(object(), lambda jobs, check: [{"steps": []}], None)
 
     def completion_jobs(self, request: CompletionRequest) -> Sequence[Query]:
         return [Query("completion", self._answers, prompt) for prompt in request.prompt]
 
-    def _answers(self, jobs: Sequence[Query]) -> list[Answer]:
+    def _answers(self, jobs: Sequence[Query], check: Check) -> list[Answer]:
         self.batches.append([job.body for job in jobs])
         for job in jobs:
             if job.body.startswith("sleep "):
@@ -56,6 +62,8 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 if __name__ == "__main__":
+    app.LAST_SECONDS = 0.2
     server = Server({"toy": ToyServed()}, Policy(), log=lambda line: print(line, flush=True))
-    answer_at(unix_socket(Path(sys.argv[1])), server)
+    limits = Limits(**json.loads(sys.argv[2]))
+    answer_at(unix_socket(Path(sys.argv[1])), server, lambda: print("ready", flush=True), limits)
     print("ended", flush=True)

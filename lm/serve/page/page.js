@@ -165,9 +165,16 @@ async function open(reply, at) {
     $("announce").textContent = summary;
     reply.buttons[at]?.scrollIntoView({ block: "nearest" });
   } catch (error) {
-    inspector.replaceChildren(make("p", { class: "fault", role: "alert" }, shown(error)));
-    inspector.hidden = false;
+    fail(error);
   }
+}
+
+/** Show a fault in the inspector, with a button that closes it. */
+function fail(error) {
+  const closing = make("button", { type: "button", class: "quiet" }, "Close");
+  closing.addEventListener("click", close);
+  inspector.replaceChildren(make("p", { class: "fault", role: "alert" }, shown(error)), closing);
+  inspector.hidden = false;
 }
 
 async function inspected(reply, choice) {
@@ -181,7 +188,13 @@ async function inspected(reply, choice) {
 
 /** Take another reply that the search has kept. The conversation goes on from it. */
 async function choose(reply, choice) {
-  const found = await inspected(reply, choice);
+  let found;
+  try {
+    found = await inspected(reply, choice);
+  } catch (error) {
+    fail(error);
+    return;
+  }
   const { finished } = found.replies[choice];
   reply.choice = choice;
   reply.words = found.steps.map((step, at) => ({

@@ -1,0 +1,97 @@
+"""Settings of decoding that a request asks for, and their limits."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from dialog.decoding.config import ONE_GROUP, DecodeConfig
+from lm.serve.failure import ApiError
+from lm.serve.protocol import (
+    COLDEST,
+    MAX_BEAMS,
+    MAX_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    Request,
+    refused,
+)
+from lm.text.vocabulary import Codec
+
+LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS, "max_length": MAX_TOKENS}
+PHRASES, PHRASE_TOKENS = 16, 64  # of begin, require and forbid in a request
+
+
+def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
+    """The settings of a request: those of the run, with the parameters that it gives.
+
+    A temperature or top_p samples, and the temperature 0 is greedy. Further settings are in ``decode``, by
+    the names that ``--set`` has. ApiError for impossible ones, and for those beyond the limits of the server.
+    """
+    given: dict[str, Any] = {}
+    if request.temperature == 0:
+        given |= {"method": "beam", "beam": 1, **ONE_GROUP}
+    elif request.temperature is not None or (request.top_p or 1) < 1:
+        given |= {"method": "sample", **ONE_GROUP}
+        given |= {
+            name: value
+            for name, value in (("temperature", request.temperature), ("top_p", request.top_p))
+            if value is not None
+        }
+    if request.seed is not None:
+        given["seed"] = request.seed
+    if isinstance(request, ChatRequest | CompletionRequest) and request.limit is not None:
+        given["max_length"] = request.limit
+        given["min_length"] = min(usual.min_length, request.limit)
+    _require_replies(request)
+    settings = usual.model_dump() | _enough(request, usual) | given | request.decode
+    try:
+        decode = DecodeConfig.model_validate(settings)
+    except ValidationError as error:
+        raise refused(error, "decode") from None
+    if decode.mmi_run != usual.mmi_run:
+        raise ApiError(400, "decode.mmi_run: only the server names folders", param="decode.mmi_run")
+    for name, most in LIMITS.items():
+        if getattr(decode, name) > max(most, getattr(usual, name)):
+            raise ApiError(400, f"decode.{name}: must be at most {most:,} here", param=f"decode.{name}")
+    if decode.temperature < min(COLDEST, usual.temperature):
+        raise ApiError(
+            400, f"decode.temperature: must be at least {COLDEST} here", param="decode.temperature"
+        )
+    return decode
+
+
+def _require_replies(request: Request) -> None:
+    """Raise ApiError if a request wants more replies than its own settings keep."""
+    for name in ("nbest", "candidates"):
+        given = request.decode.get(name)
+        if type(given) is int and 0 < given < request.n:
+            raise ApiError(
+                400,
+                f"n: {request.n} replies, but decode.{name} = {given}; lower n, or raise decode.{name}",
+                param="n",
+            )
+
+
+def _enough(request: Request, usual: DecodeConfig) -> dict[str, int]:
+    """The run's numbers of responses and candidates, raised to the replies that a request wants."""
+    nbest = max(request.n, usual.nbest)
+    return {"nbest": nbest, "candidates": max(usual.candidates, nbest) if usual.candidates else 0}
+
+
+def require_short_phrases(decode: DecodeConfig, usual: DecodeConfig, codec: Codec) -> None:
+    """Raise ApiError for many or long phrases. Those of the run itself have no limit."""
+    for name in ("begin", "require", "forbid"):
+        given = getattr(decode, name)
+        if given == getattr(usual, name):
+            continue
+        phrases = [given] if isinstance(given, str) else given
+        if len(phrases) > PHRASES:
+            raise ApiError(
+                400, f"decode.{name}: must have at most {PHRASES} phrases here", param=f"decode.{name}"
+            )
+        if any(len(codec.encode(one)) > PHRASE_TOKENS for one in phrases):
+            raise ApiError(
+                400,
+                f"decode.{name}: a phrase must have at most {PHRASE_TOKENS} tokens here",
+                param=f"decode.{name}",
+            )
