@@ -102,9 +102,11 @@ def prepare(
     ] = "auto",
     language: Annotated[str, typer.Option(help="Language of the corpus, if a folder has several.")] = "",
     tokenizer: Annotated[
-        Literal["auto", "wordpunct", "whitespace", "char", "unigram", "bpe"],
+        str,
         typer.Option(
-            metavar="KIND", help="auto (as published), wordpunct, whitespace, char, unigram or bpe."
+            metavar="KIND",
+            help="auto (as published), wordpunct, whitespace, char, unigram, bpe, or hf:FOLDER for that of a"
+            " pretrained model.",
         ),
     ] = "auto",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert the text to lower case.")] = False,

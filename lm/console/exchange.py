@@ -1,6 +1,5 @@
 """Commands of both command lines that exchange models with other programs: ``export`` and ``import``."""
 
-import importlib.util
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, cast
@@ -10,7 +9,7 @@ from pydantic import BaseModel
 
 from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, named, output_folder
-from lm.errors import ConfigError
+from lm.huggingface.installed import require_transformers
 from lm.runs.inputs import config_of
 
 
@@ -59,9 +58,3 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         require_transformers("import")
         exchange().import_run(folder, run)
         show(f"{run}: written")
-
-
-def require_transformers(what: str) -> None:
-    """Raise ConfigError if transformers, which ``what`` needs, is not installed."""
-    if not importlib.util.find_spec("transformers"):
-        raise ConfigError(f"{what}: needs transformers; install it with pip install 'highrank[hf]'")

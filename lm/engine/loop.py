@@ -92,13 +92,15 @@ def fit(
     verdict: Verdict | None = None,
     words: int = 0,
     group: Group = ALONE,
+    *,
+    trained: bool = False,
 ) -> FitResult:
     """Train until a limit or until validation stops improving; resume if ``run`` holds a commit.
 
     ``verdict`` may end the training at any validation, as a limit does. A resumed run calls it again if its
     last step was validated. ``words`` is the size of the vocabulary, for a warning about validations near
     guessing. The processes of a ``group`` train together: rank 0 has the run, the others a
-    :class:`Follower`.
+    :class:`Follower`. ``trained``: the first weights are validated too, because they are the first to beat.
 
     The last step is always validated. Suppose a finished run continues with a higher limit. If its former
     last step was due for validation (by ``train.validate_every`` or as the end of a pass), it is
@@ -114,7 +116,7 @@ def fit(
     """
     require_end(train)
     engine = _Engine(task, train, optim, run, report, group)
-    engine.verdict, engine.words = verdict, words
+    engine.verdict, engine.words, engine.trained = verdict, words, trained or bool(train.start_from)
     try:
         return engine.fit()
     finally:
@@ -150,7 +152,7 @@ class _Engine(Generic[BatchT]):
         self.sharded = ShardedUpdater(self.updater, task, train, group) if train.shards > 1 else None
         self.batches: Batches[BatchT] | None = None
         self.verdict: Verdict | None = None
-        self.words = 0
+        self.words, self.trained = 0, False
 
     @property
     def progress(self) -> Progress:
@@ -345,8 +347,7 @@ class _Engine(Generic[BatchT]):
         """True if this step is due for validation, at an interval or as the last, and not yet validated."""
         progress, every = self.progress, self.train.validate_every
         due = progress.step % every == 0 if every else progress.index == 0
-        # the weights of start_from are the first to beat
-        counts = progress.step > 0 or bool(self.train.start_from)
+        counts = progress.step > 0 or self.trained
         return (bool(reason) or (due and counts)) and progress.validated != progress.step
 
     def validate(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -22,13 +23,13 @@ from lm.measures import require_learnt
 from lm.parallel.group import Group, process_group
 from lm.parallel.shards import shards_of
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CHECKPOINTS, CODEC_HASH, RESUMABLE, settle_inputs
+from lm.runs.inputs import CHECKPOINTS, CODEC_HASH, RESUMABLE, RunFile, settle_inputs
 from lm.runs.run import Run, require_same_config
 from lm.text.vectors import VECTORS_HASH, WordVectors, read_vectors
 from lm.text.vocabulary import Codec
 
 D = TypeVar("D")
-START_HASH = "start_from_sha256"
+START_HASH, TRUNK_HASH = "start_from_sha256", "trunk_sha256"
 
 
 class Place(NamedTuple):
@@ -40,11 +41,15 @@ class Place(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A task, the hashes of what it reads, by their keys in ``data.json``, and notes for the user."""
+    """A task, the hashes of what it reads, by their keys in ``data.json``, notes for the user, and files
+    for the run. ``trained``: the model begins as one that was trained elsewhere.
+    """
 
     task: Task[Any]
     hashes: Mapping[str, str]
     notes: Sequence[str] = ()
+    files: Mapping[RunFile, bytes] = MappingProxyType({})
+    trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Family(Generic[C, D]):
 
     ``load`` returns the codec and the data. ``describe`` returns the sizes of a config for a number of words.
     ``needed`` computes the bytes needed from the section ``memory`` of these sizes. ``task`` builds the model
-    and the task.
+    and the task. ``local`` replaces files that the config names by copies that the run has of them.
     """
 
     load: Callable[[C, Path], tuple[Codec, D]]
@@ -62,6 +67,7 @@ class Family(Generic[C, D]):
     task: Callable[[C, Codec, D, Place], Ready]
     needed: Callable[[Mapping[str, int]], int] = lambda memory: memory["training"]
     free: frozenset[str] = frozenset()  # keys besides RESUMABLE that may change on resume
+    local: Callable[[C, Path], C] = lambda config, folder: config
 
 
 def train_run(
@@ -108,7 +114,7 @@ def _train(
     group.share(lambda: chosen.append(kept_choices(resolved, folder)))
     resolved = _of_first(group, resolved, chosen[-1])
     group.share(lambda: require_same_config(folder, resolved, resumable_keys=free))
-    config = resolved.config
+    config = family.local(resolved.config, folder)
     device = configure_device(config.train)
     if group.size > 1 and device.type == "cuda":
         raise ConfigError('train.device: several processes train on the CPU only; set train.device="cpu"')
@@ -121,18 +127,19 @@ def _train(
     sizes = described["vocabulary"], described["sizes"]["contexts"]
     group.share(lambda: chosen.append(measured_choices(resolved, sizes, device, folder, report)))
     resolved = _of_first(group, resolved, chosen[-1] if group.rank == 0 else resolved)
-    config = resolved.config
+    config = family.local(resolved.config, folder)
     seed_everything(config.train.seed)
     place = Place(folder, device, described)
-    task, inputs, notes = group.every(lambda: family.task(config, codec, data, place))
-    for note in notes:
+    ready = group.every(lambda: family.task(config, codec, data, place))
+    for note in ready.notes:
         report(Note(note))
-    hashes = {**inputs, CODEC_HASH: codec.fingerprint}
+    hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)
     with _opened(group, folder, resolved, free) as run:
-        if changed := group.share(lambda: settle_inputs(folder, codec, hashes)):
+        if changed := group.share(lambda: settle_inputs(folder, codec, hashes, ready.files)):
             raise DataError(_changed(config, changed[0]))
-        result = fit(task, config.train, config.optim, run, report, verdict, words, group)
+        limits, trained = (config.train, config.optim), ready.trained
+        result = fit(ready.task, *limits, run, report, verdict, words, group, trained=trained)
     require_learnt(result.best_nll, words, folder)
     return result
 
@@ -178,6 +185,8 @@ def _changed(config: Any, name: str) -> str:
     what = f"{config.data.valid if name == 'valid_sha256' else config.data.train}: the text"
     if name == START_HASH:
         what = f"{config.train.start_from}: the best checkpoint"
+    if name == TRUNK_HASH:
+        what = f"{config.model.trunk}: the weights of the pretrained model"
     if name == VECTORS_HASH:
         what = f"{config.model.vectors}: the file of word vectors"
     return f"{what} changed since this run began; restore it, or train into another folder with --run"

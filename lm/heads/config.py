@@ -55,6 +55,11 @@ class HeadConfig(Section):
         None, ge=1, le=MAX_SIZE, description="size E of a context vector; none = hidden size"
     )
     tied: bool = Field(False, description="share the output matrix with the input embedding")
+    start: Literal["random", "pretrained"] = Field(
+        "random",
+        description="lm: initial parameters. pretrained: the head begins as the output layer of the model of"
+        " model.trunk",
+    )
     output_bias: bool = Field(True, description="add a bias for every word, shared by the components")
     latent_dropout: float = Field(
         0.0,
@@ -70,6 +75,11 @@ class HeadConfig(Section):
     context_scale: float = Field(1.0, gt=0, description="factor on the contexts of mixtures; 1 in the papers")
     learn_context_scale: bool = Field(
         False, description="learn the factor on the contexts, starting from context_scale"
+    )
+    prior_bias: bool = Field(
+        False,
+        description="moc, mos, moss, doc: add a bias of every component to the logits of the prior. A doc"
+        " head needs it to begin as a pretrained output layer",
     )
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(

@@ -10,7 +10,8 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     plif                  softmax(f(W h + b)) with a learned f    (:mod:`lm.heads.plif`)
     doc                   mos with contexts of several layers    (Takase et al. 2018)
 
-with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss).
+with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss), with
+a bias if ``prior_bias``.
 
 All computations stay in the log domain. There is no log(p + ε), which would cap the loss, falsify gradients
 and raise the measured rank. A temperature may divide the logits z of any kind: one number, or one for every
@@ -97,7 +98,7 @@ class Head(nn.Module):
         else:
             self.latent = nn.Linear(self.hidden_size, (components - sum(config.lower_components)) * size)
             if components > 1 and self.row.mixes != "logits":
-                self.prior = nn.Linear(self.hidden_size, components, bias=False)
+                self.prior = nn.Linear(self.hidden_size, components, bias=config.prior_bias)
         self.lower_sizes = lower_sizes[: len(config.lower_components)]
         if len(self.lower_sizes) < len(config.lower_components):
             raise ConfigError(

@@ -39,7 +39,8 @@ class HeadRow:
 
 
 _CONTEXT = ("context_activation", "context_scale", "learn_context_scale")
-_MIXTURE = (*_CONTEXT, "skip_below", "prior_penalty", "prior_penalty_of")
+_PRIOR = (*_CONTEXT, "prior_bias")
+_MIXTURE = (*_PRIOR, "skip_below", "prior_penalty", "prior_penalty_of")
 _HOLLOW: dict[str, Any] = {"fillstyle": "none", "linewidth": 2.5}
 _DASHED: dict[str, Any] = {"linestyle": (0, (5, 2))}
 _DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.5))}
@@ -56,7 +57,7 @@ HEADS: dict[str, HeadRow] = {
     ),
     "sigmoid": HeadRow("nothing", "sigmoid", _line("#F0E442", "v", 6), "sigmoid"),
     "relu": HeadRow("nothing", "relu", _line("#000000", "x", 6), "relu"),
-    "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_CONTEXT),
+    "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_PRIOR),
     "mos": HeadRow("probabilities", "MoS", _line("#D55E00", "D", 7) | _HOLLOW, fields=_MIXTURE),
     "moss": HeadRow(
         "probabilities",

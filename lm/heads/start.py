@@ -2,19 +2,25 @@
 
 The output layer is softmax(W h + b). A new head of another kind is given parameters with which it has the
 same distribution, so that training begins where the model is. The components of a mixture differ by a small
-noise, which sums to zero over them and breaks the tie.
+noise, which sums to zero over them and breaks the tie. Components of lower layers, which doc has, begin with
+a share of the prior that changes no result and yet has a gradient.
 
 H hidden size · V words · K components.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
+from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.head import Head
 
-FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape")
+FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape", "doc")
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
+LOWER = 1e-6  # share of the prior of all components of lower layers together
+_START = "to begin as a trained output layer"
 SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
 
 
@@ -23,13 +29,14 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
     """Give a head the distribution softmax(W h + b) of a weight (V, H) and a bias (V,).
 
     Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS differs by the square of
-    the noise. For sigsoftmax and MoSS the shift is so large that σ is 1. They then train on as softmax and
-    MoS, because the gradient of the shift is 0.
+    the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so large that σ
+    is 1. They then train on as softmax and MoS, because the gradient of the shift is 0.
 
     Raises:
         ConfigError: a head that has no such parameters, with the key to change.
     """
-    _require_possible(head, weight, bias)
+    require_startable(head.config, bias=bias is not None)
+    _require_shape(head, weight)
     head.weight.copy_(weight)
     if head.bias is not None:
         head.bias.zero_()
@@ -38,9 +45,14 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
     if head.shift is not None:
         head.shift.fill_(SHIFT)
     if head.latent is not None:
-        _start_contexts(head.latent, head.config.components)
+        _start_contexts(head.latent, head.config.components - sum(head.config.lower_components))
+    for layer, components in zip(head.lower, head.config.lower_components, strict=True):
+        if isinstance(layer, nn.Linear) and layer.in_features == head.size:
+            _start_contexts(layer, components)
     if head.prior is not None:
         nn.init.zeros_(head.prior.weight)
+        if head.prior.bias is not None:
+            _start_prior(head.prior.bias, sum(head.config.lower_components))
     if head.gates is not None:
         for parameter in (head.gates.common.weight, head.gates.words, head.gates.bias):
             nn.init.zeros_(parameter)
@@ -55,25 +67,36 @@ def _start_contexts(latent: nn.Linear, components: int) -> None:
     nn.init.zeros_(latent.bias)
 
 
-def _require_possible(head: Head, weight: Tensor, bias: Tensor | None) -> None:
-    config = head.config
-    start = "to begin as a trained output layer"
+def _start_prior(bias: nn.Parameter, lower: int) -> None:
+    """Give equal shares to all components except the last ``lower``, which share :data:`LOWER`."""
+    nn.init.zeros_(bias)
+    if lower:
+        bias[-lower:] = math.log(LOWER * (len(bias) - lower) / lower)
+
+
+def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
+    """Raise ConfigError if no head of a config can begin as an output layer, or as one with a bias."""
     if config.kind not in FROM_SOFTMAX:
         raise ConfigError(
             f"head.kind = {config.kind}: cannot begin as a softmax; choose {', '.join(FROM_SOFTMAX)}"
         )
-    if head.weight.shape != weight.shape:
-        raise ConfigError(
-            f"head: an output matrix of {tuple(head.weight.shape)}, but that of the model is"
-            f" {tuple(weight.shape)}; leave out head.embedding_size {start}"
-        )
+    mixture = config.kind in MIXTURES
     wanted = {
-        "head.context_activation = none": head.latent is None or config.context_activation == "none",
-        "head.context_scale = 1": head.latent is None or config.context_scale == 1,
+        "head.context_activation = none": not mixture or config.context_activation == "none",
+        "head.context_scale = 1": not mixture or config.context_scale == 1,
+        "head.prior_bias = true": config.kind != "doc" or config.prior_bias,
         "head.learn_shift = true": config.kind not in ("sigsoftmax", "moss") or config.learn_shift,
-        "head.output_bias = true": bias is None or config.output_bias,
+        "head.output_bias = true": not bias or config.output_bias,
         "head.temperature = none": config.temperature == "none",
     }
     for key, held in wanted.items():
         if not held:
-            raise ConfigError(f"{key.split(' =')[0]}: set {key} {start}")
+            raise ConfigError(f"{key.split(' =')[0]}: set {key} {_START}")
+
+
+def _require_shape(head: Head, weight: Tensor) -> None:
+    if head.weight.shape != weight.shape:
+        raise ConfigError(
+            f"head: an output matrix of {tuple(head.weight.shape)}, but that of the model is"
+            f" {tuple(weight.shape)}; leave out head.embedding_size {_START}"
+        )

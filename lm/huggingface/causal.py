@@ -51,7 +51,7 @@ class HighrankForCausalLM(nn.Module):
             raise ConfigError("head.tied: the trainer saves no shared weights; set head.tied = false")
         self.head = Head(head, size, words)
         if start == "pretrained":
-            _require_linear(model, layer)
+            require_linear(model, layer)
             start_as(self.head, layer.weight.float(), None if layer.bias is None else layer.bias.float())
 
     def activation_checkpointing_enable(
@@ -82,7 +82,7 @@ class HighrankForCausalLM(nn.Module):
 
 
 @torch.no_grad()
-def _require_linear(model: PreTrainedModel, layer: nn.Linear) -> None:
+def require_linear(model: PreTrainedModel, layer: nn.Linear) -> None:
     """Raise ConfigError if a model scales or caps its logits, so that no head could begin as it."""
     network: Any = model
     training = model.training

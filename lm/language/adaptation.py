@@ -122,7 +122,7 @@ def gather(
     to date. ``commit`` may raise. DataError if there is no window.
     """
     model, streams = trained.model, statistics.state.streams
-    laid_out = Streams(shards, streams, trained.codec.vocabulary.eos, paper=paper)
+    laid_out = Streams(shards, streams, trained.codec.vocabulary.bos, paper=paper)
     config = WindowConfig(length=window, random=False, rescale_lr=False)
     total = sum(1 for _ in laid_out.spans(config, np.random.default_rng(0), training=True))
     if not total:

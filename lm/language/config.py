@@ -10,13 +10,19 @@ from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
-from lm.trunks.config import TransformerConfig
+from lm.trunks.config import PRETRAINED, TransformerConfig, trunk_kind
 
 _WEIGHT_DROPOUT = 0.5
 Rate = Annotated[float, Field(ge=0, lt=1)]
-TrunkKind = Literal["recurrent", "transformer"]
+_OWN = ("recurrent", "transformer")  # kinds of trunks that are trained from scratch
 _RECURRENT = Owner("the recurrent trunk", ("recurrent",))
-_TRANSFORMER = Owner("the transformer trunk", ("transformer",))
+_TRANSFORMER = Owner("the transformer and hf trunks", ("transformer", PRETRAINED))
+_PRETRAINED = Owner("the hf trunk", (PRETRAINED,))
+_SIZED = Owner("trunks of chosen sizes", _OWN)
+_SIZES = (
+    "embedding_size", "vectors", "hidden_sizes", "budget", "input_embedding_ratio", "embedding_init",
+    "init_range", "hidden_dropout",
+)  # fmt: skip
 
 
 class DataConfig(Section):
@@ -28,8 +34,10 @@ class DataConfig(Section):
     )
     valid: str = Field("data/ptb/valid", description="validation text, used for early stopping")
     test: str = Field("data/ptb/test", description="test text, used by evaluate without --data")
-    tokenizer: TokenizerKind = Field(
-        "whitespace", description="tokenizer of text files; a prepared corpus has its own"
+    tokenizer: TokenizerKind | Literal["hf"] = Field(
+        "whitespace",
+        description="tokenizer of text files; a prepared corpus has its own. hf: that of the folder of"
+        " model.trunk",
     )
     lowercase: bool = Field(False, description="convert text files to lower case before tokenization")
     vocab_size: int = Field(
@@ -77,13 +85,15 @@ class ModelConfig(Section):
     """Sizes of the language model, its dropout and its penalties (Merity et al. 2018, §3-4)."""
 
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "trunk": {"attention_span": _TRANSFORMER} | dict.fromkeys(("layer_sum", "state_dropout"), _RECURRENT)
+        "trunk": {"attention_span": _TRANSFORMER, "recompute": _PRETRAINED}
+        | dict.fromkeys(("layer_sum", "state_dropout"), _RECURRENT)
+        | dict.fromkeys(_SIZES, _SIZED)
     }
 
-    trunk: TrunkKind = Field(
+    trunk: str = Field(
         "recurrent",
-        description="network between word vectors and head: recurrent, with cells of [cell], or transformer,"
-        " with layers of [transformer]",
+        description="network between word vectors and head: recurrent, with cells of [cell]; transformer,"
+        " with layers of [transformer]; or hf:FOLDER, a pretrained model of transformers",
     )
     embedding_size: int = Field(400, ge=1, le=MAX_SIZE, description="size of the input word embedding")
     vectors: str = Field(
@@ -114,7 +124,12 @@ class ModelConfig(Section):
         ge=1,
         le=MAX_SIZE,
         description="transformer: number of tokens that attention reaches back, through cached keys and"
-        " values of earlier windows",
+        " values of earlier windows. hf: number of tokens after which the model begins a stream anew",
+    )
+    recompute: bool = Field(
+        False,
+        description="hf: compute the activations of the layers again in the backward pass, which saves memory"
+        " and takes more time",
     )
     layer_sum: bool = Field(False, description="use the sum of the outputs of all layers as hidden state")
     embedding_init: Literal["uniform", "scaled"] = Field(
@@ -162,9 +177,12 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := self.misplaced("trunk", (self.trunk,)):
-            raise ValueError(f"{wrong}; remove it from a {self.trunk} trunk")
-        if self.trunk == "transformer" and self.weight_dropout not in (0.0, _WEIGHT_DROPOUT):
+        kind = trunk_kind(self.trunk)
+        if kind not in (*_OWN, PRETRAINED):
+            raise ValueError(f"trunk = {self.trunk}: must be recurrent, transformer or hf:FOLDER")
+        if wrong := self.misplaced("trunk", (kind,)):
+            raise ValueError(f"{wrong}; remove it from a trunk of the kind {kind}")
+        if kind != "recurrent" and self.weight_dropout not in (0.0, _WEIGHT_DROPOUT):
             raise ValueError("weight_dropout belongs to the recurrent trunk; set it to 0")
         if self.trunk == "transformer" and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
@@ -194,14 +212,32 @@ class LmConfig(Section):
 
     @model_validator(mode="after")
     def _trunk_fits(self) -> Self:
-        model, transforms = self.model, self.model.trunk == "transformer"
-        section, unused = ("cell", self.cell) if transforms else ("transformer", self.transformer)
-        if name := unused.changed():
-            raise ValueError(
-                f'{section}.{name}: has no effect with model.trunk = "{model.trunk}"; leave it out'
-            )
-        if transforms and not model.budget and (misfit := self.transformer.misfit(model.hidden_sizes[0])):
+        model, kind = self.model, trunk_kind(self.model.trunk)
+        sections = {"recurrent": ("cell", self.cell), "transformer": ("transformer", self.transformer)}
+        for owner, (section, unused) in sections.items():
+            if owner != kind and (name := unused.changed()):
+                raise ValueError(
+                    f'{section}.{name}: has no effect with model.trunk = "{model.trunk}"; leave it out'
+                )
+        if (
+            kind == "transformer"
+            and not model.budget
+            and (misfit := self.transformer.misfit(model.hidden_sizes[0]))
+        ):
             raise ValueError(f"model.hidden_sizes: {misfit}")
+        return self
+
+    @model_validator(mode="after")
+    def _pretrained_fits(self) -> Self:
+        if trunk_kind(self.model.trunk) == PRETRAINED:
+            if self.head.gated_words:
+                raise ValueError("head.gated_words: pieces are not ordered by frequency; set it to 0")
+            return self
+        for key, value in (("data.tokenizer", self.data.tokenizer), ("head.start", self.head.start)):
+            if value in (PRETRAINED, "pretrained"):
+                raise ValueError(
+                    f'{key} = "{value}": needs a pretrained trunk; set model.trunk = "hf:FOLDER"'
+                )
         return self
 
     @model_validator(mode="after")

@@ -41,9 +41,10 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
     return TokenSplit((ids,), digest.hexdigest(), seen.characters)
 
 
-def load_codec(data: DataConfig) -> Codec:
+def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:
     """The codec of ``data.train``: that of the prepared folder, or one learned from the text file.
 
+    ``pretrained`` is the folder with the tokenizer ``hf``.
     A learned codec has ``<unk>`` if ``data.valid`` or ``data.test`` are text files with words that train
     lacks. DataError as in :func:`load_split`. ConfigError for an impossible vocabulary size.
     """
@@ -67,6 +68,7 @@ def load_codec(data: DataConfig) -> Codec:
         vocab_size=data.vocab_size,
         seed=_SEED,
         log=log,
+        pretrained=pretrained,
     )
     return learn_codec(splits, tokenizer, size=data.vocab_size, log=log)
 

@@ -8,6 +8,7 @@ from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.language.config import DataConfig, LmConfig
 from lm.language.model import LanguageModel
+from lm.language.pretrained import pretrained_words
 from lm.language.sizes import sized
 from lm.language.windows import longest
 from lm.text.vocabulary import Codec
@@ -18,10 +19,10 @@ PARTS = ("embedding", "layers", "head")
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     """Sizes, parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
 
-    ``vocab_size`` defaults to ``data.vocab_size``. A tied output matrix counts as embedding. ConfigError if
-    neither size is known, or if sizes do not fit each other.
+    ``vocab_size`` defaults to ``data.vocab_size``, or to that of a pretrained trunk. A tied output matrix
+    counts as embedding. ConfigError if no size is known, or if sizes do not fit each other.
     """
-    vocabulary = vocab_size or config.data.vocab_size
+    vocabulary = vocab_size or config.data.vocab_size or pretrained_words(config)
     if not vocabulary:
         raise ConfigError(
             "data.vocab_size = 0: describe does not read the text; set data.vocab_size, or prepare the corpus"

@@ -87,7 +87,7 @@ def prompt_ids(codec: Codec, prompt: str, place: str) -> list[int]:
 
     Raises DataError, with ``place``, for a word that a vocabulary without ``<unk>`` lacks.
     """
-    said = [codec.vocabulary.eos]
+    said = [codec.vocabulary.bos]
     for line in prompt.split("\n"):
         said += codec.encode(line, place)
     return said[:-1]

@@ -12,6 +12,7 @@ from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.regularize import masked, word_dropout
+from lm.trunks.config import pretrained_path
 from lm.trunks.recurrent import RecurrentRates, RecurrentTrunk
 from lm.trunks.transformer import TransformerTrunk
 from lm.trunks.trunk import AnyTrunk, TrunkState
@@ -107,6 +108,12 @@ class LanguageModel(nn.Module):
 def _trunk(config: LmConfig) -> AnyTrunk:
     """A new trunk of the kind and sizes of a config."""
     model, sizes = config.model, (config.model.embedding_size, *config.model.hidden_sizes)
+    if path := pretrained_path(model.trunk):
+        from lm.huggingface.architecture import read_architecture
+        from lm.huggingface.trunk import PretrainedTrunk
+
+        lower = len(config.head.lower_components)
+        return PretrainedTrunk(read_architecture(path), model.attention_span, lower, model.recompute)
     if model.trunk == "transformer":
         return TransformerTrunk(
             config.transformer, sizes, model.attention_span, model.hidden_dropout, model.dropout_masks

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from lm.console.shared_tables import preparation_tables
 from lm.console.tables import Table
@@ -28,18 +28,22 @@ from lm.language.part_files import StoredPart, merged, store_text, store_words
 from lm.language.parts import CopiesPart, FilePart, Part
 from lm.language.shards import id_dtype, write_split
 from lm.language.sources import BYTES, Located, ReadOptions, locate
-from lm.language.survey import SplitCounts, build_vocabulary, learn_tokenizer, read_tokens
+from lm.language.survey import SplitCounts, build_vocabulary, learn_tokenizer, read_tokens, require_own
 from lm.text.lines import Dropped, InputLog, OnBadLine
 from lm.text.prepared_folder import Prepared, hash_inputs
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
+from lm.text.pretrained import PretrainedTokenizer
 from lm.text.slices import PartOf, part_of
 from lm.text.tokenizers import SentencePiece, StoredKind, Tokenizer, TokenizerKind
 from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
+from lm.trunks.config import PRETRAINED, pretrained_path
 
 VocabularyOf = Literal["train", "train+valid+test"]
 BlankLines = Literal["keep", "drop"]
 
 COMMAND = "lm prepare"
+_FOLDER = "hf:FOLDER"  # the tokenizer of a pretrained model
+_TOKENIZERS = ("auto", *get_args(TokenizerKind), _FOLDER)
 _FORMAT = 1  # of the folder; a folder of another format is rebuilt
 _MODEL = "tokenizer.model"
 _CHARACTERS = ("ptb-char", "mwc")
@@ -75,7 +79,7 @@ class PrepareOptions:
 
     read: ReadOptions = field(default_factory=ReadOptions)
     on_bad_line: OnBadLine = "error"
-    tokenizer: TokenizerKind | Literal["auto"] = "auto"
+    tokenizer: str = "auto"  # a kind, or hf:FOLDER for that of a pretrained model
     lowercase: bool = False
     vocab_size: int = 0
     vocabulary: VocabularyOf = "train"
@@ -84,13 +88,16 @@ class PrepareOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        pretrained = pretrained_path(self.tokenizer)
         choices = {
-            "tokenizer": (self.tokenizer, ("auto", *get_args(TokenizerKind))),
+            "tokenizer": (_FOLDER if pretrained else self.tokenizer, _TOKENIZERS),
             "vocabulary": (self.vocabulary, get_args(VocabularyOf)),
             "blank-lines": (self.blank_lines, get_args(BlankLines)),
         }
         for name, (value, known) in choices.items():
             require(value in known, f"--{name} {value}: must be one of {', '.join(known)}")
+        if pretrained:
+            require_own(lowercase=self.lowercase, vocab_size=self.vocab_size)
         sizes = self.vocab_size >= 0 and self.shard_tokens >= 1
         require(sizes, "--vocab-size must be at least 0 and --shard-tokens at least 1")
 
@@ -112,28 +119,39 @@ class TextPreparation(Preparation):
         return _tokenizer_kind(self.located.format, self.options)
 
     def inputs(self, part: PartOf | None = None) -> dict[str, Any]:
-        """Size and SHA-256 of every file or slice, SHA-256 of a dataset's splits, or synthetic parameters."""
+        """Size and SHA-256 of every file or slice, SHA-256 of a dataset's splits, or synthetic parameters.
+
+        The tokenizer of a pretrained model is an input, too.
+        """
+        folder = pretrained_path(self.options.tokenizer)
+        pieces = {} if folder is None else {f"{folder}": {"sha256": self._pieces}}
         if part is None and self.located.files:
-            return hash_inputs(self.located.files)
-        return _identity(part_of(self.located.splits, part) if part else self.located.splits)
+            return hash_inputs(self.located.files) | pieces
+        return _identity(part_of(self.located.splits, part) if part else self.located.splits) | pieces
+
+    @property
+    def _pieces(self) -> str:
+        """SHA-256 of the tokenizer of a pretrained model."""
+        return hashlib.sha256(self.learn()).hexdigest()
 
     def learn(self) -> bytes:
-        if self.kind not in ("unigram", "bpe"):
-            return b""
-        tokenizer = self._tokenizer(b"")
-        assert isinstance(tokenizer, SentencePiece)
-        return tokenizer.model
+        tokenizer = self._tokenizer(b"") if self.kind in ("unigram", "bpe", PRETRAINED) else None
+        return tokenizer.model if isinstance(tokenizer, SentencePiece | PretrainedTokenizer) else b""
 
     def _tokenizer(self, model: bytes) -> Tokenizer:
-        if model and self.kind != "byte":
-            return SentencePiece(self.kind, model, self.options.lowercase)
+        kind = self.kind
+        if model and kind == "hf":
+            return PretrainedTokenizer(model)
+        if model and kind != "byte" and kind != "hf":
+            return SentencePiece(kind, model, self.options.lowercase)
         return learn_tokenizer(
-            self.kind,
+            kind,
             self.located.splits["train"],
             lowercase=self.options.lowercase,
             vocab_size=self.options.vocab_size,
             seed=self.options.seed,
             log=InputLog(self.options.on_bad_line, COMMAND),
+            pretrained=pretrained_path(self.options.tokenizer),
         )
 
     def write_part(self, part: PartOf, learned: bytes, folder: Path) -> Found:
@@ -238,7 +256,7 @@ def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
             )
         return "byte"
     if options.tokenizer != "auto":
-        return options.tokenizer
+        return cast(StoredKind, PRETRAINED if pretrained_path(options.tokenizer) else options.tokenizer)
     return "char" if format in _CHARACTERS else "whitespace"
 
 

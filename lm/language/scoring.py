@@ -160,8 +160,8 @@ class _LineReader:
                 self._reader = self._begin()
 
     def _begin(self) -> Reader:
-        eos = self._trained.codec.vocabulary.eos
-        return Reader(self._trained.model, torch.tensor([eos], device=self._trained.device))
+        begin = self._trained.codec.vocabulary.bos
+        return Reader(self._trained.model, torch.tensor([begin], device=self._trained.device))
 
 
 def score_file(

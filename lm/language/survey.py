@@ -7,11 +7,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, require
+from lm.huggingface.pieces import read_tokenizer
 from lm.language.parts import Part, TextLine
 from lm.text.lines import InputLog
+from lm.text.pretrained import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 
@@ -68,9 +71,22 @@ def count_split(lines: Iterable[TokenLine]) -> SplitCounts:
 
 
 def learn_tokenizer(
-    kind: StoredKind, train: Sequence[Part], *, lowercase: bool, vocab_size: int, seed: int, log: InputLog
+    kind: StoredKind,
+    train: Sequence[Part],
+    *,
+    lowercase: bool,
+    vocab_size: int,
+    seed: int,
+    log: InputLog,
+    pretrained: Path | None = None,
 ) -> Tokenizer:
-    """A tokenizer. Sentencepiece learns ``vocab_size`` − 2 pieces, besides ``<eos>`` and ``<unk>``."""
+    """A tokenizer. Sentencepiece learns ``vocab_size`` − 2 pieces, besides ``<eos>`` and ``<unk>``.
+
+    The tokenizer ``hf`` is that of the folder ``pretrained``, with its own vocabulary.
+    """
+    if pretrained is not None and kind == "hf":
+        require_own(lowercase=lowercase, vocab_size=vocab_size)
+        return read_tokenizer(pretrained)
     if kind not in ("unigram", "bpe"):
         return PLAIN[kind](lowercase)
     if vocab_size < 3:
@@ -80,6 +96,12 @@ def learn_tokenizer(
         )
     sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command))
     return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
+
+
+def require_own(*, lowercase: bool, vocab_size: int) -> None:
+    """Raise ConfigError for options that a pretrained tokenizer decides itself."""
+    for name, given in (("lowercase", lowercase), ("vocab_size", bool(vocab_size))):
+        require(not given, f"{name}: the tokenizer of a pretrained model has its own; leave it out")
 
 
 def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog) -> Iterator[str]:
@@ -103,6 +125,8 @@ def build_vocabulary(
     """
     if train.words.total() == train.words[EOS_WORD]:
         raise DataError("the training text contains no token; check that it is the right file")
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return Vocabulary(tokenizer.names, [train.words[name] for name in tokenizer.names], tokenizer.begin)
     counts: Mapping[str, int] = train.words
     outside: int | None = None
     if isinstance(tokenizer, SentencePiece):

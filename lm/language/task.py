@@ -22,7 +22,10 @@ SCORED_LENGTH = 70  # tokens of a window in validation; the result does not depe
 
 
 class LmTask:
-    """Streams of a corpus, the model, and the hidden state carried between windows."""
+    """Streams of a corpus, the model, and the hidden state carried between windows.
+
+    ``eos`` is the id of line ends, and ``begin`` that of the token before the text, ``eos`` by default.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,9 @@ class LmTask:
         train: TokenSplit,
         valid: TokenSplit,
         device: torch.device,
+        begin: int | None = None,
     ) -> None:
-        self.config, self.device, self._eos = config, device, eos
+        self.config, self.device, self._begin = config, device, eos if begin is None else begin
         self.model = model.to(device)
         self._paper = config.train.compat == "paper"
         self._valid = valid
@@ -49,7 +53,7 @@ class LmTask:
             jitter, seed = config.window.jitter, config.train.seed
             self._streams = ReadHeads(train.shards, config.train.batch_size, eos, jitter, seed)
         else:
-            self._streams = Streams(train.shards, config.train.batch_size, eos, paper=self._paper)
+            self._streams = Streams(train.shards, config.train.batch_size, self._begin, paper=self._paper)
 
     def epoch_length(self) -> int:
         """Approximate number of windows in a pass."""
@@ -103,7 +107,7 @@ class LmTask:
     def validate(self) -> dict[str, float]:
         """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
         total, tokens = score_streams(
-            self.model, self._valid.shards, self.config.data.valid_streams, self._eos, paper=self._paper
+            self.model, self._valid.shards, self.config.data.valid_streams, self._begin, paper=self._paper
         )
         return {"nll": total / tokens, "tokens": float(tokens)}
 
@@ -118,7 +122,7 @@ class LmTask:
 
 @torch.no_grad()
 def score_streams(
-    model: LanguageModel, shards: Sequence[Ids], streams: int, eos: int, *, paper: bool = False
+    model: LanguageModel, shards: Sequence[Ids], streams: int, begin: int, *, paper: bool = False
 ) -> tuple[float, int]:
     """Σ nll in nats and its divisor in tokens, over all tokens except a last incomplete row.
 
@@ -127,7 +131,7 @@ def score_streams(
     """
     device = model.embedding.weight.device
     config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)
-    laid_out = Streams(shards, streams, eos, paper=paper)
+    laid_out = Streams(shards, streams, begin, paper=paper)
     total, tokens, left_out = 0.0, 0, 0
     state = model.initial_state(streams)
     for span in laid_out.spans(config, np.random.default_rng(0)):

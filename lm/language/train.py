@@ -7,19 +7,27 @@ from pathlib import Path
 from lm.config.load import Resolved, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
-from lm.engine.session import START_HASH, Family, Place, Ready, pretrained, train_run
+from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, pretrained, train_run
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
+from lm.language.pretrained import (
+    local,
+    require_pretrained,
+    require_vocabulary,
+    start_pretrained,
+    trunk_file,
+)
 from lm.language.sizes import with_sizes
 from lm.language.task import LmTask
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import DATA, codec_of, config_of, require_unchanged
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
+from lm.trunks.config import pretrained_path
 
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
     'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',
@@ -67,7 +75,11 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
 def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
     """The codec, which is the run's own if it has one, and both splits."""
     begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
-    codec = codec_of(folder) if begun else load_codec(config.data)
+    if not begun:
+        require_pretrained(config)
+    codec = codec_of(folder) if begun else load_codec(config.data, pretrained_path(config.model.trunk))
+    if not begun:
+        require_vocabulary(config, codec)
     train_split = load_split(config.data.train, codec)
     return codec, (train_split, load_split(config.data.valid, codec))
 
@@ -75,17 +87,22 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
 def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
     """A new model and its task; its weights are from ``train.start_from`` if the run has none."""
     words = codec.vocabulary
-    config = with_sizes(config, tuple(place.described["sizes"]["hidden"]))
+    sizes = place.described["sizes"]
+    config = with_sizes(config, tuple(sizes["hidden"]), sizes["embedding"])
     model = LanguageModel(config, len(words), words.eos)
     hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
-    if config.train.start_from and CheckpointStore(place.folder / "checkpoints").latest() is None:
-        hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
+    if CheckpointStore(place.folder / "checkpoints").latest() is None:
+        if config.train.start_from:
+            hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
+        elif sha256 := start_pretrained(config, model):
+            hashes[TRUNK_HASH] = sha256
     path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
     vectors = pretrained(model.embedding, path, codec, place)
     if vectors is not None:
         hashes[VECTORS_HASH] = vectors.sha256
-    task = LmTask(config, words.eos, model, *splits, place.device)
-    return Ready(task, hashes, [vectors.coverage] if vectors else ())
+    task = LmTask(config, words.eos, model, *splits, place.device, words.bos)
+    notes = [vectors.coverage] if vectors else ()
+    return Ready(task, hashes, notes, trunk_file(config), config.head.start == "pretrained")
 
 
 def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
@@ -102,6 +119,7 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
 
 
 FAMILY = Family(
+    local=local,
     load=_load,
     describe=describe,
     remedy="lower train.batch_size, head.components, window.length or the model's sizes",

@@ -23,6 +23,7 @@ from lm.errors import DataError
 from lm.heads.states import Layers
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs
+from lm.language.pretrained import local
 from lm.language.sizes import sized
 from lm.language.windows import Ids
 from lm.parallel.group import ALONE, Group
@@ -87,6 +88,7 @@ class TrainedLm:
             StorageError: not a language model's run, or its checkpoint is missing, corrupt or foreign.
         """
         config, codec = opened_run(run, LmConfig)
+        config = local(config, run)
         exact = {"products": "float32", "skip_below": 0.0}  # approximations are for training only
         head = config.head.model_copy(update=exact)
         words, eos = len(codec.vocabulary), codec.vocabulary.eos
@@ -106,9 +108,9 @@ class TrainedLm:
         if len(ids) <= paper:
             raise DataError(f"{len(ids)} tokens are too few to score; give a longer text")
         tokens = torch.from_numpy(ids.astype(np.int64)).to(self.device)
-        eos = torch.tensor([self.codec.vocabulary.eos], device=self.device)
+        begin = torch.tensor([self.codec.vocabulary.bos], device=self.device)
         model = model or self.model
-        return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, eos), tokens)
+        return (Reader(model, tokens[:1]), tokens[1:]) if paper else (Reader(model, begin), tokens)
 
     def readings(
         self,

@@ -56,9 +56,9 @@ class Span:
 class Streams:
     """The shards of a split laid out as streams."""
 
-    def __init__(self, shards: Sequence[Ids], streams: int, eos: int, *, paper: bool = False) -> None:
+    def __init__(self, shards: Sequence[Ids], streams: int, begin: int, *, paper: bool = False) -> None:
         self._shards = [shard for shard in shards if len(shard) // streams > paper]
-        self._streams, self._eos, self._paper = streams, eos, paper
+        self._streams, self._begin, self._paper = streams, begin, paper
 
     def rows(self, shard: int) -> int:
         """Number of tokens of each stream of a shard; an incomplete last row is left out."""
@@ -88,7 +88,7 @@ class Streams:
         rows = self.rows(span.shard)
         streams = self._shards[span.shard][: rows * self._streams].reshape(self._streams, rows)
         targets = streams[:, span.start : span.stop].astype(np.int64)
-        ends = np.concatenate(([self._eos], streams[:-1, -1]))
+        ends = np.concatenate(([self._begin], streams[:-1, -1]))
         before = streams[:, span.start - 1] if span.start else ends
         inputs = np.concatenate((before[:, None].astype(np.int64), targets[:, :-1]), axis=1)
         return Window(_steps(inputs), _steps(targets), span.first, span.scale)

@@ -2,7 +2,7 @@
 
 Every commit records, in its facts under ``run``::
 
-    files     SHA-256 of config.json, data.json, vocabulary.json and the files of the tokenizer, by name
+    files     SHA-256 of config.json, data.json, vocabulary.json, trunk.json and the files of the tokenizer
     config    every value of the config, by dotted key
     free      config keys besides RESUMABLE that may change when the run is resumed
     log       size and SHA-256 of metrics.jsonl
@@ -15,21 +15,33 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lm.config.difference import changes_text, flat
 from lm.config.load import C, Resolved, Setting, Settings, read_config
-from lm.disk.storage import JSON, MAX_JSON, is_sealed, read_file, read_json, sha256_file, write_json
+from lm.disk.storage import (
+    JSON,
+    MAX_JSON,
+    is_sealed,
+    read_file,
+    read_json,
+    sha256_file,
+    write_atomic,
+    write_json,
+)
 from lm.errors import StorageError, visible
 from lm.runs.checkpoint import CheckpointStore, Commit
 from lm.runs.commit import FileRecord, Sha256
 from lm.text.vocabulary import RESTORE, Codec
 
 CHECKPOINTS, CONFIG, DATA, LOG = "checkpoints", "config.json", "data.json", "metrics.jsonl"
+TRUNK: Final = "trunk.json"  # of a pretrained trunk: the config.json of its folder
 CODEC_HASH = "codec_sha256"
-RunFile = Literal["config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model"]
+RunFile = Literal[
+    "config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "trunk.json"
+]  # fmt: skip
 FILES: tuple[RunFile, ...] = get_args(RunFile)
 CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
 _MEND = "restore it, or run the same training again, which mends it"
@@ -167,11 +179,15 @@ def codec_of(run: Path) -> Codec:
     return codec
 
 
-def settle_inputs(run: Path, codec: Codec, hashes: Mapping[str, str]) -> list[str]:
-    """Save codec and input hashes of a new run; for an older run, return the names of changed inputs."""
+def settle_inputs(
+    run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes]
+) -> list[str]:
+    """Save codec, files and input hashes of a new run. Return the names of changed inputs of an older run."""
     path = run / DATA
     if not os.path.lexists(path):
         codec.save(run)
+        for name, content in files.items():
+            write_atomic(run / name, content)
         write_json(path, dict[str, JSON](hashes))
         return []
     saved = read_json(path, limit=DATA_LIMIT)

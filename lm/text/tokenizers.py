@@ -11,11 +11,13 @@ from lm.errors import ConfigError, DataError
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 DIALOG = "<d>"  # the text of the pseudo-utterance that opens every dialog
+EOS_WORD = "<eos>"  # the end of a line in language models
 SPECIALS = (PAD, UNK, BOS, EOS, DIALOG)
 SPACE = "▁"  # a blank in the character and sentencepiece tokenizers
 
 TokenizerKind = Literal["wordpunct", "whitespace", "char", "unigram", "bpe"]
-StoredKind = TokenizerKind | Literal["byte"]  # bytes only for corpora that `lm prepare` reads as bytes
+# bytes only for corpora that `lm prepare` reads as bytes; hf for tokenizers of pretrained models
+StoredKind = TokenizerKind | Literal["byte", "hf"]
 
 _WORD_PUNCT = re.compile(r"\w+|[^\w\s]+")
 _WORD = re.compile(r"\w")

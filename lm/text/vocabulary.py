@@ -20,10 +20,12 @@ from typing import Any, Self, get_args
 from lm.disk.regular import open_file
 from lm.disk.storage import MAX_JSON, write_atomic
 from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.text.pretrained import PretrainedTokenizer
 from lm.text.tokenizers import (
     BOS,
     DIALOG,
     EOS,
+    EOS_WORD,
     PAD,
     PLAIN,
     SPACE,
@@ -52,7 +54,6 @@ __all__ = [
 ]
 
 
-EOS_WORD = "<eos>"  # the end of a line in language models
 RESTORE = "restore it from a copy, such as that in the corpus folder of a language model"
 _FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
@@ -63,19 +64,21 @@ class Vocabulary:
 
     A dialog vocabulary is ``framed``: ``<pad>`` is 0, ``<unk>`` is 1, the others follow by falling
     frequency, and ``eos`` is ``</s>``. In a language model's, all tokens are ordered by falling frequency.
-    Its ``eos`` and ``bos`` are ``<eos>``, and ``unk`` is None if it has no ``<unk>``.
+    Its ``eos`` and ``bos`` are ``<eos>``, and ``unk`` is None if it has no ``<unk>``. The vocabulary of a
+    pretrained tokenizer has the tokenizer's order, and ``begin`` is its ``bos``.
     """
 
     pad = 0
     unk: int | None
 
-    def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[str], counts: Sequence[int], begin: int | None = None) -> None:
         self.tokens = tuple(tokens)
         self.counts = tuple(counts)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
             raise ValueError("repeated token, or different numbers of tokens and counts")
-        self.framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
+        framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
+        self.framed = framed and begin is None
         if not self.framed and EOS_WORD not in self._ids:
             raise ValueError(
                 f"a vocabulary must have {EOS_WORD}, or start with {PAD}, {UNK} and have {BOS} and {EOS}"
@@ -83,6 +86,8 @@ class Vocabulary:
         self.bos, self.eos = (
             self._ids[mark] for mark in ((BOS, EOS) if self.framed else (EOS_WORD, EOS_WORD))
         )
+        if begin is not None:
+            self.bos = begin
         self.unk = self._ids.get(UNK)
 
     @classmethod
@@ -213,7 +218,7 @@ class Codec:
         pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
         settings: dict[str, Any] = {"kind": self.tokenizer.kind, "lowercase": self.tokenizer.lowercase}
         files = {"vocabulary.json": json.dumps(pairs, ensure_ascii=False, indent=0).encode()}
-        if isinstance(self.tokenizer, SentencePiece):
+        if isinstance(self.tokenizer, SentencePiece | PretrainedTokenizer):
             files["tokenizer.model"] = self.tokenizer.model
             settings["model_sha256"] = hashlib.sha256(self.tokenizer.model).hexdigest()
         return {"tokenizer.json": json.dumps(settings, indent=1).encode(), **files}
@@ -236,19 +241,21 @@ class Codec:
         try:
             settings = json.loads(_read(path))
             kind, lowercase = settings["kind"], settings["lowercase"]
-            if kind in ("unigram", "bpe"):
+            if kind in ("unigram", "bpe", "hf"):
                 path = folder / "tokenizer.model"
                 model = _read(path)
                 if hashlib.sha256(model).hexdigest() != settings["model_sha256"]:
                     raise ValueError("its SHA-256 differs from that in tokenizer.json")
-                tokenizer: Tokenizer = SentencePiece(kind, model, lowercase)
+                stored = PretrainedTokenizer(model) if kind == "hf" else SentencePiece(kind, model, lowercase)
+                tokenizer: Tokenizer = stored
             else:
                 tokenizer = PLAIN[kind](lowercase)
             path = folder / "vocabulary.json"
             tokens, counts = zip(*json.loads(_read(path)), strict=True)
             if not all(isinstance(token, str) for token in tokens):
                 raise ValueError("tokens must be strings")
-            return cls(tokenizer, Vocabulary(tokens, counts))
+            begin = tokenizer.begin if isinstance(tokenizer, PretrainedTokenizer) else None
+            return cls(tokenizer, Vocabulary(tokens, counts, begin))
         except OSError as error:
             reason = (error.strerror or type(error).__name__).lower()
             raise StorageError(f"{path}: {reason}; {RESTORE}") from error

@@ -146,7 +146,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
 def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path) -> None:
     tiny = task()
     ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
-    arguments = (tiny.model.eval(), [ids], 1, tiny._eos)
+    arguments = (tiny.model.eval(), [ids], 1, tiny._begin)
     with torch.no_grad():
         total, tokens = score_streams(*arguments, paper=True)
         inputs, targets = (

@@ -211,7 +211,7 @@ def test_the_description_counts_every_parameter_and_the_cache() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('trunk = "lstm"', r"model\.trunk must be 'recurrent' or 'transformer'"),
+        ('trunk = "lstm"', r"trunk = lstm: must be recurrent, transformer or hf:FOLDER"),
         ('trunk = "transformer"\nhidden_sizes = [8, 12]', r"one size, not 8, 12"),
         ('trunk = "transformer"\nhidden_sizes = [12]', r"12: must be a multiple of 8.*8 would fit"),
         (
@@ -222,7 +222,7 @@ def test_the_description_counts_every_parameter_and_the_cache() -> None:
             'trunk = "transformer"\nhidden_sizes = [8]\nlayer_sum = true',
             r"layer_sum belongs to the recurrent",
         ),
-        ("attention_span = 5", r"attention_span belongs to the transformer trunk"),
+        ("attention_span = 5", r"attention_span belongs to the transformer and hf trunks"),
         ('trunk = "transformer"\nhidden_sizes = [8]\n[cell]\nkind = "gru"', r"cell\.kind.*no effect"),
         ("hidden_sizes = [8]\n[transformer]\nheads = 2", r"transformer\.heads.*no effect"),
         (

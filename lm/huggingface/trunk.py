@@ -1,0 +1,156 @@
+"""The network of a pretrained causal language model as a trunk.
+
+A stream is read in blocks of ``span`` tokens. In a block, a token attends to all tokens before it, as the
+model does in a text of its own, and positions are counted from the beginning of the block. After a block,
+the stream begins anew. Blocks begin at places that do not depend on windows, so no length of windows changes
+the result. Keys and values of a block's earlier windows are cached without gradients.
+
+Dropping the oldest keys instead, with which a sliding window would begin, ruins models that were trained
+without it (Xiao et al. 2024).
+
+T time · B streams · E size of the word vectors · H hidden size · S keys from before in the block.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from lm.huggingface.architecture import Architecture
+from lm.trunks.attention import KeysValues
+from lm.trunks.cache import CacheState
+from lm.trunks.trunk import Trunk, TrunkOutputs
+
+_ATTENTION_RATE = "attention_dropout"  # of attention modules that hold their rate as a number
+
+
+class PretrainedTrunk(Trunk[CacheState]):
+    """A network of transformers without its embedding and output layer.
+
+    Args:
+        architecture: kind and sizes. The weights are random until :meth:`adopt`.
+        span: number of tokens of a block.
+        lower: number of layers from the last one down of which the inputs are wanted. They are divided by
+            their root mean square.
+        recompute: True to compute activations again in the backward pass instead of keeping them.
+    """
+
+    def __init__(
+        self, architecture: Architecture, span: int, lower: int = 0, recompute: bool = False
+    ) -> None:
+        super().__init__()
+        config = architecture.config
+        self.size, self.span, self._lower, self._recompute = architecture.hidden_size, span, lower, recompute
+        self.lower_sizes = (self.size,) * architecture.layers
+        self._key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_size = getattr(config, "head_dim", None) or self.size // config.num_attention_heads
+        self.network: Any = nn.Identity()
+        self.adopt(architecture.network())
+
+    def adopt(self, model: Any) -> None:
+        """Take the network of a model of transformers, whose embedding it then lacks."""
+        self.network = model.base_model
+        self.network.set_input_embeddings(nn.Identity())
+        if self._recompute:
+            layers: list[Any] = [*self.network.modules()]
+            for layer in layers:
+                if isinstance(layer, GradientCheckpointingLayer):
+                    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+    def initial_state(self, streams: int) -> CacheState:
+        """An empty cache."""
+        like, none = next(self.parameters()), torch.zeros(streams, dtype=torch.long, device="cpu")
+        empty = like.new_empty(streams, self._key_heads, 0, self._head_size)
+        return CacheState(((empty, empty),) * len(self.lower_sizes), none, none, self.span)
+
+    def state_from(self, tensors: dict[str, Tensor], device: torch.device) -> CacheState:
+        return CacheState.of(tensors, device, len(self.lower_sizes))
+
+    def forward(
+        self, words: Tensor, state: CacheState, keep: Tensor | None = None
+    ) -> TrunkOutputs[CacheState]:
+        pieces: list[tuple[Tensor, ...]] = []
+        start = 0
+        resets = () if keep is None else (~keep.cpu()).any(1).nonzero()[:, 0].tolist()
+        while start < len(words):
+            if keep is not None:
+                state = state.forgetting(keep[start])
+            stop = min(len(words), start + self.span - int(state.lengths.max()))
+            stop = min([stop, *(step for step in resets if step > start)])
+            piece, state = self._read(words[start:stop], state)
+            pieces.append(piece)
+            state, start = state.forgetting(state.lengths < self.span), stop
+        last, *lower = (
+            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)
+        )
+        return TrunkOutputs(last, tuple(lower), state)
+
+    def _read(self, words: Tensor, state: CacheState) -> tuple[tuple[Tensor, ...], CacheState]:
+        """Outputs of the last layer and wanted inputs, each (T, B, H), of a part of a block."""
+        steps, size, device = len(words), state.size, words.device
+        cache = _WindowCache(state.layers)
+        lengths = state.lengths.to(device)[:, None]
+        seen: Tensor | None = None
+        if not bool((state.lengths == size).all()):
+            seen = (torch.arange(size + steps, device=device) >= size - lengths).long()  # (B, S + T)
+        read = self.network(
+            inputs_embeds=words.transpose(0, 1),
+            attention_mask=seen,
+            position_ids=lengths + torch.arange(steps, device=device),
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=self._lower > 0,
+        )
+        lower = read.hidden_states[-2 : -2 - self._lower : -1] if self._lower else ()
+        found = (read.last_hidden_state, *(F.rms_norm(states, (self.size,)) for states in lower))
+        return tuple(one.transpose(0, 1) for one in found), state.after(cache.known(), steps, None)
+
+    def scale_dropout(self, factor: float) -> None:
+        for module in self.network.modules():
+            if isinstance(module, nn.Dropout):
+                module.p *= factor
+            elif isinstance(getattr(module, _ATTENTION_RATE, None), float):
+                setattr(module, _ATTENTION_RATE, factor * getattr(module, _ATTENTION_RATE))
+
+    def activations(self, steps: int, streams: int) -> int:
+        """Inputs and outputs of every matrix, and the cached keys and values."""
+        layers = len(self.lower_sizes)
+        matrices = sum(sum(weight.shape) for weight in self.parameters() if weight.dim() == 2)
+        if self._recompute:
+            matrices = matrices // layers + layers * self.size
+        cached = 2 * layers * self.span * self._key_heads * self._head_size
+        return int(streams * (steps * matrices + cached))
+
+
+class _WindowLayer(DynamicLayer):
+    """Keys and values of a layer. Those from before never change, so a layer may be computed again."""
+
+    def __init__(self, past: KeysValues) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lazy_initialization(*past)
+        self.keys, self.values = past
+        self.past = self.known = past
+
+    def update(self, key_states: Tensor, value_states: Tensor, options: Any = None) -> KeysValues:
+        keys, values = torch.cat((self.past[0], key_states), 2), torch.cat((self.past[1], value_states), 2)
+        self.known = (keys, values)
+        return self.known
+
+
+class _WindowCache(Cache):
+    """Keys and values of a block between windows, as transformers asks for them."""
+
+    def __init__(self, past: Sequence[KeysValues]) -> None:
+        super().__init__(layers=[_WindowLayer(pair) for pair in past])
+
+    def known(self) -> Iterator[KeysValues]:
+        """All keys and values of each layer, those from before first."""
+        for layer in self.layers:
+            assert isinstance(layer, _WindowLayer)
+            yield layer.known

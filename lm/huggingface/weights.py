@@ -1,0 +1,146 @@
+"""Weights of a pretrained model: checked on disk, then loaded into a trunk, an embedding and a head."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm.disk.storage import parse_json, read_file, sha256_file
+from lm.errors import ConfigError, StorageError
+from lm.heads.head import Head
+from lm.heads.start import start_as
+from lm.huggingface.causal import require_linear
+from lm.huggingface.folder import WEIGHTS
+from lm.huggingface.trunk import PretrainedTrunk
+
+INDEX = "model.safetensors.index.json"
+_LIMIT = 1 << 26  # bytes of an index
+_TRIED = 4  # tokens that both models read
+_CLOSE = 1e-3  # largest difference of hidden states by another order of sums
+
+
+def require_weights(folder: Path) -> list[Path]:
+    """Files with the weights of a folder. StorageError if none is in safetensors, or one is missing."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise StorageError(
+            f"{folder}: no {WEIGHTS}; other formats can run code: save the model with safe_serialization=True"
+        )
+    index = parse_json(read_file(folder / INDEX, limit=_LIMIT), folder / INDEX)
+    places: Any = index.get("weight_map") if isinstance(index, dict) else None
+    names = set(places.values()) if isinstance(places, dict) else set()
+    if not names or not all(isinstance(name, str) and os.path.basename(name) == name for name in names):
+        raise StorageError(f"{folder / INDEX}: no index of weights; download the file again")
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise StorageError(f"{folder / name}: missing; download all files that {INDEX} names")
+    return [folder / name for name in sorted(names)]
+
+
+def weights_hash(files: Sequence[Path]) -> str:
+    """SHA-256 of the hashes of all files with weights."""
+    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
+
+
+def load_pretrained(
+    folder: Path, trunk: PretrainedTrunk, embedding: nn.Embedding, head: Head, *, start_head: bool
+) -> None:
+    """Load the weights of a folder; with ``start_head`` also into the head, see :mod:`lm.heads.start`.
+
+    Raises:
+        ConfigError: a head that cannot begin as the model's output layer.
+        StorageError: weights that are damaged, incomplete, or of a kind that cannot be a trunk.
+    """
+    trunk.network = nn.Identity()  # frees the random weights
+    model = _opened(folder)
+    layer, words = model.get_output_embeddings(), model.get_input_embeddings()
+    if start_head:
+        require_linear(model, layer)
+    tokens = torch.arange(_TRIED)[None] % len(words.weight)
+    with torch.no_grad():
+        expected = model.base_model(input_ids=tokens)[0][0]
+        vectors = words.weight[tokens[0], None]
+        embedding.weight.copy_(words.weight)
+    trunk.adopt(model)
+    trunk.eval()
+    found = _read_in_two(folder, trunk, vectors)
+    if not torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE):
+        raise StorageError(
+            f"{folder}: as a trunk, a model of the kind {model.config.model_type} has other outputs, because"
+            " it changes its inputs in its own way; choose another model"
+        )
+    if start_head:
+        weight = layer.weight.detach()
+        if head.config.tied and not torch.equal(weight, embedding.weight):
+            raise ConfigError(
+                "head.tied: the output layer of the model is not its embedding; set head.tied = false"
+            )
+        start_as(head, weight, None if layer.bias is None else layer.bias.detach())
+
+
+@torch.no_grad()
+def _read_in_two(folder: Path, trunk: PretrainedTrunk, vectors: Tensor) -> Tensor:
+    """Hidden states (T, H) of one stream (T, 1, E), of which the second half is read from cached keys."""
+    state, read = trunk.initial_state(1), []
+    try:
+        for part in vectors.split(_TRIED // 2):
+            outputs = trunk(part, state)
+            state = outputs.state
+            read.append(outputs.outputs)
+    except Exception as error:  # of a kind's own code
+        raise StorageError(
+            f"{folder}: its kind does not keep keys and values as a trunk needs them; choose another model"
+        ) from error
+    return torch.cat(read)[:, 0]
+
+
+def _opened(folder: Path) -> Any:
+    """The model of a folder in float32, in evaluation mode."""
+    from transformers import AutoModelForCausalLM
+
+    opened: Any
+    try:
+        with _silence():
+            opened = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # refused below, with a name
+                output_loading_info=True,
+            )
+    except Exception as error:  # the library raises any exception
+        detail = " ".join(str(error).split())[:160]
+        raise StorageError(f"{folder}: its weights cannot be loaded ({detail}); download it again") from error
+    model, found = opened
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := found.get(problem):
+            first = sorted(name if isinstance(name, str) else name[0] for name in names)[0]
+            raise StorageError(
+                f"{folder}: its weights are not those of its config.json, as at {first}; download it again"
+            )
+    model.eval()
+    return model
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Context without progress bars and warnings of transformers, whose results are checked here."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

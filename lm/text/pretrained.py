@@ -1,0 +1,96 @@
+"""Tokenizers of pretrained models, as the library ``tokenizers`` stores them.
+
+The vocabulary is the tokenizer's own, with the ids of the model. One of its pieces ends a line: the piece of
+a line end, or else the one that ends a text. It has the name ``<eos>``, as in every language model. Ids
+without a piece, which a model has in reserve, are named by their number.
+"""
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from lm.errors import ConfigError
+from lm.text.tokenizers import EOS_WORD
+
+
+def require_tokenizers(what: str) -> None:
+    """Raise ConfigError if the library ``tokenizers``, which ``what`` needs, is not installed."""
+    if not importlib.util.find_spec("tokenizers"):
+        raise ConfigError(f"{what}: needs tokenizers; install it with pip install 'highrank[hf]'")
+
+
+@dataclass(frozen=True)
+class PretrainedTokenizer:
+    """A tokenizer with its vocabulary, stored as bytes of JSON.
+
+    The keys of the JSON are ``tokenizer``, the text of a ``tokenizer.json``; ``size``, the number of ids;
+    and the ids ``begin`` of the piece before a text and ``end`` of the piece of line ends.
+    """
+
+    model: bytes
+    lowercase: bool = False
+    kind: Literal["hf"] = "hf"
+
+    @classmethod
+    def of(cls, tokenizer: str, size: int, begin: int, end: int) -> Self:
+        """Raises ValueError if the text is no tokenizer, or its ids do not fit the others."""
+        found = cls(json.dumps({"begin": begin, "end": end, "size": size, "tokenizer": tokenizer}).encode())
+        if len(set(found.names)) != size:
+            raise ValueError("two ids have pieces of the same name")
+        return found
+
+    @cached_property
+    def _stored(self) -> Mapping[str, Any]:
+        stored = json.loads(self.model)
+        numbers = [stored["begin"], stored["end"]]
+        if not all(isinstance(number, int) and 0 <= number < stored["size"] for number in numbers):
+            raise ValueError("the ids of begin and end are not in the vocabulary")
+        if not isinstance(stored["tokenizer"], str):
+            raise TypeError("the tokenizer is not a text")
+        return dict(stored)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return library_tokenizer(self._stored["tokenizer"])
+
+    @property
+    def begin(self) -> int:
+        """Id of the piece before a text. Raises KeyError, TypeError or ValueError if the JSON is foreign."""
+        begin: int = self._stored["begin"]
+        return begin
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The token of every id."""
+        size, end = self._stored["size"], self._stored["end"]
+        found = [f"<piece {index}>" for index in range(size)]
+        for piece, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if index >= size:
+                raise ValueError(f"the piece {piece!r} has the id {index:,} of {size:,} ids")
+            if piece != EOS_WORD:
+                found[index] = piece
+        found[end] = EOS_WORD
+        return tuple(found)
+
+    def split(self, text: str) -> list[str]:
+        names = self.names
+        return [names[index] for index in self._tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def join(self, tokens: Sequence[str]) -> str:
+        decoder = self._tokenizer.decoder
+        text: str = decoder.decode(list(tokens)) if decoder else " ".join(tokens)
+        return text
+
+
+def library_tokenizer(text: str) -> Any:
+    """The tokenizer of a ``tokenizer.json``. Raises ValueError if it is none."""
+    require_tokenizers("data.tokenizer = hf")
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower class
+        raise ValueError("no tokenizer of the library tokenizers") from error
