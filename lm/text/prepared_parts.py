@@ -13,7 +13,9 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,10 +23,11 @@ from lm.disk.storage import make_folder, read_json, remove_tree, storage_errors
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 from lm.text.prepared_folder import DEFAULT_COMMAND, MANIFEST, OutputFolder, Prepared, write_report
-from lm.text.slices import PartOf
+from lm.text.slices import MOST_PARTS, PartOf
 from lm.text.workers import in_workers
 
-_NAME = re.compile(r"([1-9]\d*)-of-([1-9]\d*)", re.ASCII)
+_NAME = re.compile(r"([1-9]\d{,8})-of-([1-9]\d{,8})", re.ASCII)
+_NAMED = 8  # missing parts that an error names
 _SCRATCH = "parts"  # folder inside of the result that is being built
 
 
@@ -70,6 +73,7 @@ class Preparation(ABC):
         command = self.named(part)
         return {
             **({"command": command} if command != DEFAULT_COMMAND else {}),
+            **({"part": str(part)} if part else {}),
             "format": self.version,
             "source": self.source,
             "options": asdict(self.options),
@@ -114,15 +118,22 @@ def prepare_part(preparation: Preparation, out: Path, part: PartOf) -> Prepared:
 def join_parts(preparation: Preparation, out: Path) -> Prepared:
     """Write the folder ``out`` from all its finished parts, which are then removed.
 
-    Raises as :func:`prepare_whole`, and if a part is missing, damaged, or of other options or input.
+    Parts of other options or input stay where they are. Raises as :func:`prepare_whole`, and if a part is
+    missing, damaged, or of other options or input.
     """
-    joined = _written(preparation, out, lambda folder: preparation.join(_finished(preparation, out), folder))
-    for path, _ in _found(out):
+    joined: list[Path] = []
+
+    def write(folder: Path) -> Found:
+        joined.extend(_finished(preparation, out))
+        return preparation.join(joined, folder)
+
+    result = _written(preparation, out, write)
+    for path in joined or _joined_before(preparation, out):
         remove_tree(path)
     parts = _parts_folder(out)
     if parts.is_dir() and not any(parts.iterdir()):
         remove_tree(parts)
-    return joined
+    return result
 
 
 def _written(
@@ -185,7 +196,16 @@ def _found(out: Path) -> list[tuple[Path, PartOf]]:
         names = os.listdir(folder) if folder.is_dir() else []
     matches = filter(None, map(_NAME.fullmatch, names))
     found = [(folder / match[0], PartOf(int(match[1]), int(match[2]))) for match in matches]
-    return sorted(found, key=lambda item: item[1])
+    return sorted((item for item in found if item[1].count <= MOST_PARTS), key=lambda item: item[1])
+
+
+def _joined_before(preparation: Preparation, out: Path) -> list[Path]:
+    """Parts of the result that an earlier command has not removed, perhaps because it was killed."""
+    found = []
+    for path, part in _found(out):
+        with suppress(StorageError):  # not a part
+            found += [path] if _fits(preparation, path, part) else []
+    return found
 
 
 def _finished(preparation: Preparation, out: Path) -> list[Path]:
@@ -198,22 +218,29 @@ def _finished(preparation: Preparation, out: Path) -> list[Path]:
         raise StorageError(
             f"{folder}: holds parts of {' and of '.join(map(str, counts))}; remove those of all but one"
         )
-    there = {part.index for _, part in found}
-    missing = [str(PartOf(index, counts[0])) for index in range(1, counts[0] + 1) if index not in there]
-    if missing:
-        names = ", ".join(missing)
-        raise StorageError(f"{folder}: lacks the part {names}; run {_again(missing[0])}, or wait for it")
+    there, [count] = {part.index for _, part in found}, counts
+    missing = (str(PartOf(index, count)) for index in range(1, count + 1) if index not in there)
+    if named := [*islice(missing, _NAMED)]:
+        more = f" and {count - len(there) - _NAMED:,} more" if count - len(there) > _NAMED else ""
+        raise StorageError(
+            f"{folder}: lacks the part {', '.join(named)}{more}; run {_again(named[0])}, or wait for it"
+        )
     for path, part in found:
         _require_fitting(preparation, path, part)
     return [path for path, _ in found]
 
 
+def _fits(preparation: Preparation, path: Path, part: PartOf) -> bool:
+    """True for a whole part of this input and these options."""
+    return OutputFolder(path, preparation.named(part)).current(preparation.wanted(part)) is not None
+
+
 def _require_fitting(preparation: Preparation, path: Path, part: PartOf) -> None:
     """Raise an error with the difference unless a part is whole, and of this input and these options."""
-    folder, wanted = OutputFolder(path, preparation.named(part)), preparation.wanted(part)
-    if folder.current(wanted):
+    if _fits(preparation, path, part):
         return
     stored: Any = read_json(path / MANIFEST)
+    wanted = preparation.wanted(part)
     again = f"run {_again(part)}"
     if stored["source"] != wanted["source"]:
         raise ConfigError(f"{path}: made from {stored['source']}, not {wanted['source']}; {again}")
@@ -225,6 +252,8 @@ def _require_fitting(preparation: Preparation, path: Path, part: PartOf) -> None
             f"{path}: made with {option} {made.get(name)}, here {option} is {here[name]}; {again},"
             " or join with the options of the parts"
         )
+    if stored.get("part", wanted["part"]) != wanted["part"]:
+        raise StorageError(f"{path}: holds the part {stored['part']}, not {part}; {again}")
     if stored["inputs"] != wanted["inputs"]:
         raise DataError(f"{path}: made from another version of {preparation.source}; {again}")
     raise StorageError(f"{path}: incomplete, damaged, or of another version of this program; {again}")

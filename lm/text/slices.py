@@ -1,15 +1,19 @@
 """Contiguous parts of an input, and slices of files that begin and end with a line."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self, TypeVar
 
 from lm.disk.regular import open_regular
-from lm.errors import require
+from lm.errors import ConfigError, require
 
 BYTES_AT_ONCE = 1 << 20
+MOST_PARTS = 1_000_000  # of an input
+_SHOWN = 40  # characters of a bad part in the error
+_PART = re.compile(r"(\d{1,9})/(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,11 +26,12 @@ class PartOf:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``I/N``. Raises ConfigError."""
-        index, slash, count = text.partition("/")
-        numbers = slash and all(number.isascii() and number.isdecimal() for number in (index, count))
-        require(bool(numbers), f"--part {text}: must be I/N, such as 1/8")
-        part = cls(int(index), int(count))
-        require(1 <= part.index <= part.count, f"--part {text}: must be from 1/{count} to {count}/{count}")
+        found = _PART.fullmatch(text)
+        if found is None:
+            raise ConfigError(f"--part {text[:_SHOWN]}: must be I/N, such as 1/8")
+        part, last = cls(int(found[1]), int(found[2])), found[2]
+        require(part.count <= MOST_PARTS, f"--part {part}: must be of at most {MOST_PARTS:,} parts")
+        require(1 <= part.index <= part.count, f"--part {part}: must be from 1/{last} to {last}/{last}")
         return part
 
     def __str__(self) -> str:

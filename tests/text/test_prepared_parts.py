@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,43 @@ def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_only_what_was_joined_is_removed(tmp_path: Path) -> None:
+    """Not parts of other options or of another corpus, nor other files, also after a cut removal."""
+    source, other, out = standard(tmp_path / "in", 60), standard(tmp_path / "other", 50), tmp_path / "out"
+    lowered = PrepareOptions(lowercase=True)
+    parts = tmp_path / "out.parts"
+
+    def part(index: int, count: int, options: PrepareOptions = DEFAULTS, source: str = source) -> None:
+        prepare_part(preparation(source, options), out, PartOf(index, count))
+
+    part(1, 2), part(2, 2)
+    (parts / "notes.txt").write_text("mine")
+    join_parts(preparation(source, DEFAULTS), out)
+    assert [path.name for path in parts.iterdir()] == ["notes.txt"]
+    part(1, 3), part(2, 3, lowered), part(3, 3, DEFAULTS, other)
+    (parts / "4-of-4").mkdir()
+    (parts / "4-of-4/book.txt").write_text("mine")
+    assert join_parts(preparation(source, DEFAULTS), out).unchanged
+    assert sorted(path.name for path in parts.iterdir()) == ["2-of-3", "3-of-3", "4-of-4", "notes.txt"]
+
+
+def test_a_part_under_another_name_is_refused(tmp_path: Path) -> None:
+    source, out = standard(tmp_path / "in", 60), tmp_path / "out"
+    prepare_part(preparation(source, DEFAULTS), out, PartOf(1, 2))
+    shutil.copytree(tmp_path / "out.parts/1-of-2", tmp_path / "out.parts/2-of-2")
+    with pytest.raises(StorageError, match=r"2-of-2: holds the part 1/2, not 2/2; run .* --part 2/2"):
+        join_parts(preparation(source, DEFAULTS), out)
+
+
+def test_of_many_missing_parts_the_first_are_named(tmp_path: Path) -> None:
+    source, out = standard(tmp_path / "in", 60), tmp_path / "out"
+    prepare_part(preparation(source, DEFAULTS), out, PartOf(2, 1000))
+    with pytest.raises(
+        StorageError, match=r"lacks the part 1/1000, 3/1000, [\d/, ]* and 991 more; run .* 1/1000"
+    ):
+        join_parts(preparation(source, DEFAULTS), out)
+
+
 def test_a_part_of_another_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = standard(tmp_path / "in", 90), PrepareOptions(tokenizer="unigram", vocab_size=40)
     prepare_part(preparation(source, options), tmp_path / "out", PartOf(1, 2))
@@ -183,10 +221,16 @@ def test_a_part_of_another_tokenizer_is_named(tmp_path: Path, monkeypatch: pytes
         join_parts(preparation(source, options), tmp_path / "out")
 
 
-@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "a/b", "-1/2", "1/2/3", "²/3"])
+HUGE = pytest.param("1/" + "9" * 5000, id="huge")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0/2", "3/2", "1/0", "a/b", "-1/2", "1/2/3", "²/3", "1/1000001", HUGE]
+)
 def test_impossible_parts_are_usage_errors(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--part .*: must be"):
+    with pytest.raises(ConfigError, match=r"--part .*: must be") as refused:
         PartOf.parse(text)
+    assert len(str(refused.value)) < 100
     with pytest.raises(ConfigError, match="--part and --join: two ways to prepare"):
         prepare_as_asked(preparation(standard(tmp_path / "in"), DEFAULTS), tmp_path / "out", 1, text, True)
 
