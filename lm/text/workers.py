@@ -5,10 +5,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lm.errors import WorkerError
@@ -19,24 +18,56 @@ def in_workers(work: Callable[..., None], tasks: Sequence[tuple[Any, ...]]) -> N
     """Call ``work`` with each task's arguments, each in a process of its own.
 
     Raises the error of the first task in their order that fails, as one process would, when the tasks before
-    it have ended. This kills the tasks after it. Raises WorkerError if a process is killed.
+    it have ended. This kills the tasks after it. Raises WorkerError as soon as a process is killed.
     """
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(len(tasks), multiprocessing.get_context("spawn"), _begin) as pool:
-        try:
-            with _blocked_signals():  # workers inherit it: this process ends them
-                futures = [pool.submit(work, *task) for task in tasks]
-            for future in futures:
-                future.result()
-        except BaseException as error:
-            for process in set(multiprocessing.active_children()) - others:
+    started = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # its start would unblock signals
+    processes, answers = [], list[Connection]()
+    try:
+        with _blocked_signals():  # workers inherit it: this process ends them
+            for task in tasks:
+                answer, given = started.Pipe(duplex=False)
+                processes.append(started.Process(target=_answer, args=(given, work, task)))
+                answers.append(answer)
+                processes[-1].start()
+                given.close()
+        _require_done(answers)
+    finally:
+        for process in processes:
+            if process.pid is not None:
                 process.kill()
-            if isinstance(error, BrokenProcessPool):
+                process.join()
+
+
+def _require_done(answers: Sequence[Connection]) -> None:
+    """Wait for all answers, which are errors or None. Raise an error once all before it are known."""
+    given: dict[Connection, Exception | None] = {}
+    while len(given) < len(answers):
+        for answer in wait([answer for answer in answers if answer not in given]):
+            assert isinstance(answer, Connection)
+            try:
+                given[answer] = answer.recv()
+            except EOFError:
                 raise WorkerError(
-                    f"one of {len(tasks)} processes was killed, perhaps for lack of memory; run the same"
+                    f"one of {len(answers)} processes was killed, perhaps for lack of memory; run the same"
                     " command again with fewer --processes"
-                ) from error
-            raise
+                ) from None
+        for answer in answers:
+            if answer not in given:
+                break
+            if error := given[answer]:
+                raise error
+
+
+def _answer(given: Connection, work: Callable[..., None], task: tuple[Any, ...]) -> None:
+    """The work of one process, which sends its error or None."""
+    _follow_parent()
+    failure: Exception | None = None
+    try:
+        work(*task)
+    except Exception as error:
+        failure = error
+    given.send(failure)
 
 
 @contextmanager
@@ -48,7 +79,7 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin() -> None:
+def _follow_parent() -> None:
     """End this worker when the process that started it has ended, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
