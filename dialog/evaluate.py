@@ -21,12 +21,12 @@ from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, Scorer, responses_report
 from lm.config.load import Resolved, override
-from lm.disk.storage import canonical_json, require_writable, write_atomic
+from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Result, Subject, keep, opened, slug
-from lm.runs.outputs import require_apart
+from lm.runs.evaluations import Result, Subject, keep, loaded, require_keepable, slug
+from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
 from lm.text.vocabulary import UNK, Codec, require_known
@@ -104,11 +104,10 @@ def evaluate(
         StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
-    if output is not None:
-        require_writable(output)
-    require_apart([output], [data, references])
     with process_group() as group:
-        model, weights = group.every(lambda: _opened([run, *others], checkpoint))
+        group.share(lambda: require_output(output, [data, references]))
+        model, weights = group.every(lambda: _loaded([run, *others], checkpoint))
+        group.share(lambda: require_keepable(run))
         model = replace(model, group=group)
         usual = model.config.decode
         changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
@@ -147,11 +146,11 @@ def evaluate(
         return result
 
 
-def _opened(runs: Sequence[Path], checkpoint: str) -> tuple["TrainedModel", list[str | None]]:
+def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple["TrainedModel", list[str | None]]:
     """The model of a run, or the ensemble of several, and the fingerprint of the weights of each."""
     from dialog.trained import TrainedModel
 
-    members = [opened(run, checkpoint, TrainedModel.load) for run in runs]
+    members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
     joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
     return joined, [weights for _, weights in members]
 

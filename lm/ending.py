@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 
-from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, visible
+from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, WorkerError, visible
 from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
@@ -136,9 +136,10 @@ def flush_output(code: str | int | None) -> str | int | None:
 def report(error: BaseException) -> int:
     """Print an error in one line on stderr. Return the exit code."""
     message, code = _told(shortage(error) or error)
+    rank = "" if isinstance(error, WorkerError) else rank_prefix()
     if not getattr(error, "told", isinstance(error, KeyboardInterrupt) and not leads()):
         with suppress(OSError):
-            sys.stderr.write(f"{rank_prefix()}{visible(message)}\n")
+            sys.stderr.write(f"{rank}{visible(message)}\n")
     return code
 
 

@@ -52,7 +52,10 @@ class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
 
 
 class WorkerError(HighrankError):
-    """Another process of the same training or evaluation died, hangs, or has different results."""
+    """Another process of the same training or evaluation died, hangs, or has different results.
+
+    The message names the rank.
+    """
 
     exit_code = 7
 

@@ -24,8 +24,9 @@ from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
 from lm.disk.storage import JSON, finite, write_json
 from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
-from lm.errors import Interrupted, visible
+from lm.errors import ConfigError, Interrupted, visible
 from lm.launched import leads, several
+from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
 from lm.parallel.shards import shards_of
 from lm.stop import deferred_signals
@@ -144,6 +145,9 @@ def _documented_endings() -> Iterator[None]:
             for theirs, ours in _WORDING.items():
                 message = message.replace(theirs, ours)
             error.message = visible(message)  # type: ignore[attr-defined]
+            announce(refusal := ConfigError(message))
+            if refusal.told:
+                raise SystemExit(refusal.exit_code) from None
         raise
 
 
@@ -206,6 +210,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     if failure is not None:
         if debug:
             traceback.print_exception(failure)
+        announce(failure)
         code = report(failure)
     sys.exit(flush_output(code))
 

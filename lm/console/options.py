@@ -9,6 +9,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
 from lm.disk.storage import require_writable
+from lm.launched import leads
 from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
 
 RESAMPLES = 10_000  # default of paired bootstraps
@@ -36,10 +37,11 @@ def output_file(text: str, kind: Kind, *names: str, metavar: str = "FILE") -> Op
     """The option that names a file to write, with ``text`` as help.
 
     Before any work, it rejects an unwritable path and an existing file that is no earlier result of ``kind``.
+    Of several processes, rank 0 does, which writes it.
     """
 
     def writable(path: Path | None) -> Path | None:
-        if path is not None:
+        if path is not None and leads():
             require_foreign(path)
             require_writable(path)
             require_earlier(path, kind)

@@ -40,7 +40,7 @@ from lm.language.scoring import Floats, token_nll
 from lm.language.setting_search import NUMBERS, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import Result, keep, opened, slug
+from lm.runs.evaluations import Result, keep, loaded, require_keepable, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
 
@@ -76,12 +76,12 @@ def dynamic(
         DivergenceError: a loss is not finite, or every setting of the search diverges.
         Interrupted: a signal while statistics are gathered. Partial statistics are kept.
     """
-    trained, weights = opened(run, checkpoint, TrainedLm.load)
+    trained, weights = loaded(run, checkpoint, TrainedLm.load)
+    require_keepable(run)
     config = trained.config
     text = load_text(trained, data or config.data.test, limit)
     compat = compat or config.train.compat
-    words = [*_setting_options(setting, search), *wanted.options]
-    words += compat_option(compat, config.train.compat)
+    words = [*_setting_options(setting, search), *wanted.options, *compat_option(compat, config.train.compat)]
     command = command_line("dynamic", [run], data, checkpoint, limit, words)
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)

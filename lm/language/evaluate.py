@@ -25,7 +25,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Result, Subject, keep, loaded, opened, slug
+from lm.runs.evaluations import Result, Subject, keep, loaded, require_keepable, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
@@ -80,7 +80,8 @@ def evaluate(
         DivergenceError: the model's probabilities are not finite.
     """
     with process_group() as group:
-        trained, weights = group.every(lambda: opened(run, checkpoint, TrainedLm.load))
+        trained, weights = group.every(lambda: loaded(run, checkpoint, TrainedLm.load))
+        group.share(lambda: require_keepable(run))
         trained = replace(trained, group=group)
         text = group.every(lambda: load_text(trained, data or trained.config.data.test, limit))
         group.require_equal({"checkpoint": weights, "text": text.sha256})

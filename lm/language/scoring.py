@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.disk.storage import require_writable, write_atomic
+from lm.disk.storage import write_atomic
 from lm.errors import visible
 from lm.heads.states import Layers
 from lm.language.corpus import load_split, text_part
@@ -34,7 +34,7 @@ from lm.measures import perplexity, require_finite
 from lm.parallel.group import ALONE, process_group
 from lm.parallel.slices import joined, joined_rows
 from lm.runs.evaluations import Result, loaded
-from lm.runs.outputs import require_apart
+from lm.runs.outputs import require_output
 from lm.text.lines import InputLog
 
 Floats = NDArray[np.float64]
@@ -172,10 +172,9 @@ def score_file(
     Raises DataError, StorageError, DivergenceError, and ConfigError if ``output`` is ``path``. After an error
     or a signal nothing is written.
     """
-    require_apart([output], [path])
-    require_writable(output)
     lines, tokens, total = 0, 0, 0.0
     with process_group() as group:
+        group.share(lambda: require_output(output, [path]))
         trained, weights = group.every(lambda: loaded(run, checkpoint, TrainedLm.load))
         group.require_equal({"checkpoint": weights})
         rows = score_lines(replace(trained, group=group), path, independent=independent)

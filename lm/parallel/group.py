@@ -5,7 +5,6 @@ and as tensors, never pickled. Only rank 0 reads and writes run folders.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from lm.disk.storage import JSON
 from lm.ending import INTERRUPTED, shortage
 from lm.errors import HighrankError, Interrupted, WorkerError
 from lm.launched import rank_and_size, several
+from lm.parallel.board import Board, hosted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EVALUATION_MINUTES = 60.0  # that processes wait for the slowest slice of an evaluation
 GRACE = 2.0  # seconds in which a rank on its way to an exchange arrives
-_BEAT = "exchange/{}"  # key of the store under which a rank counts its exchanges
-_FAILURE = "failure"  # key of the store under which the first rank to fail tells why
+LOOK = 0.05  # seconds between two looks for a rank on its way
+ANNOUNCED = timedelta(seconds=5)  # that a failing rank waits for the store
 
 
 class Group:
@@ -75,6 +75,13 @@ class Group:
     def sum_(self, tensor: "Tensor") -> None:
         """Sum a tensor over all ranks in place; the order of the sum depends on their number."""
 
+    def alert(self) -> None:
+        """Let :meth:`alerted` be true from now on. No exchange: a rank may call it alone, at any time."""
+
+    def alerted(self) -> bool:
+        """True if a rank has called :meth:`alert`, within about a second."""
+        return False
+
 
 ALONE = Group()
 
@@ -94,14 +101,25 @@ class ProcessGroup(Group):
         self._exchanges = 0
         timeout = timedelta(minutes=minutes)
         try:
-            self._store = _store(self.rank, self.size, timeout)
+            self._board = Board(self.rank, self.size, timeout)
+            self._assemble(timeout.total_seconds())
             dist.init_process_group(
-                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=timeout
+                "gloo", store=self._board.store, rank=self.rank, world_size=self.size, timeout=timeout
             )
         except RuntimeError as error:
             raise WorkerError(
-                f"the processes do not find each other: {str(error).splitlines()[0]}"
+                f"rank {self.rank} does not find the others: {str(error).splitlines()[0]}"
             ) from error
+
+    def _assemble(self, seconds: float) -> None:
+        """Wait until every rank has come; a signal, or the failure of another rank, ends it at once."""
+        self._exchanges += 1
+        self._board.beat(self._exchanges)
+        until = time.monotonic() + seconds
+        while not self._board.all_here():
+            if self._board.failure() or time.monotonic() > until:
+                raise self._lost()
+            time.sleep(LOOK)
 
     def close(self) -> None:
         """Leave the group."""
@@ -112,16 +130,15 @@ class ProcessGroup(Group):
         """Count an exchange; if it fails, raise an error that names the missing ranks."""
         self._exchanges += 1
         try:
-            self._store.set(_BEAT.format(self.rank), str(self._exchanges))
+            self._board.beat(self._exchanges)
             yield
         except RuntimeError as error:
             raise self._lost() from error
 
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank ends. Of several, only the first prints its error."""
-        facts = json.dumps(_facts(error, self.rank))
         with suppress(RuntimeError):  # the store went with the process that held it
-            error.told = self._store.compare_set(_FAILURE, "", facts).decode() != facts  # type: ignore[attr-defined]
+            _tell(self._board, error, self.rank)
 
     def _lost(self) -> HighrankError:
         """The error of an exchange in which others did not take part: theirs, or that they are lost."""
@@ -129,10 +146,10 @@ class ProcessGroup(Group):
         until = time.monotonic() + GRACE
         try:
             while behind and time.monotonic() < until:  # others may be on their way
-                if self._store.check([_FAILURE]):
-                    return _again(json.loads(self._store.get(_FAILURE)))
-                behind = [rank for rank in behind if self._exchanges_of(rank) < self._exchanges]
-                time.sleep(GRACE / 20)
+                if failure := self._board.failure():
+                    return _again(failure)
+                behind = self._board.behind(self._exchanges)
+                time.sleep(LOOK)
         except RuntimeError:  # the store went with the process that held it
             behind = [0]
         names = ", ".join(map(str, behind))
@@ -140,11 +157,6 @@ class ProcessGroup(Group):
         return WorkerError(
             f"{who} lost, or silent for {self._limit}; run the same command again to start over or to resume"
         )
-
-    def _exchanges_of(self, rank: int) -> int:
-        """The number of exchanges that a rank has come to."""
-        key = _BEAT.format(rank)
-        return int(self._store.get(key)) if self._store.check([key]) else 0
 
     def share(self, work: Callable[[], JSON]) -> Any:
         answer: dict[str, JSON] = {}
@@ -226,15 +238,26 @@ class ProcessGroup(Group):
         with self._exchange():
             self._dist.all_reduce(tensor)
 
+    def alert(self) -> None:
+        self._board.alert()
 
-def _store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Key-value store of a group; after a restart by torchrun, the group uses other keys."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    def alerted(self) -> bool:
+        return self._board.alerted()
 
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, size, is_master=rank == 0 and not hosted, timeout=timeout)
-    return PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+def announce(error: BaseException) -> None:
+    """Tell the other ranks that this one ends by an error before it is in a group, or after.
+
+    Of several, only the first prints its error. No effect without torchrun, or if the error is told.
+    """
+    if several() and hosted() and "told" not in vars(error):
+        with suppress(RuntimeError, HighrankError):
+            rank, size = rank_and_size()
+            _tell(Board(rank, size, ANNOUNCED), error, rank)
+
+
+def _tell(board: Board, error: BaseException, rank: int) -> None:
+    error.told = not board.tell_failure(_facts(error, rank))  # type: ignore[attr-defined]
 
 
 def _facts(error: BaseException, rank: int) -> dict[str, JSON]:

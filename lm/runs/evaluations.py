@@ -108,13 +108,11 @@ def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
             return trained, weights
 
 
-def opened(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
-    """Like :func:`loaded`, for an evaluation; StorageError if :func:`keep` could not write later."""
-    trained, weights = loaded(run, checkpoint, load)
+def require_keepable(run: Path) -> None:
+    """Raise StorageError if :func:`keep` could not write later."""
     folder = run / EVALUATIONS
     require_space(run, _ROOM)
     require_writable((folder if folder.is_dir() else run) / "evaluation.json")
-    return trained, weights
 
 
 def spread(count: int, most: int) -> list[int]:

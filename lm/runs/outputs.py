@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lm.disk.regular import open_file
+from lm.disk.storage import require_writable
 from lm.errors import ConfigError
 
 Kind = Callable[[BinaryIO], bool]  # of a result: True for a file of this kind; ValueError also means False
@@ -34,6 +35,13 @@ def require_apart(outputs: Iterable[Path | None], inputs: Iterable[str | Path | 
                     raise ConfigError(
                         f"{output}: is also an input and would be overwritten; choose another file"
                     )
+
+
+def require_output(output: Path | None, inputs: Iterable[str | Path | None]) -> None:
+    """Raise ConfigError or StorageError for an output that is an input or cannot be written."""
+    require_apart([output], inputs)
+    if output is not None:
+        require_writable(output)
 
 
 def require_foreign(path: Path) -> None:

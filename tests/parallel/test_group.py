@@ -67,6 +67,21 @@ def test_what_another_rank_prints_is_not_printed_again(capsys: pytest.CaptureFix
     assert not capsys.readouterr().err
 
 
+def test_the_line_of_an_error_names_its_rank_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if all ranks have found that one of them differs."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    differing = together(3, lambda group: group.require_equal({"config": group.rank == 1}))[0]
+    assert isinstance(differing, WorkerError)
+    for error, said in ((DataError("no file"), "rank 0: no file"), (differing, "rank 1: its config differs")):
+        report(error)
+        line = capsys.readouterr().err
+        assert line.startswith(said)
+        assert line.count("rank") == 1 + line.count("rank 0's") + line.count("all ranks")
+
+
 def test_an_environment_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
