@@ -63,7 +63,7 @@ class DialogTask:
         order = [runs[i] for i in epoch_order(len(runs), self.config.train.seed, number)]
         yield from self.train.grouped(order, self.config.train.batch_size, start)
 
-    def part(self, batch: list[int], index: int, count: int) -> list[int] | None:
+    def shard(self, batch: list[int], index: int, count: int) -> list[int] | None:
         """Neighbouring examples of a batch."""
         return batch[slice_of(len(batch), index, count)] or None
 
@@ -73,13 +73,10 @@ class DialogTask:
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
-    def validate(self) -> dict[str, float]:
-        """Nats per token on the validation split, corpus-level: Σ nll / Σ tokens."""
-        total, tokens = 0.0, 0
+    def validation(self) -> Iterator[tuple[float, int]]:
+        """Σ nll in nats, and tokens, of batches of the validation split."""
         for nll, lengths in score_items(self.model, self.valid, self.codec, self.device):
-            total += float(nll.sum())
-            tokens += int(lengths.sum())
-        return {"nll": total / tokens, "tokens": float(tokens)}
+            yield float(nll.sum()), int(lengths.sum())
 
     def state(self) -> dict[str, Tensor]:
         """Empty: no state is carried between batches."""

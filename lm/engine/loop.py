@@ -7,20 +7,21 @@ bit-identically. Log lines newer than the commit are removed.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from lm.engine.agreement import Agreement
+from lm.engine.clock import Clock
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated
 from lm.engine.guard import Guard
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
 from lm.engine.rng import seed_everything
-from lm.engine.saving import Saver
-from lm.engine.sharded import Agreed, ShardedUpdater
+from lm.engine.saving import Saver, commit_step
+from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
@@ -48,19 +49,20 @@ class Task(Stateful, Protocol[BatchT]):
     def epoch_length(self) -> int:
         """Approximate number of batches in a pass, for display."""
 
-    def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
+    def shard(self, batch: BatchT, index: int, count: int) -> BatchT | None:
         """Shard ``index`` of ``count`` contiguous shards of a batch; None if it is empty.
 
         The rows of carried state are cut by :func:`lm.parallel.shards.slice_of`.
         """
 
     def loss(self, batch: BatchT) -> StepLoss:
-        """The summed loss of a batch, or of a part of one."""
+        """The summed loss of a batch, or of a shard of one."""
 
-    def validate(self) -> dict[str, float]:
-        """Validation metrics of the current weights; the best is judged by ``"nll"``, in nats per token.
+    def validation(self) -> Iterator[tuple[float, int]]:
+        """Sums of nats, and tokens, of the slices of the validation split, by the current weights.
 
-        The model is in evaluation mode and gradients are disabled. A signal may interrupt it at any point.
+        A slice is a batch or less. The model is in evaluation mode and gradients are disabled. A signal may
+        interrupt it at any point.
         """
 
 
@@ -133,8 +135,9 @@ class _Engine(Generic[BatchT]):
         report: Reporter,
         group: Group,
     ) -> None:
-        self.task, self.train, self.optim, self.report, self.group = task, train, optim, report, group
-        self.stop = run.stop
+        self.task, self.train, self.optim, self.report = task, train, optim, report
+        clock = Clock(train.checkpoint_minutes)
+        self.agreement = Agreement(group, run.stop, clock)
         optimizer = build_optimizer(optim, task.model)
         averager = Averager(optim, task.model, skip_first=train.compat == "paper")
         self.state = TrainingState(task, optimizer, Schedule(optim), averager, Progress())
@@ -142,14 +145,16 @@ class _Engine(Generic[BatchT]):
         self.saver: Saver | SharedSaver
         if isinstance(run, Run):
             self.journal = Journal(run)
-            self.saver = Saver(self.state, train, run, self.journal, report)
+            self.saver = Saver(self.state, train, run, self.journal, report, clock)
         else:
             self.journal = NoJournal()
         if group.size > 1:
             leader = self.saver if isinstance(run, Run) else None
             self.saver = SharedSaver(group, self.state, train, leader)
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
-        self.sharded = ShardedUpdater(self.updater, task, train, group) if train.shards > 1 else None
+        self.sharded: ShardedUpdater[BatchT] | None = None
+        if train.shards > 1:
+            self.sharded = ShardedUpdater(self.updater, task, train, group, self.agreement)
         self.batches: Batches[BatchT] | None = None
         self.verdict: Verdict | None = None
         self.words, self.trained = 0, False
@@ -158,9 +163,15 @@ class _Engine(Generic[BatchT]):
     def progress(self) -> Progress:
         return self.state.progress
 
+    @property
+    def seconds(self) -> float:
+        """Training time so far, earlier sittings included."""
+        return self.agreement.outcome.seconds
+
     def fit(self) -> FitResult:
         self.saver.preflight(numbers_per_parameter(self.optim))
         self.saver.resume()
+        self.agreement.meet()
         self.task.model.train()
         begun = self.progress.step
         self.report(Started(begun, self.goal()))
@@ -169,15 +180,15 @@ class _Engine(Generic[BatchT]):
         except Interrupted:
             raise Interrupted(self.interrupted()) from None
         except DivergenceError:
-            self.journal.ended("diverged", self.progress, self.saver.seconds)
+            self.journal.ended("diverged", self.progress, self.seconds)
             raise
         if self.progress.step == begun > 0:
             self.report(Note(f"nothing to do at step {begun}: {reason}"))
-        self.journal.ended("finished", self.progress, self.saver.seconds)
+        self.journal.ended("finished", self.progress, self.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
         if self.words and (warning := guessing_note(best_nll, self.words)):
             self.report(Note(warning))
-        minutes = self.saver.seconds / 60
+        minutes = self.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
 
     def loop(self) -> str:
@@ -190,24 +201,13 @@ class _Engine(Generic[BatchT]):
             if self.validation_due(reason):
                 self.validate()
                 reason = reason or self.finished()
-            if reason or self.saver.due():
+            if reason or self.commit_due():
                 self.saver.save(final=bool(reason))
             if reason:
                 self.require_updates()
                 return reason
-            self.check_stop()
+            self.agreement.check()
             self.step()
-
-    def interruptible(self) -> AbstractContextManager[object]:
-        """Let signals interrupt a validation; processes of a group instead end together after it."""
-        return self.stop.raising() if self.group.size == 1 else nullcontext()
-
-    def check_stop(self) -> None:
-        """Raise Interrupted on a signal; in a group, only once all processes agreed to stop."""
-        if self.group.size == 1:
-            self.stop.check()
-        elif self.sharded and self.sharded.agreed.stop:
-            raise Interrupted("")
 
     def require_updates(self) -> None:
         """Raise DivergenceError if all updates were skipped, because the training learnt nothing."""
@@ -229,10 +229,11 @@ class _Engine(Generic[BatchT]):
             return f"no better validation for {times} (train.patience = {train.patience})"
         if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
             return f"validation is worse than an older best (train.stop_trigger = {train.stop_trigger})"
-        if train.max_minutes and self.saver.seconds >= 60 * train.max_minutes:
+        if train.max_minutes and self.seconds >= 60 * train.max_minutes:
             return f"train.max_minutes = {train.max_minutes:g} reached"
-        if self.verdict and progress.history and progress.validated == progress.step:
-            return self.verdict(progress.step, progress.history[-1])
+        verdict, history = self.verdict, progress.history
+        if verdict and history and progress.validated == progress.step:
+            return self.agreement.by_first(lambda: verdict(progress.step, history[-1]))
         return ""
 
     def goal(self) -> Goal:
@@ -240,7 +241,7 @@ class _Engine(Generic[BatchT]):
         train = self.train
         per_epoch = math.ceil(self.task.epoch_length() / train.accumulate)
         steps = [limit for limit in (train.max_steps, train.max_epochs * per_epoch) if limit]
-        seconds = max(1.0, 60 * train.max_minutes - self.saver.seconds) if train.max_minutes else 0.0
+        seconds = max(1.0, 60 * train.max_minutes - self.seconds) if train.max_minutes else 0.0
         return Goal(min(steps, default=0), seconds)
 
     def step(self) -> None:
@@ -273,7 +274,7 @@ class _Engine(Generic[BatchT]):
         nll = sums.nll / sums.tokens if sums.finite else math.nan
         self.report(Update(progress.step, number, nll, lr, sums.grad_norm, sums.tokens))
         if progress.step % self.train.log_every == 0 and progress.window.updates:
-            self.journal.updates(progress, lr, self.saver.seconds)
+            self.journal.updates(progress, lr, self.seconds)
             progress.window = LogWindow()
 
     def lr_scale(self, sums: Sums) -> float:
@@ -290,28 +291,17 @@ class _Engine(Generic[BatchT]):
 
         def checked() -> Iterator[BatchT]:
             for batch in batches:
-                self.stop.check()
+                self.agreement.check()
                 yield batch
 
         try:
             if self.sharded:
-                return self.shard_gradients(self.sharded, batches)
+                return self.sharded.gradients(batches, self.progress.step + 1)
             return self.updater.gradients(checked())
         except Interrupted:
             self.updater.clear()
             before.restore()
             raise
-
-    def shard_gradients(self, sharded: ShardedUpdater[BatchT], batches: list[BatchT]) -> Sums:
-        """Compute the gradients of all shards and agree on stopping and saving with all processes."""
-        stop = bool(self.stop)
-        status = (
-            self.saver.status(stop) if isinstance(self.saver, SharedSaver) else Agreed(stop, 0.0, save=False)
-        )
-        sums = sharded.gradients(batches, self.progress.step + 1, status)
-        if isinstance(self.saver, SharedSaver):
-            self.saver.agree(sharded.agreed)
-        return sums
 
     def skipped(self, epoch: int, batch: int) -> None:
         """Record and report an update skipped because its loss or gradient is not finite."""
@@ -322,8 +312,24 @@ class _Engine(Generic[BatchT]):
 
     def diverged(self, reason: str) -> bool:
         """True if too many updates were skipped, or weights about to be saved are not finite."""
-        saves = bool(reason) or self.validation_due(reason) or self.saver.due_by_step()
-        return self.progress.guard.exhausted or (saves and not self.state.finite())
+        saves = bool(reason) or self.validation_due(reason) or self.commit_due_by_step()
+        return self.progress.guard.exhausted or (saves and not self.finite())
+
+    def finite(self) -> bool:
+        """True if weights, optimiser state and averages are finite on all processes."""
+        return self.agreement.unanimous(self.state.finite())
+
+    def commit_due(self) -> bool:
+        """True if the state should be committed now: by step, or because the last commit is too old.
+
+        A commit by the clock must not make a training diverge, so non-finite weights wait for one by step.
+        """
+        old = self.agreement.outcome.old and self.saver.dirty
+        return self.commit_due_by_step() or (old and self.finite())
+
+    def commit_due_by_step(self) -> bool:
+        """True if this step is committed on every machine, regardless of its speed."""
+        return self.saver.dirty and commit_step(self.progress, self.train)
 
     def recover(self) -> None:
         """Return once to the last good commit with half the learning rate; then raise DivergenceError."""
@@ -355,17 +361,17 @@ class _Engine(Generic[BatchT]):
         before = Bookmark(self.task)
         self.task.model.eval()
         try:
-            with torch.no_grad(), self.state.averager.swap(), self.interruptible():
-                metrics = self.group.first(self.task.validate())
+            with torch.no_grad(), self.state.averager.swap():
+                total, tokens = self.agreement.scored(self.task.validation())
         finally:
             self.task.model.train()
             before.restore()
-        nll = metrics["nll"]
+        nll = total / tokens
         best = self.progress.judge(nll, self.train.min_delta, self.train.keep_best)
         self.state.schedule.observe(better=self.progress.stale == 0)
         averages = self.state.averager.observe(self.progress.history, self.progress.step)
         self.saver.dirty = True
-        metrics = {"nll": nll, "perplexity": perplexity(nll)} | metrics
+        metrics = {"nll": nll, "perplexity": perplexity(nll), "tokens": float(tokens)}
         self.journal.record(self.progress, "valid", metrics)
         averaged = self.state.averager.count > 0
         self.report(Validated(self.progress.step, metrics, best, averaged))
@@ -376,7 +382,7 @@ class _Engine(Generic[BatchT]):
     def interrupted(self) -> str:
         """Save if possible; returns a message about the saved step."""
         saved = "the last checkpoint is kept"
-        if self.state.finite():
+        if self.finite():
             try:
                 self.saver.save(final=True)
                 saved = f"step {self.progress.step} is saved"

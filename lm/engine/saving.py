@@ -1,12 +1,12 @@
 """Checkpointing during training: when to commit, which commits to keep, resuming, recovery."""
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
 
 from lm.disk.storage import JSON
+from lm.engine.clock import Clock
 from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
@@ -21,13 +21,19 @@ FAILURES = 3  # commits that may fail in a row before training gives up
 
 
 class Saver:
-    """Commits the state of a training by steps, by minutes and on demand; resumes and recovers from commits.
+    """Commits the state of a training to its run; resumes and recovers from commits.
 
     ``dirty`` is True if the state has changed since the last commit.
     """
 
     def __init__(
-        self, training: TrainingState, train: TrainConfig, run: Run, journal: Journal, report: Reporter
+        self,
+        training: TrainingState,
+        train: TrainConfig,
+        run: Run,
+        journal: Journal,
+        report: Reporter,
+        clock: Clock,
     ) -> None:
         self._training = training
         self._train = train
@@ -35,15 +41,9 @@ class Saver:
         self._run = run
         self._journal = journal
         self._report = report
+        self._clock = clock
         self._failures = 0
-        self._seconds_before = 0.0
-        self._started = self._saved_at = time.monotonic()
         self.dirty = True
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, earlier sittings included."""
-        return self._seconds_before + time.monotonic() - self._started
 
     def preflight(self, copies: int) -> None:
         """Raise StorageError unless the disk has room for the commits that will be kept.
@@ -74,7 +74,7 @@ class Saver:
         self._load(commit, whole)
         self._settle()
         facts: Any = commit.facts
-        self._seconds_before = facts["seconds"]
+        self._clock.resume(facts["seconds"])
         self._journal.resume(facts["timing_bytes"], facts["seconds"])
         self._report(Note(f"resuming after step {commit.step}"))
         if not whole:
@@ -106,29 +106,13 @@ class Saver:
         self._journal.record(self._training.progress, "event", {"event": "log lost"})
         self._report(Note("metrics.jsonl was missing and starts again; training is not affected"))
 
-    def due(self) -> bool:
-        """True if the state should be committed now: by step, or because the last commit is too old.
-
-        A commit by the clock must not make a training diverge, so non-finite weights wait for one by step.
-        """
-        return self.due_by_step() or (self.old() and self.dirty and self._training.finite())
-
-    def old(self) -> bool:
-        """True if the last commit is older than ``train.checkpoint_minutes``."""
-        minutes = self._train.checkpoint_minutes
-        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
-
-    def due_by_step(self) -> bool:
-        """True if this step is committed on every machine, regardless of its speed."""
-        return self.dirty and commit_step(self._training.progress, self._train)
-
     def save(self, final: bool) -> None:
         """Commit a changed state. A failure only warns, but the third in a row or a ``final`` one raises."""
         if not self.dirty:
             return
         progress = self._training.progress
         anchor = progress.anchor, progress.anchor_best
-        if self.due_by_step() and not progress.guard.in_a_row:
+        if commit_step(progress, self._train) and not progress.guard.in_a_row:
             progress.anchor, progress.anchor_best = progress.step, [step for _, step in progress.best]
         try:
             self._commit()
@@ -142,14 +126,18 @@ class Saver:
             self._report(Note(f"warning: step {progress.step} is not saved, training goes on: {error}"))
             return
         self._failures = 0
-        self._saved_at = time.monotonic()
+        self._clock.saved()
         self.dirty = False
 
     def _commit(self) -> None:
         progress = self._training.progress
         metrics, timing = self._journal.flush()
         state = self._training.values() | {"metrics_bytes": metrics}
-        facts: dict[str, JSON] = {**self._circumstances(), "seconds": self.seconds, "timing_bytes": timing}
+        facts: dict[str, JSON] = {
+            **self._circumstances(),
+            "seconds": self._clock.seconds,
+            "timing_bytes": timing,
+        }
         facts[RECORD] = self._run.record()
         self._store.commit(progress.step, self._training.groups(), state, facts)
         self._settle()

@@ -1,18 +1,19 @@
 """Updates from the shards of a batch, bit-identical for any number of processes.
 
 In an update, the processes exchange gradients as flat buffers, and each sends one vector of float64. It holds
-objective, nll and tokens of its shards, its stop flag, and rank 0's clock. All processes decide from the same
-numbers.
+its :class:`~lm.engine.agreement.Standing`, and objective, nll and tokens of its shards. All processes decide
+from the same numbers.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol
+from typing import Generic, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lm.engine.agreement import Agreement
 from lm.engine.config import TrainConfig
 from lm.engine.update import BatchT, StepLoss, Sums, Updater
 from lm.errors import WorkerError
@@ -25,40 +26,32 @@ DIVISOR = 1024  # of the objective in the backward pass: a power of 2, which cha
 class Divisible(Protocol[BatchT]):
     """A task whose batches can be cut into shards."""
 
-    def part(self, batch: BatchT, index: int, count: int) -> BatchT | None:
+    def shard(self, batch: BatchT, index: int, count: int) -> BatchT | None:
         """Shard ``index`` of ``count`` of a batch; None if it is empty."""
 
     def loss(self, batch: BatchT) -> StepLoss: ...
 
 
-class Agreed(NamedTuple):
-    """Outcome of an exchange, equal on all processes."""
-
-    stop: bool  # a process has received a signal
-    seconds: float  # rank 0's training time
-    save: bool  # rank 0's last commit is old
-
-
 class ShardedUpdater(Generic[BatchT]):
-    """Computes gradients as sums over shards, for the model of an :class:`~lm.engine.update.Updater`.
-
-    ``agreed`` is the outcome of the last exchange.
-    """
+    """Computes gradients as sums over shards, for the model of an :class:`~lm.engine.update.Updater`."""
 
     def __init__(
-        self, updater: Updater[BatchT], task: Divisible[BatchT], train: TrainConfig, group: Group
+        self,
+        updater: Updater[BatchT],
+        task: Divisible[BatchT],
+        train: TrainConfig,
+        group: Group,
+        agreement: Agreement,
     ) -> None:
-        self._updater, self._task, self._group = updater, task, group
+        self._updater, self._task, self._group, self._agreement = updater, task, group, agreement
         self._seed, self._shards, self._exact = train.seed, train.shards, train.reduction == "exact"
-        self._part = shards_of(group.rank, group.size, train.shards)
+        self._own = shards_of(group.rank, group.size, train.shards)
         self._plan = plan(group.size, train.shards)
-        self.agreed = Agreed(stop=False, seconds=0.0, save=False)
 
-    def gradients(self, batches: Sequence[BatchT], update: int, status: Agreed) -> Sums:
+    def gradients(self, batches: Sequence[BatchT], update: int) -> Sums:
         """Sums over all shards of all processes; the model holds gradients of objective / ``divisor``.
 
-        ``update`` counts from 1, and ``status`` is this process's part of the exchange. Raises WorkerError
-        if another process is lost.
+        ``update`` counts from 1. This settles the agreement anew. WorkerError if another process is lost.
         """
         numbers: dict[int, list[float]] = {}  # objective, nll, tokens and lr_scale by shard
 
@@ -69,10 +62,10 @@ class ShardedUpdater(Generic[BatchT]):
             gradient, numbers[first] = self._shard(batches, first, update)
             return gradient
 
-        mine = [tree_sum(node, leaf, Tensor.add_) for node in nodes_within(self._part, (0, self._shards))]
+        mine = [tree_sum(node, leaf, Tensor.add_) for node in nodes_within(self._own, (0, self._shards))]
         torch.manual_seed(random_seed(self._seed, update, self._shards))
         self._updater.put(self._reduced(mine))
-        objective, nll, tokens, scale = self._agree([numbers[shard] for shard in self._part], status)
+        objective, nll, tokens, scale = self._exchanged([numbers[shard] for shard in self._own])
         return self._updater.sums((objective, nll, int(tokens)), DIVISOR, scale)
 
     def _shard(self, batches: Sequence[BatchT], shard: int, update: int) -> tuple[Tensor, list[float]]:
@@ -81,10 +74,10 @@ class ShardedUpdater(Generic[BatchT]):
         sums = torch.zeros(3, dtype=torch.float64)
         scales: list[float] = []
         for batch in batches:
-            part = self._task.part(batch, shard, self._shards)
-            if part is None:
+            rows = self._task.shard(batch, shard, self._shards)
+            if rows is None:
                 continue
-            loss = self._updater.forward(part)
+            loss = self._updater.forward(rows)
             (loss.objective / DIVISOR).backward()
             objective, nll = float(loss.objective.detach()), float(loss.nll)
             sums += torch.tensor([objective, nll, loss.tokens], dtype=torch.float64)
@@ -106,18 +99,23 @@ class ShardedUpdater(Generic[BatchT]):
         self._group.sum_(total)
         return total
 
-    def _agree(self, numbers: list[list[float]], own: Agreed) -> tuple[float, float, float, float]:
+    def _exchanged(self, numbers: list[list[float]]) -> tuple[float, float, float, float]:
         """Exchange the numbers of shards and the status.
 
         Returns objective, nll and tokens of all shards, and the lr_scale of the first, which is never empty.
         """
+        own = self._agreement.status()
         vector = torch.tensor([*own, *(value for shard in numbers for value in shard)], dtype=torch.float64)
         every = self._group.gather_tensors([vector], [1] * self._group.size)
-        first = every[0].tolist()
-        self.agreed = Agreed(any(bool(other[0]) for other in every), first[1], bool(first[2]))
+        self._agreement.settle([other[: len(own)].tolist() for other in every])
         shards = torch.cat([other[len(own) :] for other in every]).view(-1, 4).tolist()
-        objective, nll, tokens, _ = (math.fsum(column) for column in zip(*shards, strict=True))
+        objective, nll, tokens, _ = (_sum(column) for column in zip(*shards, strict=True))
         return objective, nll, tokens, shards[0][3]
+
+
+def _sum(numbers: Sequence[float]) -> float:
+    """Exact sum; NaN if a number is not finite."""
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def require_equal_weights(model: nn.Module, group: Group, digest: Callable[[Tensor], str]) -> None:

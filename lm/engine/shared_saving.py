@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lm.disk.storage import JSON
 from lm.engine.config import TrainConfig
-from lm.engine.saving import Saver, commit_step
-from lm.engine.sharded import Agreed, require_equal_weights
+from lm.engine.saving import Saver
+from lm.engine.sharded import require_equal_weights
 from lm.engine.state import Progress, TrainingState
 from lm.errors import StorageError
 from lm.parallel.group import Group
@@ -42,23 +42,7 @@ class SharedSaver:
         self, group: Group, training: TrainingState, train: TrainConfig, saver: Saver | None
     ) -> None:
         self._group, self._training, self._train, self._saver = group, training, train, saver
-        self._agreed = Agreed(stop=False, seconds=0.0, save=False)
         self.dirty = True
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, by rank 0's clock at the last exchange."""
-        return self._agreed.seconds
-
-    def status(self, stop: bool) -> Agreed:
-        """This rank's part of the next exchange."""
-        if self._saver is None:
-            return Agreed(stop, 0.0, save=False)
-        return Agreed(stop, self._saver.seconds, self._saver.old())
-
-    def agree(self, agreed: Agreed) -> None:
-        """Take over the outcome of an exchange."""
-        self._agreed = agreed
 
     def preflight(self, copies: int) -> None:
         """See :meth:`lm.engine.saving.Saver.preflight`."""
@@ -68,8 +52,6 @@ class SharedSaver:
         """See :meth:`lm.engine.saving.Saver.resume`; every rank takes over rank 0's state."""
         self._on_first(Saver.resume)
         self._spread()
-        seconds = self._group.first(self._saver.seconds if self._saver else 0.0)
-        self._agreed = Agreed(stop=False, seconds=seconds, save=False)
 
     def recover(self) -> bool:
         """See :meth:`lm.engine.saving.Saver.recover`; every rank takes over rank 0's state."""
@@ -77,14 +59,6 @@ class SharedSaver:
         if recovered:
             self._spread()
         return recovered
-
-    def due(self) -> bool:
-        """See :meth:`lm.engine.saving.Saver.due`."""
-        return self.due_by_step() or (self._agreed.save and self.dirty and self._training.finite())
-
-    def due_by_step(self) -> bool:
-        """See :meth:`lm.engine.saving.Saver.due_by_step`."""
-        return self.dirty and commit_step(self._training.progress, self._train)
 
     def save(self, final: bool) -> None:
         """See :meth:`lm.engine.saving.Saver.save`. WorkerError where the weights of ranks differ."""

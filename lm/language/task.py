@@ -92,7 +92,7 @@ class LmTask:
             penalty = penalty + model.weight_penalty * weight_penalty(self.model.parameters())
         return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
 
-    def part(self, batch: Window, index: int, count: int) -> Window | None:
+    def shard(self, batch: Window, index: int, count: int) -> Window | None:
         """Neighbouring streams of a window."""
         rows = slice_of(batch.tokens.shape[1], index, count)
         return batch.part(rows) if rows.stop > rows.start else None
@@ -104,12 +104,10 @@ class LmTask:
             return state
         return state.forgetting(torch.rand(state.streams) >= rate)
 
-    def validate(self) -> dict[str, float]:
-        """Nats a token on the validation split, read as ``data.valid_streams`` streams."""
-        total, tokens = score_streams(
-            self.model, self._valid.shards, self.config.data.valid_streams, self._begin, paper=self._paper
-        )
-        return {"nll": total / tokens, "tokens": float(tokens)}
+    def validation(self) -> Iterator[tuple[float, int]]:
+        """Σ nll and tokens of windows of the validation split, read as ``data.valid_streams`` streams."""
+        streams = self.config.data.valid_streams
+        return score_streams(self.model, self._valid.shards, streams, self._begin, paper=self._paper)
 
     def state(self) -> dict[str, Tensor]:
         """The trunk's state of every stream."""
@@ -123,8 +121,8 @@ class LmTask:
 @torch.no_grad()
 def score_streams(
     model: LanguageModel, shards: Sequence[Ids], streams: int, begin: int, *, paper: bool = False
-) -> tuple[float, int]:
-    """Σ nll in nats and its divisor in tokens, over all tokens except a last incomplete row.
+) -> Iterator[tuple[float, int]]:
+    """Yield Σ nll in nats and its divisor in tokens of windows of all tokens except a last incomplete row.
 
     The authors' code (``paper``) scores N − 1 tokens of each stream and divides by N. DataError if the text
     has fewer tokens than streams.
@@ -132,17 +130,17 @@ def score_streams(
     device = model.embedding.weight.device
     config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)
     laid_out = Streams(shards, streams, begin, paper=paper)
-    total, tokens, left_out = 0.0, 0, 0
+    scored = 0
     state = model.initial_state(streams)
     for span in laid_out.spans(config, np.random.default_rng(0)):
         window = laid_out.window(span).to(device)
         outputs = model(window.tokens, model.initial_state(streams) if span.first else state)
         state = outputs.state
-        total += float(model.head.nll(outputs.hidden, window.targets).double().sum())
-        tokens += window.targets.numel()
-        left_out += streams * (paper and span.first)
-    if not tokens:
+        scored += window.targets.numel()
+        left_out = streams * (paper and span.first)
+        nll = float(model.head.nll(outputs.hidden, window.targets).double().sum())
+        yield nll, window.targets.numel() + left_out
+    if not scored:
         raise DataError(
             f"the validation split has too few tokens for {streams} streams; lower data.valid_streams"
         )
-    return total, tokens + left_out

@@ -25,8 +25,10 @@ from dialog.corpora.corpus import Dialog, Utterance
 from dialog.task import DialogTask
 from dialog.task import build_model as build_dialog_model
 from lm.config.load import load_config
+from lm.engine.agreement import Agreement
+from lm.engine.clock import Clock
 from lm.engine.optim import build_optimizer
-from lm.engine.sharded import Agreed, ShardedUpdater
+from lm.engine.sharded import ShardedUpdater
 from lm.engine.update import Updater
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit
@@ -34,13 +36,13 @@ from lm.language.model import LanguageModel
 from lm.language.task import LmTask
 from lm.parallel.group import Group, process_group
 from lm.parallel.shards import slice_of
+from lm.stop import StopFlag
 from lm.text.tokenizers import Whitespace
 from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK, Codec, Vocabulary
 
 WORDS = 10_000
 TOKENS = 200_000  # of the made-up text of a language model
 DIALOGS, TURNS = 40, 60
-STATUS = Agreed(stop=False, seconds=0.0, save=False)
 
 
 def ptb_step(group: Group) -> Work:
@@ -83,16 +85,14 @@ def _update(task: Any, config: Any, group: Group) -> Work:
     """As the training engine does it: in shards only if there are several."""
     model, train = task.model.train(), config.train
     updater = Updater(model, task.loss, build_optimizer(config.optim, model), config.optim, train)
-    sharded = ShardedUpdater(updater, task, train, group)
+    agreement = Agreement(group, StopFlag(), Clock(train.checkpoint_minutes))
+    sharded = ShardedUpdater(updater, task, train, group, agreement)
     (batch, *_) = task.epoch(0, 0)
     numbers = count(1)
 
     def update() -> None:
-        sums = (
-            updater.gradients([batch])
-            if group.size == 1
-            else sharded.gradients([batch], next(numbers), STATUS)
-        )
+        alone = group.size == 1
+        sums = updater.gradients([batch]) if alone else sharded.gradients([batch], next(numbers))
         updater.apply(sums, lr=1e-3)
         updater.clear()
 

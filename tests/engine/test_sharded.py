@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm.engine.agreement import Agreement
+from lm.engine.clock import Clock
 from lm.engine.optim import build_optimizer
-from lm.engine.sharded import Agreed, ShardedUpdater
+from lm.engine.sharded import ShardedUpdater
 from lm.engine.update import Sums, Updater
 from lm.language.task import LmTask
 from lm.parallel.group import ALONE, Group
+from lm.stop import StopFlag
 from tests.parallel.test_training import LM
 from tests.support.ranks import together
 from tests.support.tiny_training import resolved, task, write_corpus
@@ -37,8 +40,8 @@ def gradient(
     if shards == 1:
         sums = updater.gradients(batches)
     else:
-        sharded = ShardedUpdater(updater, trained, config.train, group)
-        sums = sharded.gradients(batches, update, Agreed(stop=False, seconds=0.0, save=False))
+        agreement = Agreement(group, StopFlag(), Clock(0.0))
+        sums = ShardedUpdater(updater, trained, config.train, group, agreement).gradients(batches, update)
     return updater.flat() * sums.divisor / sums.tokens, sums
 
 

@@ -81,7 +81,7 @@ def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
     ids = ids_of(trained, 41)
     nll = token_nll(trained, ids, paper=True, window=7)
     with torch.no_grad():
-        total, tokens = score_streams(trained.model, [ids], 1, 0, paper=True)
+        total, tokens = map(sum, zip(*score_streams(trained.model, [ids], 1, 0, paper=True), strict=True))
     assert (len(nll), tokens) == (40, 41)
     assert nll.sum() == pytest.approx(total, abs=1e-10)
     result = likelihood(nll, trained, Text("t", "t", ids, "x", None))

@@ -137,7 +137,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     split = load_split("valid.txt", trained.codec)
     with torch.no_grad():
         eos = trained.codec.vocabulary.eos
-        total, tokens = score_streams(trained.model, split.shards, 1, eos)
+        total, tokens = map(sum, zip(*score_streams(trained.model, split.shards, 1, eos), strict=True))
     nll = token_nll(trained, split.ids())
     assert tokens == len(nll) == len(split)
     assert total == pytest.approx(float(nll.sum()), rel=1e-6)
@@ -148,7 +148,7 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
     ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
     arguments = (tiny.model.eval(), [ids], 1, tiny._begin)
     with torch.no_grad():
-        total, tokens = score_streams(*arguments, paper=True)
+        total, tokens = map(sum, zip(*score_streams(*arguments, paper=True), strict=True))
         inputs, targets = (
             torch.from_numpy(ids[:-1].astype(np.int64)),
             torch.from_numpy(ids[1:].astype(np.int64)),

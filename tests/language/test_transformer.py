@@ -96,8 +96,8 @@ def test_windows_and_shards_change_no_loss(corpus: Path) -> None:
     for length, shards in ((7, 1), (3, 1), (50, 2), (7, 4)):
         exact = (f"window.length={length}", "window.random=false", "head.latent_dropout=0.0")
         tiny = task(*calm, *exact, dtype=torch.float64)
-        parts = (tiny.part(batch, shard, shards) for batch in tiny.epoch(0, 0) for shard in range(shards))
-        sums.append(sum(float(tiny.loss(part).nll) for part in parts if part is not None))
+        each = (tiny.shard(batch, shard, shards) for batch in tiny.epoch(0, 0) for shard in range(shards))
+        sums.append(sum(float(tiny.loss(one).nll) for one in each if one is not None))
     assert sums == pytest.approx([sums[0]] * 4, rel=1e-12)
 
 
@@ -107,7 +107,8 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     lines = list(score_lines(trained, Path("valid.txt")))
     scores = [score for line in lines for score in line["log_probs"]]
     shards = [np.array([token for line in lines for token in trained.codec.vocabulary.ids(line["tokens"])])]
-    total, tokens = score_streams(trained.model, shards, 1, trained.codec.vocabulary.eos)
+    slices = score_streams(trained.model, shards, 1, trained.codec.vocabulary.eos)
+    total, tokens = map(sum, zip(*slices, strict=True))
     assert tokens == len(scores)
     assert total == pytest.approx(-sum(scores), rel=1e-6)
 

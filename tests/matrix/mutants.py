@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "weights are finite before they are saved",
         TRAIN,
-        "(saves and not self.state.finite())",
+        "(saves and not self.finite())",
         "False",
         "engine/test_loop_faults.py::test_weights_that_overflow_are_never_committed",
     ),
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "stop flag of training",
         TRAIN,
-        "            self.check_stop()\n            self.step()",
+        "            self.agreement.check()\n            self.step()",
         "            self.step()",
         RESUMED,
     ),

@@ -9,6 +9,9 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,12 @@ import torch
 from dialog.cli import main as dialog
 from lm.cli import main as lm
 from lm.engine.update import StepLoss, Updater
+from lm.language.task import LmTask
 from lm.launched import rank_and_size, started_by_torchrun
 from lm.parallel.launch import launched
+from tests.support.forked import Prepare
+
+SLICES, SLICE_SECONDS = 600, 0.1  # of a long validation
 
 
 def main() -> None:
@@ -28,6 +35,15 @@ def main() -> None:
     if not started_by_torchrun() or rank_and_size()[0] == int(rank):
         arguments = afflicted(fault, int(call), arguments)
     {"lm": lm, "dialog": dialog}[program](arguments)
+
+
+def faulty(fault: str, rank: int = 0, call: int = 0) -> Prepare:
+    """The fault for :func:`tests.support.forked.ranks`."""
+    return partial(_afflicted_on, fault, rank, call)
+
+
+def _afflicted_on(fault: str, faulty: int, call: int, rank: int, arguments: list[str]) -> list[str]:
+    return afflicted(fault, call, arguments) if rank == faulty or fault == "validation" else arguments
 
 
 def afflicted(fault: str, call: int, arguments: list[str]) -> list[str]:
@@ -46,6 +62,8 @@ def afflicted(fault: str, call: int, arguments: list[str]) -> list[str]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     if fault in ("memory", "nan"):
         break_forward(fault, call)
+    if fault == "validation":
+        prolong_validation()
     return arguments
 
 
@@ -64,6 +82,20 @@ def break_forward(fault: str, call: int) -> None:
         return StepLoss(loss.objective * float("nan"), loss.nll, loss.tokens, loss.lr_scale)
 
     Updater.forward = broken  # type: ignore[method-assign]
+
+
+def prolong_validation() -> None:
+    """Let the validation last a minute; the file ``validating-RANK`` shows that it has begun."""
+    validation = LmTask.validation
+
+    def long(self: LmTask) -> Iterator[tuple[float, int]]:
+        Path(f"validating-{rank_and_size()[0]}").touch()
+        for _ in range(SLICES):
+            time.sleep(SLICE_SECONDS)
+            yield 0.0, 0
+        yield from validation(self)
+
+    LmTask.validation = long  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

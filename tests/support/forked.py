@@ -1,0 +1,118 @@
+"""A command as several ranks that start at once, forked from a process that has loaded torch.
+
+What torchrun does for its ranks is done here: environment, key-value store, and SIGTERM to the others when
+one fails. The tests of launching itself use :mod:`tests.support.launching`.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from lm.ending import begin
+
+Prepare = Callable[[int, list[str]], list[str]]  # makes the arguments of a rank, in its process
+LOADED = (
+    "dialog.cli",
+    "dialog.train",
+    "lm.cli",
+    "lm.language.train",
+    "tests.support.forked",
+    "torch._dynamo",
+)
+HOST = "127.0.0.1"
+
+
+def unchanged(rank: int, arguments: list[str]) -> list[str]:
+    """The arguments as they are."""
+    return arguments
+
+
+class Ranks:
+    """The ranks of one command in a folder, where each has its output in ``rank-N.out``."""
+
+    def __init__(self, folder: Path, size: int, line: Sequence[str], prepare: Prepare = unchanged) -> None:
+        self.folder, self.size = folder, size
+        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        server = get_context("forkserver")
+        server.set_forkserver_preload(list(LOADED))
+        self.processes: list[BaseProcess] = [
+            server.Process(target=_rank, args=(folder, rank, size, self._store.port, tuple(line), prepare))
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def ended(self, seconds: float = 60.0) -> "Ranks":
+        """Wait for the end, which a failure brings to all, as torchrun does."""
+        until, told = time.monotonic() + seconds, False
+        while alive := [process for process in self.processes if process.is_alive()]:
+            assert time.monotonic() < until, f"ranks go on: {self.output}"
+            if not told and any(process.exitcode for process in self.processes):
+                told = True
+                for process in alive:
+                    self.signal(self.processes.index(process), signal.SIGTERM)
+            time.sleep(0.01)
+        return self
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    @property
+    def codes(self) -> list[int | None]:
+        return [process.exitcode for process in self.processes]
+
+    @property
+    def output(self) -> str:
+        """Standard output and standard error of all ranks."""
+        paths = [self.folder / f"rank-{rank}.out" for rank in range(self.size)]
+        return "".join(path.read_text() for path in paths if path.exists())
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a file of the folder is there."""
+        until = time.monotonic() + 60
+        while not (self.folder / name).exists():
+            assert time.monotonic() < until, f"{name} does not appear: {self.output}"
+            assert any(process.is_alive() for process in self.processes), self.output
+            time.sleep(0.01)
+
+
+@contextmanager
+def ranks(folder: Path, size: int, *line: str, prepare: Prepare = unchanged) -> Iterator[Ranks]:
+    """Start ``lm`` or ``dialog`` with the arguments of a line as several ranks; at the end all are killed."""
+    started = Ranks(folder, size, line, prepare)
+    try:
+        yield started
+    finally:
+        for process in started.processes:
+            process.kill()
+            process.join()
+
+
+def _rank(folder: Path, rank: int, size: int, port: int, line: Sequence[str], prepare: Prepare) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {name: str(number) for name, number in place.items()}
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.chdir(folder)
+    out = os.open(f"rank-{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    begin()
+    family, *arguments = line
+    if family == "lm":
+        from lm.cli import main
+    else:
+        from dialog.cli import main
+    main(prepare(rank, arguments))
