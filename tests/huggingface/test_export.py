@@ -23,7 +23,7 @@ from lm.errors import StorageError
 from lm.export import export_run, import_run
 from lm.hf import HighrankLanguageModel
 from lm.huggingface.folder import read_export
-from lm.language.scoring import score_lines
+from lm.language.scoring import score_lines, token_nll
 from lm.language.trained import TrainedLm
 from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore
@@ -31,8 +31,11 @@ from lm.trunks.trunk import TrunkState
 from tests.support.faults import kill_at
 from tests.support.tiny_lm import text_of, write_run
 
+LAYERS = {"trunk": "transformer"}
 HEADS: list[dict[str, Any]] = [
     {"kind": "softmax", "tied": True},
+    {"kind": "mos", "components": 3, "tied": True} | LAYERS,
+    {"kind": "doc", "components": 3, "lower_components": (1,), "tied": False} | LAYERS,
     {"kind": "moss", "components": 3, "tied": True, "learn_shift": True, "learn_context_scale": True},
     {"kind": "doc", "components": 3, "lower_components": (1,), "tied": False},
     {"kind": "mixtape", "components": 2, "tied": False, "temperature": "exponential"},
@@ -49,7 +52,7 @@ def exported(folder: Path, **options: Any) -> tuple[TrainedLm, Any, Any]:
     return TrainedLm.load(run), model, AutoTokenizer.from_pretrained(folder / "exported")
 
 
-@pytest.mark.parametrize("head", HEADS, ids=lambda head: head["kind"])
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head['kind']}-{head.get('trunk', '')}")
 def test_scores_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, head: dict[str, Any]) -> None:
     trained, model, tokenizer = exported(tmp_path, **head)
     text = tmp_path / "lines.txt"
@@ -70,11 +73,12 @@ def test_scores_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, h
     assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
-@pytest.mark.parametrize("cell", [{}, {"kind": "mogrifier", "rank": 2}])
-def test_beams_of_generate_find_what_ours_finds(tmp_path: Path, cell: dict[str, Any]) -> None:
-    """The recurrent state follows the hypotheses."""
+@pytest.mark.parametrize("beam", [4, 1])
+@pytest.mark.parametrize("trunk", [{}, {"cell": {"kind": "mogrifier", "rank": 2}}, LAYERS], ids=str)
+def test_beams_of_generate_find_what_ours_finds(tmp_path: Path, trunk: dict[str, Any], beam: int) -> None:
+    """The state follows the hypotheses, also beyond the span of attention. One beam is greedy search."""
     head = {"kind": "mos", "components": 3, "tied": False, "context_scale": 6.0, "output_bias": True}
-    trained, model, _ = exported(tmp_path, cell=cell, **head)
+    trained, model, _ = exported(tmp_path, **trunk, **head)
     eos, sources = trained.codec.vocabulary.eos, 16
     with torch.no_grad():
         for parameter in (*trained.model.layers.parameters(), trained.model.embedding.weight):
@@ -90,19 +94,35 @@ def test_beams_of_generate_find_what_ours_finds(tmp_path: Path, cell: dict[str, 
 
     with torch.no_grad():
         state = trained.model(prompts[:, :-1].T, trained.model.initial_state(sources)).state
-    config = DecodeConfig(beam=4, nbest=3, max_length=12)
+    config = DecodeConfig(beam=beam, nbest=min(beam, 3), max_length=12)
     ours = beam_search(step, state, sources, config, Marks(eos, eos))
     assert len({found[0].tokens for found in ours}) > sources // 3
     theirs = model.generate(
-        prompts, num_beams=4, num_return_sequences=3, max_new_tokens=13, do_sample=False,
-        length_penalty=0.0, early_stopping="never", forced_eos_token_id=eos,
+        prompts, num_beams=beam, num_return_sequences=config.nbest, max_new_tokens=13, do_sample=False,
+        forced_eos_token_id=eos, **({"length_penalty": 0.0, "early_stopping": "never"} if beam > 1 else {}),
     )  # fmt: skip
     said = theirs[:, prompts.shape[1] : -1].tolist()
     assert said == [list(one.tokens) for found in ours for one in found]
 
 
-def test_padding_changes_nothing(tmp_path: Path) -> None:
-    _, model, tokenizer = exported(tmp_path, kind="doc", components=3, lower_components=(1,), tied=False)
+@pytest.mark.parametrize("trunk", ["recurrent", "transformer"])
+def test_a_sampled_text_has_the_probabilities_of_its_score(tmp_path: Path, trunk: str) -> None:
+    trained, model, tokenizer = exported(tmp_path, kind="mos", components=3, tied=True, trunk=trunk)
+    torch.manual_seed(1)
+    prompt = tokenizer("a b", return_tensors="pt")
+    found = model.generate(
+        **prompt, do_sample=True, top_k=0, max_new_tokens=15, min_new_tokens=15, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    ids = found.sequences[0, 1:]  # after the <eos> that begins the text
+    logits = torch.stack(found.logits)[:, 0].gather(1, ids[-15:, None])[:, 0]
+    assert (-logits).tolist() == pytest.approx(token_nll(trained, ids.numpy())[-15:].tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("trunk", ["recurrent", "transformer"])
+def test_padding_changes_nothing(tmp_path: Path, trunk: str) -> None:
+    head: dict[str, Any] = {"kind": "doc", "components": 3, "lower_components": (1,), "tied": False}
+    _, model, tokenizer = exported(tmp_path, **head, trunk=trunk)
     texts = text_of(9, seed=5).splitlines()
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     together = model.generate(**batch, max_new_tokens=4, min_new_tokens=4, num_beams=2, do_sample=False)

@@ -1,5 +1,6 @@
 """Language models on a transformer: trained, resumed, scored, adapted and described like any other."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -238,6 +239,19 @@ def test_keys_of_another_trunk_are_refused(in_tmp: Path, settings: str, message:
         load_config("bad.toml", LmConfig, family="lm")
     assert "bad.toml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_finetuning_begins_with_the_best_weights(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    train(resolved("train.max_steps=6"), Path("run"), no_report)
+    code, _, err = ending(main, "finetune", "run", "--set", "optim.lr=1", "--set", "train.max_steps=2")
+    assert code == 0, err
+    (first, *_), before = (
+        [json.loads(line)["nll"] for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+        for run in ("run-finetuned", "run")
+    )
+    assert first == pytest.approx(min(before), rel=1e-6)
 
 
 def test_gates_are_those_of_recurrent_layers_only(

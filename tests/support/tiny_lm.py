@@ -19,6 +19,7 @@ from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.tokenizers import PLAIN
 from lm.text.vocabulary import Codec, Vocabulary
+from lm.trunks.config import TransformerConfig
 from tests.support.words import WORDS
 
 CELLS: list[dict[str, Any]] = [
@@ -40,14 +41,22 @@ def tiny_config(
     dropout: float = 0.3,
     compat: Any = "none",
     cell: dict[str, Any] | None = None,
+    trunk: Any = "recurrent",
     **head: Any,
 ) -> LmConfig:
+    """``trunk``: of a transformer, the layers have grouped queries, and attention a span of five tokens."""
     splits = {split: str(folder / f"{split}.txt") for split in ("train", "valid", "test")}
-    model: dict[str, Any] = {f"{name}_dropout": dropout for name in RATES}
+    model: dict[str, Any] = {f"{name}_dropout": dropout for name in RATES} | {"hidden_sizes": (7, 6)}
+    transformer: dict[str, Any] = {}
+    if trunk == "transformer":
+        model |= {"trunk": trunk, "hidden_sizes": (8, 8), "weight_dropout": 0.0, "attention_span": 5}
+        transformer = {"heads": 2, "kv_heads": 1}
+        head = {"embedding_size": 6} | head
     return LmConfig(
         data=DataConfig(**splits),
         window=WindowConfig(length=7),
-        model=ModelConfig(embedding_size=6, hidden_sizes=(7, 6), init_range=1.0, **model),
+        model=ModelConfig(embedding_size=6, init_range=1.0, **model),
+        transformer=TransformerConfig(**transformer),
         cell=CellConfig(**(cell or {})),
         head=HeadConfig(**({"kind": "softmax", "tied": True, "latent_dropout": dropout} | head)),
         train=TrainConfig(device="cpu", compat=compat, seed=5),
