@@ -1,6 +1,8 @@
 """Commands of ``lm analyze`` that ask what a head lets through: gradients, words, directions."""
 
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -8,6 +10,10 @@ from lm.analysis.opened import OverTraining, Runs, facts_of, loaded_steps, of_ru
 from lm.console.app import counting, show, write_result
 from lm.console.options import Checkpoint, JsonFile
 from lm.language.options import Data, Limit, spare_texts
+
+if TYPE_CHECKING:
+    from lm.language.evaluate import Text
+    from lm.language.trained import TrainedLm
 
 Results = dict[str, dict[str, Any]]
 
@@ -32,11 +38,8 @@ def gradient(
     spare_texts(json_file, runs, data)
     from lm.analysis.gradient import gradient_tables, gradients_of_run
 
-    results: Results = {}
-    with counting("differentiating") as progress:
-        for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training):
-            measured = gradients_of_run(trained, text.ids, sample, progress)
-            results[name] = facts_of(trained, text, which) | measured
+    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    results = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
     write_result(json_file, of_runs(results))
     show(*gradient_tables(results))
 
@@ -80,11 +83,9 @@ def histories(
     spare_texts(json_file, runs, data)
     from lm.analysis.geometry import histories_of_run, history_tables
 
-    results: Results = {}
-    with counting("factorising") as progress:
-        for name, which, trained, text in opened_steps(runs, data, None, checkpoint, over_training):
-            measured = histories_of_run(trained, text.ids, rows, futures, progress)
-            results[name] = facts_of(trained, text, which) | measured
+    steps = opened_steps(runs, data, None, checkpoint, over_training)
+    measure = partial(histories_of_run, histories=rows, futures=futures)
+    results = _measured("factorising", steps, measure)
     write_result(json_file, of_runs(results))
     show(*history_tables(results))
 
@@ -108,3 +109,14 @@ def unargmaxable(
             results[name] = facts_of(trained, None, which) | unargmaxable_of_run(trained, progress)
     write_result(json_file, of_runs(results))
     show(*unargmaxable_tables(results))
+
+
+def _measured(
+    doing: str, steps: "Iterator[tuple[str, str, TrainedLm, Text]]", measure: Callable[..., dict[str, Any]]
+) -> Results:
+    """Facts and measures of each checkpoint by its name, with progress."""
+    results: Results = {}
+    with counting(doing) as progress:
+        for name, which, trained, text in steps:
+            results[name] = facts_of(trained, text, which) | measure(trained, text.ids, progress=progress)
+    return results
