@@ -185,8 +185,9 @@ class DialogConfig(Section):
     def _consistent(self) -> Self:
         if self.train.start_from:
             raise ValueError("train.start_from: dialog models begin with random weights; leave it out")
-        if self.head.start != "random":
-            raise ValueError("head.start: dialog models begin with random weights; leave it out")
+        for key, value in (("head.start", self.head.start), ("train.freeze", self.train.freeze)):
+            if value not in ("random", "none"):
+                raise ValueError(f"{key}: dialog models begin with random weights; leave it out")
         return self
 
     @model_validator(mode="after")

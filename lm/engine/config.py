@@ -14,6 +14,9 @@ class OptimConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    trunk_lr_ratio: float = Field(
+        1.0, gt=0, description="factor on the learning rate of all parameters except the head's"
+    )
     betas: tuple[Decay, Decay] = Field(
         (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW"
     )
@@ -121,6 +124,11 @@ class TrainConfig(Section):
     )
     start_from: str = Field(
         "", description="lm: run whose best weights the training starts from, for finetuning"
+    )
+    freeze: Literal["none", "trunk"] = Field(
+        "none",
+        description="lm: parameters that training leaves as they are. trunk: all except those of the head, of"
+        " which a tied embedding is one",
     )
     checkpoint_every: int = Field(
         0, ge=0, description="number of updates between checkpoints; 0 = only at validations"

@@ -18,7 +18,7 @@ from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated
 from lm.engine.guard import Guard
 from lm.engine.journal import Journal, NoJournal
-from lm.engine.optim import Averager, Schedule, build_optimizer, nonmonotonic, numbers_per_parameter
+from lm.engine.optim import Averager, Schedule, build_optimizer, commit_bytes, nonmonotonic
 from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver, commit_step
 from lm.engine.sharded import ShardedUpdater
@@ -169,7 +169,7 @@ class _Engine(Generic[BatchT]):
         return self.agreement.outcome.seconds
 
     def fit(self) -> FitResult:
-        self.saver.preflight(numbers_per_parameter(self.optim))
+        self.saver.preflight(commit_bytes(self.optim, self.task.model))
         self.saver.resume()
         self.agreement.meet()
         self.task.model.train()

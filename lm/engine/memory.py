@@ -8,7 +8,7 @@ from torch import nn
 
 from lm.disk.storage import readable
 from lm.engine.config import OptimConfig
-from lm.engine.optim import numbers_per_parameter
+from lm.engine.optim import commit_bytes, numbers_per_parameter, trained_bytes
 from lm.errors import ConfigError
 from lm.heads.head import Head
 
@@ -25,18 +25,16 @@ def training_memory(
     between batches, which a checkpoint holds too. A checkpoint holds a tied matrix under both of its names,
     and so do its averages.
     """
-    weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
-    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
+    trained = trained_bytes(model)
     averages = int(optim.average != "none")
-    moments = numbers_per_parameter(optim) - 1 - averages
     sizes = {
-        "weights": weights,
-        "gradients": weights,
-        "optimizer": moments * weights,
-        "averages": averages * weights,
+        "weights": sum(parameter.nbytes for parameter in model.parameters()),
+        "gradients": trained,
+        "optimizer": (numbers_per_parameter(optim) - 1 - averages) * trained,
+        "averages": averages * trained,
         "activations": FLOAT * activations,
     }
-    checkpoint = (1 + averages) * stored + moments * weights + carried
+    checkpoint = commit_bytes(optim, model) + carried
     return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
 
 

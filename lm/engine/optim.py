@@ -14,15 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from lm.disk.storage import JSON
-from lm.engine.config import OptimConfig
+from lm.engine.config import OptimConfig, TrainConfig
 from lm.errors import StorageError
 
+_HEAD = "head."  # beginning of the names of a head's parameters
 ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """A fused optimiser of every trainable parameter of ``model``; tied parameters count once."""
-    parameters = list(trainable(model).values())
+    """A fused optimiser of every trainable parameter of ``model``; tied parameters count once.
+
+    Each group of parameters has its factor on the learning rate as ``lr_ratio``.
+    """
+    parameters = _groups(config, model)
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
@@ -30,6 +34,44 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     decay = config.weight_decay
     return kind(parameters, config.lr, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
+
+
+def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """The trainable parameters: in one group, or those of the head apart."""
+    parameters = list(trainable(model).values())
+    if config.trunk_lr_ratio == 1:
+        return [{"params": parameters, "lr_ratio": 1.0}]
+    head = head_parameters(model)
+    trunk, own = ([one for one in parameters if (id(one) in head) == wanted] for wanted in (False, True))
+    groups = ((trunk, config.trunk_lr_ratio), (own, 1.0))
+    return [{"params": some, "lr_ratio": ratio} for some, ratio in groups if some]
+
+
+def head_parameters(model: nn.Module) -> set[int]:
+    """``id`` of every parameter of the head, also of one that it shares with the embedding."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {id(parameter) for name, parameter in named if name.startswith(_HEAD)}
+
+
+def freeze(config: TrainConfig, model: nn.Module) -> None:
+    """Exclude the parameters of ``train.freeze`` from training."""
+    if config.freeze == "trunk":
+        head = head_parameters(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in head)
+
+
+def trained_bytes(model: nn.Module) -> int:
+    """Size of all trainable parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in trainable(model).values())
+
+
+def commit_bytes(config: OptimConfig, model: nn.Module) -> int:
+    """Approximate size of a commit: weights and averages, tied ones twice, and the optimiser's state."""
+    stored = sum(tensor.nbytes for tensor in model.state_dict().values())
+    averages = int(config.average != "none")
+    moments = numbers_per_parameter(config) - 1 - averages
+    return int((1 + averages) * stored + moments * trained_bytes(model))
 
 
 def numbers_per_parameter(config: OptimConfig) -> int:
@@ -58,7 +100,9 @@ def load_optimizer_tensors(
 ) -> None:
     """Restore the result of :func:`optimizer_tensors`; StorageError if a name or shape does not fit."""
     parameters = trainable(model)
-    index = {name: number for number, name in enumerate(parameters)}
+    grouped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    numbers = {id(parameter): number for number, parameter in enumerate(grouped)}
+    index = {name: numbers[id(parameter)] for name, parameter in parameters.items()}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")

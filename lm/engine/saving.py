@@ -10,7 +10,7 @@ from lm.engine.clock import Clock
 from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
-from lm.engine.state import Progress, TrainingState, model_tensors
+from lm.engine.state import Progress, TrainingState
 from lm.errors import StorageError
 from lm.heads import kernel_choice
 from lm.runs.checkpoint import Commit
@@ -45,15 +45,11 @@ class Saver:
         self._failures = 0
         self.dirty = True
 
-    def preflight(self, copies: int) -> None:
-        """Raise StorageError unless the disk has room for the commits that will be kept.
-
-        ``copies`` is the number of values that a commit holds for each parameter.
-        """
-        size = sum(tensor.nbytes for tensor in model_tensors(self._training.task.model).values())
+    def preflight(self, size: int) -> None:
+        """Raise StorageError unless the disk has room for the commits, of ``size`` bytes, that are kept."""
         kept = self._train.keep_best + self._train.keep_last + 1  # and one to recover from
         commits = kept + 1 - len(self._steps())  # a new one is written before an old one goes
-        self._run.preflight(size * copies * max(1, commits))
+        self._run.preflight(size * max(1, commits))
 
     def resume(self) -> None:
         """Return to the newest intact commit, or to the start if there is no commit.

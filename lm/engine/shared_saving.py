@@ -44,9 +44,9 @@ class SharedSaver:
         self._group, self._training, self._train, self._saver = group, training, train, saver
         self.dirty = True
 
-    def preflight(self, copies: int) -> None:
+    def preflight(self, size: int) -> None:
         """See :meth:`lm.engine.saving.Saver.preflight`."""
-        self._on_first(lambda saver: saver.preflight(copies))
+        self._on_first(lambda saver: saver.preflight(size))
 
     def resume(self) -> None:
         """See :meth:`lm.engine.saving.Saver.resume`; every rank takes over rank 0's state."""

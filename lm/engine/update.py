@@ -128,7 +128,7 @@ class Updater(Generic[BatchT]):
         if scale != 1.0:
             torch._foreach_mul_(self._gradients(), scale)
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_ratio"]
         self._optimizer.step()
 
     def clear(self) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.engine.memory import head_scratch, training_memory
+from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.language.config import DataConfig, LmConfig
@@ -30,6 +31,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     config = sized(config, vocabulary)
     with shapes_only():
         model = LanguageModel(config, vocabulary)
+    freeze(config.train, model)
     carried = model.initial_state(config.train.batch_size).tensors()
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
@@ -66,4 +68,6 @@ def _activations(config: LmConfig, model: LanguageModel) -> int:
     steps, streams, head = longest(config.window), config.train.batch_size, model.head
     tokens = steps * streams
     vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
-    return model.layers.activations(steps, streams) + tokens * vectors + head_scratch(head, tokens)
+    trains = any(parameter.requires_grad for parameter in model.layers.parameters())
+    trunk = model.layers.activations(steps, streams) if trains else tokens * model.layers.size
+    return trunk + tokens * vectors + head_scratch(head, tokens)

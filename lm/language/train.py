@@ -7,6 +7,7 @@ from pathlib import Path
 from lm.config.load import Resolved, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
+from lm.engine.optim import freeze
 from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, pretrained, train_run
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError
@@ -100,6 +101,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     vectors = pretrained(model.embedding, path, codec, place)
     if vectors is not None:
         hashes[VECTORS_HASH] = vectors.sha256
+    freeze(config.train, model)
     task = LmTask(config, words.eos, model, *splits, place.device, words.bos)
     notes = [vectors.coverage] if vectors else ()
     return Ready(task, hashes, notes, trunk_file(config), config.head.start == "pretrained")

@@ -12,6 +12,7 @@ import torch
 
 from lm.engine.guard import Guard
 from lm.engine.journal import Journal
+from lm.engine.optim import trainable
 from lm.engine.state import Progress, all_finite, load_model_tensors, model_tensors
 from lm.errors import DivergenceError, Interrupted, StorageError
 from lm.runs.checkpoint import CheckpointStore
@@ -331,8 +332,9 @@ def test_too_small_a_disk_is_refused_at_the_start(folder: Path, monkeypatch: pyt
     with open_run(folder) as run:
         monkeypatch.setattr(type(run), "preflight", lambda self, size: asked.append(size))
     train(folder, {"max_steps": 2, "keep_last": 3, "keep_best": 2}, {"average": "ema"})
-    size = sum(tensor.nbytes for tensor in model_tensors(TinyModel()).values())
-    assert asked == [size * 4 * 7]
+    stored = sum(tensor.nbytes for tensor in model_tensors(TinyModel()).values())
+    trained = sum(weight.nbytes for weight in trainable(TinyModel()).values())
+    assert asked == [(2 * stored + 2 * trained) * 7]  # weights and averages; two moments of Adam
 
 
 def test_a_training_that_is_at_its_end_is_noted(folder: Path) -> None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.device import configure_device
+from lm.engine.memory import training_memory
 from lm.engine.optim import (
     Averager,
     Schedule,
     build_optimizer,
+    freeze,
     load_optimizer_tensors,
     numbers_per_parameter,
     optimizer_tensors,
@@ -284,6 +286,60 @@ def test_tied_and_frozen_parameters_are_trained_once_or_not_at_all() -> None:
     assert len(found) == 2
     assert found[0] is model.linear.weight
     assert found[1] is model.linear.bias
+
+
+class Parts(nn.Module):
+    """A head, registered first, and a trunk; the head shares a matrix with the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 5)
+        self.layers = nn.Linear(3, 3)
+        self.embedding = nn.Embedding(5, 3)
+        self.embedding.weight = self.head.weight
+
+    def loss(self, batch: Tensor) -> StepLoss:  # (rows, 3)
+        objective = self.head(self.layers(batch)).square().sum()
+        return StepLoss(objective, objective.detach(), len(batch))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_trunk_has_a_learning_rate_of_its_own(name: str) -> None:
+    """One update of SGD is the gradient times the rate; optimisers of two groups continue exactly."""
+    optim = OptimConfig(name=name, lr=0.5, trunk_lr_ratio=0.25, clip_norm=0)
+    train = TrainConfig(max_steps=1)
+    one, two = Parts(), Parts()
+    first = build_optimizer(optim, one)
+    batch = torch.randn(4, 3)
+    for number in range(2):
+        before = {key: value.detach().clone() for key, value in one.named_parameters()}
+        update = Updater(one, one.loss, first, optim, train)
+        sums = update.gradients([batch])
+        gradients = {key: value.grad.clone() for key, value in one.named_parameters()}
+        update.apply(sums, 0.5)
+        update.clear()
+        if name == "sgd":
+            for key, value in one.named_parameters():
+                rate = 0.125 if key.startswith("layers") else 0.5
+                torch.testing.assert_close(value, before[key] - rate * gradients[key])
+        if not number:
+            two.load_state_dict(one.state_dict())
+            second = build_optimizer(optim, two)
+            load_optimizer_tensors(second, two, optimizer_tensors(first, one))
+    again = Updater(two, two.loss, second, optim, train)
+    again.apply(again.gradients([batch]), 0.5)
+    assert all(torch.equal(value, two.state_dict()[key]) for key, value in one.state_dict().items())
+
+
+def test_a_frozen_trunk_stays_and_costs_no_gradients() -> None:
+    model, optim = Parts(), OptimConfig()
+    whole = training_memory(model, optim, 0)
+    freeze(TrainConfig(freeze="trunk"), model)
+    assert set(trainable(model)) == {"head.weight", "head.bias"}
+    frozen = training_memory(model, optim, 0)
+    assert frozen["weights"] == whole["weights"]
+    assert frozen["gradients"] == 4 * (15 + 5) < whole["gradients"]
+    assert frozen["optimizer"] == 2 * frozen["gradients"]
 
 
 @given(st.integers(0, 12), st.integers(1, 5))

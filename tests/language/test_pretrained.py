@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
 from lm.cli import main
+from lm.config.load import load_config
+from lm.engine.events import no_report
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.generate import GenerateOptions, generate
 from lm.language.model import LanguageModel
+from lm.language.prepare import PrepareOptions, prepare
 from lm.language.pretrained import start_pretrained
 from lm.language.scoring import score_lines, token_nll
 from lm.language.sizes import sized
+from lm.language.train import train
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
@@ -83,19 +88,19 @@ def corpus(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def started(folder: Path, head: dict[str, Any]) -> tuple[LmConfig, LanguageModel]:
+def started(folder: Path, head: dict[str, Any], **model: Any) -> tuple[LmConfig, LanguageModel]:
     """A model in evaluation mode that begins as the pretrained one."""
     config = LmConfig.model_validate(
         {
-            "model": {"trunk": f"hf:{folder}", "attention_span": SPAN, **CALM},
+            "model": {"trunk": f"hf:{folder}", "attention_span": SPAN, **CALM, **model},
             "head": head | {"start": "pretrained"},
         }
     )
     words = 305
     config = sized(config, words)
-    model = LanguageModel(config, words, 1)
-    start_pretrained(config, model)
-    return config, model.eval()
+    began = LanguageModel(config, words, 1)
+    start_pretrained(config, began)
+    return config, began.eval()
 
 
 def blockwise(theirs: Any, tokens: torch.Tensor, begin: int) -> torch.Tensor:
@@ -169,6 +174,47 @@ def test_the_commands_train_and_use_a_pretrained_model(
     assert ending(main, "generate", "cut", "--prompt", "ab cd", "--max-tokens", "20")[0] == 0
     again = [piece.text for piece in generate(trained, "a", GenerateOptions(max_tokens=2 * SPAN, seed=3))]
     assert len(again) == 2 * SPAN
+
+
+def test_a_head_alone_trains_and_resumes_with_rates_of_its_own(corpus: Path) -> None:
+    """A frozen trunk stays, and recomputed activations change no bit."""
+    prepare("text", Path("data"), PrepareOptions(tokenizer="hf:folder"))
+    weights = {}
+    for name, changes in {
+        "frozen": ["train.freeze=trunk"],
+        "whole": ["optim.trunk_lr_ratio=0.1"],
+        "recomputed": ["optim.trunk_lr_ratio=0.1", "model.recompute=true"],
+    }.items():
+        for steps in (5, 9) if name != "whole" else (9,):
+            changed = [*changes, f"train.max_steps={steps}", "model.input_dropout=0.1", 'optim.average="ema"']
+            resolved = load_config("run.toml", LmConfig, family="lm", overrides=changed)
+            train(resolved, Path(name), no_report)
+        weights[name] = CheckpointStore(Path(name, "checkpoints")).weights("last")
+    _, model = started(corpus / "folder", {"kind": "mos", **PLAIN, "components": 2})
+    for key, value in model.state_dict().items():
+        moved = not torch.equal(weights["frozen"][key], value)
+        assert moved == key.startswith("head."), key
+        assert torch.equal(weights["whole"][key], weights["recomputed"][key]), key
+        assert not torch.equal(weights["whole"][key], value), key
+
+
+def test_recomputed_activations_are_not_kept(corpus: Path) -> None:
+    """Far fewer bytes wait for the backward pass, and the gradients are the same."""
+    kept, gradients = [], []
+    tokens = torch.randint(0, 305, (2 * SPAN, 2), generator=torch.Generator().manual_seed(1))
+    for recompute in (False, True):
+        _, model = started(corpus / "folder", {"kind": "softmax"}, recompute=recompute)
+        with torch.no_grad():
+            state = model(tokens[:5], model.initial_state(2)).state
+        sizes: list[int] = []
+        torch.manual_seed(2)  # of the dropout inside the network
+        with saved_tensors_hooks(lambda one, sizes=sizes: sizes.append(one.nbytes) or one, lambda one: one):
+            outputs = model.train()(tokens[5:], state)
+        kept.append(sum(sizes))
+        model.head.objective(outputs.hidden, tokens[5:].roll(1))[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert kept[1] < kept[0] / 3
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
 def test_the_tokenizer_gives_the_ids_of_transformers(corpus: Path) -> None:
