@@ -13,11 +13,11 @@ import numpy as np
 from lm import bootstrap
 from lm.bootstrap import Floats
 from lm.console.options import RESAMPLES
-from lm.console.shared_tables import p_tables
+from lm.console.shared_tables import guessing_warning, p_tables
 from lm.console.tables import Table
 from lm.errors import visible
-from lm.runs.compare import Comparison, PartSums
-from lm.runs.evaluations import Evaluation, Result, guessing_warning, lookup
+from lm.runs.compare import ComparedRun, ComparedRuns, Comparison, PartSums, Resampling
+from lm.runs.evaluations import Evaluation
 
 _ORDERS = ("1", "2", "3", "4")
 _SIDES = ("precision", "recall")
@@ -69,7 +69,7 @@ _COMPARISON = Comparison(
 
 def compare(
     runs: Sequence[Path], *, name: str | None = None, resamples: int = RESAMPLES, seed: int = 1
-) -> Result:
+) -> ComparedRuns:
     """Compare evaluations of the same data.
 
     Args:
@@ -79,10 +79,8 @@ def compare(
         seed: seed of the resamples.
 
     Returns:
-        ``{"name", "data", "bootstrap", "runs": [{"run", "head", "parameters", scores …, "p": {…}}]}``. ``p``
-        has a two-sided p-value by score (``perplexity``, ``bleu/1/precision`` …), and is empty for the first
-        run. A p-value is None below 5 conversations, or if both runs are ``near_guessing``. ``interval`` and
-        ``change`` are those of :meth:`lm.runs.compare.Comparison.rows`.
+        Scores are ``perplexity``, and those of BLEU such as ``bleu/1/precision``. The units of the bootstrap
+        are dialogs.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -92,12 +90,12 @@ def compare(
     name, evaluations = _COMPARISON.open(runs, name)
     first = evaluations[0]
     counts = bootstrap.draws(len(set(first.contexts["dialog"])), resamples, seed)
-    return {
-        "name": name,
-        "data": first.result["data"],
-        "bootstrap": {"resamples": resamples, "seed": seed, "unit": "dialog", "units": counts.shape[1]},
-        "runs": _COMPARISON.rows(evaluations, _sums, first.contexts["dialog"], counts),
-    }
+    return ComparedRuns(
+        name=name,
+        data=first.result["data"],
+        bootstrap=Resampling(resamples, seed, "dialog", counts.shape[1]),
+        runs=_COMPARISON.rows(evaluations, _sums, first.contexts["dialog"], counts),
+    )
 
 
 def _sums(evaluation: Evaluation) -> PartSums:
@@ -112,29 +110,28 @@ def _sums(evaluation: Evaluation) -> PartSums:
     return sums
 
 
-def comparison_tables(comparison: Result) -> list[Table | str]:
+def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
     """Tables of runs and of p-values of each run except the first, and the runs' decoding."""
     rows = [
         {
-            **{name: row[name] for name in ("run", "head", "parameters")},
-            **{name: lookup(row, key.split("/")) for name, key in COMPARED_SCORES.items()},
-            **{name: row[key] for name, key in _MEASURES.items()},
+            "run": row.run,
+            **{name: row.facts[name] for name in ("head", "parameters")},
+            **{name: row.score(key) for name, key in COMPARED_SCORES.items()},
+            **{name: row.facts[key] for name, key in _MEASURES.items()},
         }
-        for row in comparison["runs"]
+        for row in comparison.runs
     ]
-    title = f"Runs on {comparison['name']}"
-    warning = guessing_warning(comparison["runs"])
     return [
-        Table(title, rows),
+        Table(f"Runs on {comparison.name}", rows),
         *p_tables(comparison, COMPARED_SCORES),
-        _caption(comparison["runs"]),
-        *warning,
+        _caption(comparison.runs),
+        *guessing_warning(comparison),
     ]
 
 
-def _caption(rows: Sequence[Result]) -> str:
+def _caption(rows: Sequence[ComparedRun]) -> str:
     """Checkpoint and decoding: one line if all runs agree, else by run with a warning."""
-    settings = [{"checkpoint": row["checkpoint"], **row["decode"]} for row in rows]
+    settings = [{"checkpoint": row.facts["checkpoint"], **row.facts["decode"]} for row in rows]
     known = dict.fromkeys(key for setting in settings for key in setting)
     differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]
     width = ("beam",) if any(setting.get("method") == "beam" for setting in settings) else ()
@@ -143,7 +140,7 @@ def _caption(rows: Sequence[Result]) -> str:
     texts = [", ".join(f"{key} {visible(setting.get(key))}" for key in shown) for setting in settings]
     if not differ:
         return f"All runs: {texts[0]}"
-    by_run = "; ".join(f"{visible(row['run'])}: {text}" for row, text in zip(rows, texts, strict=True))
+    by_run = "; ".join(f"{visible(row.run)}: {text}" for row, text in zip(rows, texts, strict=True))
     return f"Warning: {', '.join(differ)} differ between the runs. {by_run}"
 
 

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dialog.batches import list_examples
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs
 from dialog.evaluate import evaluate
+from dialog.results import DialogEvaluation
 from dialog.smalltalk.process import true_nll
 from dialog.train import train
 from lm.config.load import load_config
 from lm.disk.storage import make_folder, write_json
 from lm.engine.events import Reporter
+from lm.results import Merged, as_json
 from lm.steps import OnProgress, no_progress
 
 RESULTS = "results.json"
@@ -28,10 +30,22 @@ DEMO_SETTINGS = (
 )
 
 
+@dataclass(frozen=True)
+class DemoResult:
+    """Evaluation of a head, minutes of its training, and the true perplexity of the same dialogs.
+
+    No model has a lower perplexity than the true distribution in expectation, but one may on a finite sample.
+    """
+
+    evaluation: Merged[DialogEvaluation]
+    true_perplexity: float
+    minutes: float
+
+
 def demo(
     out: Path, report: Callable[[str], Reporter], progress: OnProgress = no_progress
-) -> dict[str, dict[str, Any]]:
-    """Train and evaluate one model per head, and write ``results.json``.
+) -> dict[str, DemoResult]:
+    """Train and evaluate one model per head, and write the results by head to ``results.json``.
 
     Every model is an ordinary run in ``out/<head>`` of the preset ``smalltalk_<head>`` with fewer updates. So
     an interrupted demo resumes. The first ``DIALOGS`` dialogs of the test split are evaluated.
@@ -40,14 +54,9 @@ def demo(
         out: folder of the runs.
         report: returns the reporter of a head's training.
         progress: see :func:`dialog.evaluate.evaluate`.
-
-    Returns:
-        For every head the result of :func:`dialog.evaluate.evaluate`, with ``minutes`` of training and
-        ``true_perplexity``, that of the same dialogs under the true distribution. No model has a lower
-        perplexity in expectation, but one may on a finite sample.
     """
     make_folder(out)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, DemoResult] = {}
     dialogs = load_dialogs("smalltalk:test")[:DIALOGS]
     contexts = len(list_examples(dialogs))
     nll, tokens = true_nll(dialogs)
@@ -56,6 +65,6 @@ def demo(
         resolved = load_config(f"smalltalk_{head}", DialogConfig, family="dialog", overrides=DEMO_SETTINGS)
         fitted = train(resolved, out / head, report(head))
         result = evaluate(out / head, limit=contexts, progress=progress)
-        results[head] = result | {"true_perplexity": floor, "minutes": fitted.minutes}
-        write_json(out / RESULTS, results)
+        results[head] = DemoResult(result, floor, fitted.minutes)
+        write_json(out / RESULTS, {name: as_json(found) for name, found in results.items()})
     return results

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dialog.seq2seq import Seq2Seq
 from lm.config.difference import flat_config
 from lm.heads.usage import use_in_sample
-from lm.runs.evaluations import Result, spread
+from lm.results import as_json
+from lm.runs.evaluations import Json, spread
 from lm.text.vocabulary import DIALOG
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def evaluation_details(
     examples: Sequence["Example"],
     answers: Sequence[Sequence["Hypothesis"]],
     command: str,
-) -> Result:
+) -> Json:
     """Details of an evaluation.
 
     ``samples`` have ``index`` of the example, ``context``, ``true`` and ``reply``. ``components`` is that
@@ -47,11 +48,11 @@ def evaluation_details(
         }
         for index in spread(len(examples), SAMPLES)
     ]
-    components = None  # of an ensemble
+    use = None  # of an ensemble
     if isinstance(model.model, Seq2Seq):
         words = model.codec.vocabulary.tokens
-        components = use_in_sample(model.model.head, model.readings(dialogs), words)
-    return {"samples": samples, "components": components, "command": command}
+        use = use_in_sample(model.model.head, model.readings(dialogs), words)
+    return {"samples": samples, "components": use and as_json(use), "command": command}
 
 
 def evaluate_command(

@@ -19,13 +19,21 @@ from dialog.decoding.config import DecodeConfig
 from dialog.details import evaluate_command, evaluation_details
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
-from dialog.metrics.scores import Responses, Scorer, responses_report
+from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
+from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from lm.config.load import Resolved, override
 from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Result, Subject, keep, loaded, require_keepable, slug
+from lm.runs.evaluations import (
+    Subject,
+    keep,
+    loaded,
+    members,
+    require_keepable,
+    slug,
+)
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct
@@ -79,7 +87,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     batch_size: int = 16,
     progress: OnProgress = no_progress,
-) -> Result:
+) -> DialogEvaluation:
     """Evaluate a run on a corpus and keep the result in the run.
 
     Under torchrun, the processes share the contexts by contiguous slices of batches. Rank 0 writes.
@@ -118,32 +126,33 @@ def evaluate(
         judge = bleu_tokenizer(model.codec.tokenizer)
         data_facts = _describe_data(test, _unknown_share(model, test))
         scores = model.nll(test.dialogs)[: len(test.examples)]
-        name, words = f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
-        likelihood = perplexities(scores, name, words)
+        likelihood = perplexities(
+            scores, f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
+        )
         answers = model.respond(test.examples, search, batch_size, progress)
         responses = _for_bleu(model.codec, answers, test)
         report, contexts = responses_report(responses, judge.split)
-        result: Result = {
-            **Subject.of(model, run, checkpoint, weights[0], data_facts).json(),
-            **_describe_ensemble(others, weights[1:]),
-            "bleu_tokens": judge.kind,
-            "decode": search.model_dump(),
-            **likelihood,
-            **report,
-        }
-        result["warnings"] = warnings(result)
+        human = report.yardsticks.true_response.scores.diversity
+        result = DialogEvaluation(
+            subject=Subject.of(model, run, checkpoint, weights[0], data_facts),
+            ensemble_with=members(others, weights[1:]),
+            bleu_tokens=judge.kind,
+            decode=search,
+            likelihood=likelihood,
+            report=report,
+            warnings=warnings(report.scores.diversity, human, likelihood.contexts),
+            name=setting_name(test.name, checkpoint, search, usual, others),
+        )
         columns = {key: [getattr(one, key) for one in scores] for key in ("dialog", "turn", "nll", "tokens")}
-        name = setting_name(test.name, checkpoint, search, usual, others)
 
         def write() -> str:
             if output is not None:
                 write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
             command = evaluate_command([run, *others], data, references, checkpoint, limit, (usual, search))
             details = evaluation_details(model, test.dialogs, test.examples, answers, command)
-            return keep(run, name, result, columns | contexts, details)
+            return keep(run, result, columns | contexts, details).name
 
-        result["name"] = group.share(write)
-        return result
+        return replace(result, name=group.share(write))
 
 
 def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple["TrainedModel", list[str | None]]:
@@ -213,30 +222,28 @@ def load_test_set(
     return EvaluationData(name, source, dialogs, examples, items, str(references) if references else None)
 
 
-def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Result:
-    """Corpus perplexity exp(Σ nll / Σ tokens) including ``</s>``, and Zhao et al.'s mean over batches.
+def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> ResponseLikelihood:
+    """Likelihood of true responses by a model with ``words`` words.
 
-    A batch of Zhao et al. has the same turn of 30 dialogs, ours has 30 consecutive examples. Neither includes
-    the ``tokens_cut`` of responses longer than ``data.max_response``. DivergenceError if a number is not
-    finite.
+    DivergenceError, with the ``name`` of the model, if a number is not finite.
     """
     for score in scores:
         require_finite(score.nll, name)
     nll, tokens = math.fsum(s.nll for s in scores), sum(s.tokens for s in scores)
     batches = [scores[at : at + ZHAO_BATCH] for at in range(0, len(scores), ZHAO_BATCH)]
     means = [perplexity(math.fsum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
-    return {
-        "perplexity": require_finite(perplexity(nll / tokens), name),
-        "nll": nll / tokens,
-        "vocabulary": words,
-        "near_guessing": guessing(nll / tokens, words),
-        "tokens": tokens,
-        "responses_cut": sum(s.cut > 0 for s in scores),
-        "tokens_cut": sum(s.cut for s in scores),
-        "contexts": len(scores),
-        "perplexity_batch_mean": require_finite(math.fsum(means) / len(means), name),
-        "perplexity_batch_size": ZHAO_BATCH,
-    }
+    return ResponseLikelihood(
+        perplexity=require_finite(perplexity(nll / tokens), name),
+        nll=nll / tokens,
+        vocabulary=words,
+        near_guessing=guessing(nll / tokens, words),
+        tokens=tokens,
+        responses_cut=sum(s.cut > 0 for s in scores),
+        tokens_cut=sum(s.cut for s in scores),
+        contexts=len(scores),
+        perplexity_batch_mean=require_finite(math.fsum(means) / len(means), name),
+        perplexity_batch_size=ZHAO_BATCH,
+    )
 
 
 def hypotheses_jsonl(
@@ -263,7 +270,7 @@ def hypotheses_jsonl(
 
 def score_responses(
     hypotheses: Sequence[Sequence[Sequence[str]]], references: Sequence[Sequence[Sequence[str]]]
-) -> Result:
+) -> ResponseScores:
     """BLEU in all versions, sacreBLEU, variety and edge cases of given responses. Needs no model.
 
     Args:
@@ -276,7 +283,7 @@ def score_responses(
     return Scorer(references).score(hypotheses)[0]
 
 
-def rescore(path: Path, *, true_only: bool = False) -> Result:
+def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
     """Score a ``HYPS.jsonl`` again; ``true_only`` scores only against the first reference, the true response.
 
     DataError, with the line, if the file is not from ``evaluate``.
@@ -312,22 +319,16 @@ def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:
     return share
 
 
-def _describe_data(test: EvaluationData, unknown: float) -> Result:
-    return {
-        "name": test.name,
-        "source": test.source,
-        "sha256": test.fingerprint(),
-        "dialogs": len(test.dialogs),
-        "unknown_share": unknown,
-        "references_file": test.references_file,
-        "references_layout": _TRUE_ONLY if test.items is None else _TRUE_FIRST,
-    }
-
-
-def _describe_ensemble(others: Sequence[Path], weights: Sequence[str | None]) -> Result:
-    """The members besides the first, if any."""
-    members = [{"run": str(run), "weights": own} for run, own in zip(others, weights, strict=True)]
-    return {"ensemble_with": members} if members else {}
+def _describe_data(test: EvaluationData, unknown: float) -> DialogData:
+    return DialogData(
+        name=test.name,
+        source=test.source,
+        sha256=test.fingerprint(),
+        unknown_share=unknown,
+        dialogs=len(test.dialogs),
+        references_file=test.references_file,
+        references_layout=_TRUE_ONLY if test.items is None else _TRUE_FIRST,
+    )
 
 
 def evaluation_name(source: str, references: Path | None = None) -> str:

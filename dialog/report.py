@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dialog.compare import COMPARED_SCORES, compare, comparison_tables
 from dialog.config import DialogConfig
@@ -11,6 +10,7 @@ from lm.console.terminal import sanitize
 from lm.numbers import number
 from lm.report.page import colour_of
 from lm.report.parts import Names, PagePart, PageSection, Paragraph, Reply, ReportFamily, SampleCard
+from lm.runs.compare import ComparedRuns
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."
@@ -32,28 +32,28 @@ def dialog_family() -> ReportFamily:
 
 def _compared(
     runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[dict[str, Any], Sequence[Table | str]]:
+) -> tuple[ComparedRuns, Sequence[Table | str]]:
     result = compare(runs, name=name, resamples=resamples)
     return result, comparison_tables(result)
 
 
-def _scores(comparison: Mapping[str, Any]) -> Mapping[str, str]:
+def _scores(comparison: ComparedRuns) -> Mapping[str, str]:
     return COMPARED_SCORES
 
 
 def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
     """A sentence on BLEU and variety, and the warnings of the evaluations."""
-    told = []
+    scores = []
     for evaluation in evaluations:
         result = evaluation.result
         bleu = "/".join(number("bleu", result["bleu"]["2"][side]) for side in ("precision", "recall"))
-        told.append(f"{names[evaluation.run]} {bleu} and {number('distinct', result['inter_distinct_2'])}")
+        scores.append(f"{names[evaluation.run]} {bleu} and {number('distinct', result['inter_distinct_2'])}")
     warnings = [
         f"{names[evaluation.run]}: {sanitize(str(warning))}."
         for evaluation in evaluations
         for warning in evaluation.result.get("warnings", ())
     ]
-    return [f"Replies, BLEU-2 precision/recall and distinct-2: {'; '.join(told)}.", *warnings]
+    return [f"Replies, BLEU-2 precision/recall and distinct-2: {'; '.join(scores)}.", *warnings]
 
 
 def _samples(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:

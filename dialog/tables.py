@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dialog.metrics.scores import SAID
 from dialog.utterance import Dialog
@@ -12,16 +12,19 @@ from lm.console.terminal import sanitize
 from lm.measures import guessing_note
 
 Result = Mapping[str, Any]
+if TYPE_CHECKING:
+    from dialog.demo import DemoResult
+    from dialog.metrics.bleu import BleuScore
+    from dialog.metrics.scores import ResponseScores, ResponsesReport
+    from dialog.results import DialogEvaluation
+
 _ORDERS = ("1", "2", "3", "4")
-_MEASURES = (
-    *("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts"),
-    *("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2"),
-    *("mean_length", "length_ratio", "looping_share", "most_common_share"),
-)
+_LIKELIHOOD = ("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts")
 _CUT = ("responses_cut", "tokens_cut")  # left out of the perplexity, beyond data.max_response
+_DISTINCT = ("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2")
 
 
-def prepared_tables(report: Result) -> list[Table | str]:
+def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
     """A row for each split, and the dropped lines."""
     columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
     tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
@@ -40,70 +43,106 @@ def dialog_lines(dialog: Dialog, most: int = 0) -> list[str]:
     return [sanitize(line) for line in lines]
 
 
-def evaluation_tables(result: Result) -> list[Table | str]:
+def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     """Tables of the scores of an evaluated run."""
-    tables = score_tables(f"{result['run']} on {result['data']['name']}", result)
-    guess = [guessing_note(result["nll"], result["vocabulary"])] if result.get("near_guessing") else []
+    found, subject = result.likelihood, result.subject
+    shown = {name: getattr(found, name) for name in _LIKELIHOOD}
+    cut = {name: getattr(found, name) for name in _CUT if getattr(found, name)}
+    yardsticks = result.report.yardsticks
+    note = f"; true response {yardsticks.true_response.treatment}. {yardsticks.note}"
+    title = f"{subject.run} on {subject.data.name}"
     return [
-        *tables,
-        *guess,
-        *result["warnings"],
-        f"BLEU compares {result['bleu_tokens']} tokens; kept as {result['name']}",
+        *_tables(title, shown_systems(result.report), shown, cut, note),
+        *([guessing_note(found.nll, found.vocabulary)] if found.near_guessing else []),
+        *result.warnings,
+        f"BLEU compares {result.bleu_tokens} tokens; kept as {result.name}",
     ]
 
 
-def score_tables(title: str, result: Result) -> list[Table | str]:
-    """Tables of likelihood (with a model), variety, and BLEU with its yardsticks (if any)."""
-    scores = {name: result[name] for name in _MEASURES if name in result}
-    scores |= {name: result[name] for name in _CUT if result.get(name)}
-    systems = {"model": result}
-    references = result["references"]
-    about = f"{references['mean']:.1f} references a context ({references['min']} to {references['max']})"
-    if yardsticks := result.get("yardsticks"):
-        systems["true response"] = yardsticks["true_response"]
-        constants = yardsticks["constant_answers"].items()
-        systems |= {f"{answer!r}": scores for answer, scores in constants if scores["said_share"] >= SAID}
-        about += f"; true response {yardsticks['true_response']['treatment']}. {yardsticks['note']}"
-    legacy = [
-        {**row, "undefined share": scores["legacy_undefined_share"]}
-        for row, scores in zip(_bleu_rows(systems, "bleu_legacy"), systems.values(), strict=True)
-    ]
+def shown_systems(report: "ResponsesReport") -> dict[str, "ResponseScores"]:
+    """Scores of the model, of people, and of the constant answers that the corpus has."""
+    constants = report.yardsticks.constant_answers.items()
+    return {
+        "model": report.scores,
+        "true response": report.yardsticks.true_response.scores,
+        **{f"{name!r}": answer.scores for name, answer in constants if answer.said_share >= SAID},
+    }
+
+
+def score_tables(title: str, scores: "ResponseScores") -> list[Table | str]:
+    """Tables of the variety and BLEU of responses without a model."""
+    return _tables(title, {"model": scores}, {}, {}, "")
+
+
+def _tables(
+    title: str,
+    systems: Mapping[str, "ResponseScores"],
+    likelihood: Mapping[str, float],
+    cut: Mapping[str, int],
+    note: str,
+) -> list[Table | str]:
+    """Tables of the model's likelihood and variety, and of the BLEU of all systems, with a note."""
+    scores = systems["model"]
+    found = scores.diversity
+    measures = {
+        **likelihood,
+        **{name: getattr(found, name) for name in _DISTINCT},
+        "mean_length": found.mean_length,
+        "length_ratio": scores.length_ratio,
+        "looping_share": found.looping_share,
+        "most_common_share": found.most_common_share,
+        **cut,
+        "sacrebleu": scores.sacrebleu.score,
+    }
+    spread = scores.references
     return [
-        Table(title, [scores | {"sacrebleu": result["sacrebleu"]["score"]}], upright=True),
-        Table("Precision/recall, smoothing of today's NLTK", _bleu_rows(systems, "bleu")),
-        Table("Precision/recall, smoothing of NLTK 3.4 and before, as published", legacy),
-        about,
+        Table(title, [measures], upright=True),
+        Table(
+            "Precision/recall, smoothing of today's NLTK",
+            [{"answers": name, **bleu_columns(one.bleu["bleu"])} for name, one in systems.items()],
+        ),
+        Table(
+            "Precision/recall, smoothing of NLTK 3.4 and before, as published",
+            [
+                {
+                    "answers": name,
+                    **bleu_columns(one.bleu["bleu_legacy"]),
+                    "undefined share": one.legacy_undefined_share,
+                }
+                for name, one in systems.items()
+            ],
+        ),
+        f"{spread.mean:.1f} references a context ({spread.min} to {spread.max}){note}",
         "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this"
         " table, as in Zhao et al.'s code",
     ]
 
 
-def _bleu_rows(systems: Mapping[str, Result], variant: str) -> list[Result]:
-    """A row for each system: the model and the yardsticks."""
-    return [{"answers": name, **bleu_columns(scores[variant])} for name, scores in systems.items()]
-
-
-def bleu_columns(scores: Result) -> dict[str, float]:
+def bleu_columns(scores: Mapping[str, "BleuScore"]) -> dict[str, float]:
     """Precision and recall of BLEU-1 … BLEU-4, one column each."""
     return {
-        f"BLEU-{n} {side[0].upper()}": scores[n][side] for n in _ORDERS for side in ("precision", "recall")
+        f"BLEU-{n} {side}": value
+        for n in _ORDERS
+        for side, value in (("P", scores[n].precision), ("R", scores[n].recall))
     }
 
 
-def demo_table(results: Mapping[str, Result]) -> Table:
+def demo_table(results: Mapping[str, "DemoResult"]) -> Table:
     """A row for each head: its distance to the true perplexity, and its responses."""
-    rows = [
-        {
-            "head": head,
-            "parameters": result["parameters"],
-            "perplexity": result["perplexity"],
-            "true perplexity": result["true_perplexity"],
-            "excess nats a token": result["nll"] - math.log(result["true_perplexity"]),
-            "BLEU-2 P": result["bleu"]["2"]["precision"],
-            "BLEU-2 R": result["bleu"]["2"]["recall"],
-            "distinct-2": result["inter_distinct_2"],
-            "minutes": result["minutes"],
-        }
-        for head, result in results.items()
-    ]
+    rows = []
+    for head, result in results.items():
+        likelihood, scores = result.evaluation.likelihood, result.evaluation.report.scores
+        rows.append(
+            {
+                "head": head,
+                "parameters": result.evaluation.subject.parameters,
+                "perplexity": likelihood.perplexity,
+                "true perplexity": result.true_perplexity,
+                "excess nats a token": likelihood.nll - math.log(result.true_perplexity),
+                "BLEU-2 P": scores.bleu["bleu"]["2"].precision,
+                "BLEU-2 R": scores.bleu["bleu"]["2"].recall,
+                "distinct-2": scores.diversity.inter_distinct_2,
+                "minutes": result.minutes,
+            }
+        )
     return Table("Built-in corpus, test split", rows)

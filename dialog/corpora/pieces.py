@@ -1,11 +1,11 @@
-"""Pieces of a source that can be read apart, and the dialogs of a part of it on disk.
+"""Pieces of a source that processes read independently, and the file with the dialogs of each piece.
 
-Files with a JSON object a line are cut at line ends. Any other file is read as a whole, because its dialogs
-depend on lines before them. SwDA, pickles and data sets are one piece.
+Files of JSON lines are cut at line ends. Any other file is one piece, because its dialogs depend on earlier
+lines. SwDA, pickles and data sets are one piece each.
 
 ::
 
-    PART/dialogs.jsonl    for each piece an object with its place, then an object a dialog
+    PART/dialogs.jsonl    JSON lines: the place of a piece, then its dialogs, one a line
 """
 
 import json

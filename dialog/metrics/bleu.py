@@ -80,20 +80,29 @@ class Overlaps:
 
 
 @dataclass(frozen=True)
+class BleuScore:
+    """Means of precision and recall over contexts, and F1 of the two means."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
 class ContextScores:
     """Precision and recall of BLEU-1 … BLEU-4 for each context."""
 
     precision: Floats  # (C, 4)
     recall: Floats  # (C, 4)
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """``{"1": {"precision", "recall", "f1"}, … "4"}``: means over contexts, and F1 of the two means."""
+    def summary(self) -> dict[str, BleuScore]:
+        """BLEU by order, "1" to "4"."""
         table = {}
         means = zip(self.precision.mean(0).tolist(), self.recall.mean(0).tolist(), strict=True)
         for order, (precision, recall) in enumerate(means, start=1):
             both = precision + recall
             f1 = 2 * precision * recall / both if both else 0.0
-            table[str(order)] = {"precision": precision, "recall": recall, "f1": f1}
+            table[str(order)] = BleuScore(precision, recall, f1)
         return table
 
 

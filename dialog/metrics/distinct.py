@@ -1,21 +1,20 @@
 """Diversity of responses: distinct n-grams, length, loops, most common answer."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dialog.metrics.bleu import Tokens
 from lm.errors import visible
 
 FEW = 20  # contexts; smaller evaluations get no warnings
-LOOPING, SAME_SHARE = (
-    0.1,
-    0.5,
-)  # shares that cause a warning: of looping responses, of contexts with one answer
+LOOPING = 0.1  # share of looping responses that causes a warning
+SAME_SHARE = 0.5  # share of contexts with the same answer that causes a warning
 
 
-def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[str]]:
-    """Measure the diversity of the responses to each context (Gu et al. 2019, DialogWAE).
+@dataclass(frozen=True)
+class Diversity:
+    """Diversity of the responses to each context (Gu et al. 2019, DialogWAE).
 
     ``intra_distinct_n`` is the share of distinct n-grams within a response, averaged over the responses of a
     context, then over contexts. ``inter_distinct_n`` is that share within all responses of a context
@@ -23,46 +22,65 @@ def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> dict[str, float | list[
     ``mean_length`` (tokens), ``looping_share`` (of :func:`loops`), ``most_common_answer`` and its
     ``most_common_share`` use only the first, best response of each context.
     """
+
+    intra_distinct_1: float
+    inter_distinct_1: float
+    intra_distinct_2: float
+    inter_distinct_2: float
+    mean_length: float
+    looping_share: float
+    most_common_share: float
+    most_common_answer: Sequence[str]
+
+
+def diversity(hypotheses: Sequence[Sequence[Tokens]]) -> Diversity:
+    """Measure the diversity of the responses to each context."""
     best = [tuple(answers[0]) for answers in hypotheses]
     answer, count = Counter(best).most_common(1)[0]
-    result: dict[str, float | list[str]] = {}
-    for order in (1, 2):
-        intra = inter = 0.0
-        for answers in hypotheses:
-            grams = [_grams(answer, order) for answer in answers]
-            intra += sum(_share(found) for found in grams) / len(answers)
-            inter += _share([gram for found in grams for gram in found])
-        result[f"intra_distinct_{order}"] = intra / len(hypotheses)
-        result[f"inter_distinct_{order}"] = inter / len(hypotheses)
-    return result | {
-        "mean_length": sum(map(len, best)) / len(best),
-        "looping_share": sum(map(loops, best)) / len(best),
-        "most_common_share": count / len(best),
-        "most_common_answer": list(answer),
-    }
+    (intra_1, inter_1), (intra_2, inter_2) = (_distinct(hypotheses, order) for order in (1, 2))
+    return Diversity(
+        intra_distinct_1=intra_1,
+        inter_distinct_1=inter_1,
+        intra_distinct_2=intra_2,
+        inter_distinct_2=inter_2,
+        mean_length=sum(map(len, best)) / len(best),
+        looping_share=sum(map(loops, best)) / len(best),
+        most_common_share=count / len(best),
+        most_common_answer=list(answer),
+    )
 
 
-def warnings(result: Mapping[str, Any]) -> list[str]:
+def _distinct(hypotheses: Sequence[Sequence[Tokens]], order: int) -> tuple[float, float]:
+    """Intra- and inter-distinct shares of n-grams of an order."""
+    intra = inter = 0.0
+    for answers in hypotheses:
+        grams = [_grams(answer, order) for answer in answers]
+        intra += sum(_share(found) for found in grams) / len(answers)
+        inter += _share([gram for found in grams for gram in found])
+    return intra / len(hypotheses), inter / len(hypotheses)
+
+
+def warnings(found: Diversity, human: Diversity, contexts: int) -> list[str]:
     """Warnings about looping or uniform responses of an evaluation, one line each, with the remedy.
 
-    The share of loops is compared with that of the true responses, which also contain some.
+    The share of loops is compared with that of the true responses of ``human``, which also contain some.
     """
-    if result["contexts"] < FEW:
+    if contexts < FEW:
         return []
-    found = []
-    looping, human = result["looping_share"], result["yardsticks"]["true_response"]["looping_share"]
-    if looping >= LOOPING and looping > 2 * human:
-        found.append(
-            f"{looping:.0%} of the responses repeat themselves in a loop (true responses: {human:.0%}; "
-            f"intra-distinct-1 {result['intra_distinct_1']:.2f}): try --set decode.no_repeat_ngram=3"
+    lines = []
+    if found.looping_share >= LOOPING and found.looping_share > 2 * human.looping_share:
+        lines.append(
+            f"{found.looping_share:.0%} of the responses repeat themselves in a loop (true responses: "
+            f"{human.looping_share:.0%}; intra-distinct-1 {found.intra_distinct_1:.2f}): "
+            "try --set decode.no_repeat_ngram=3"
         )
-    if (share := result["most_common_share"]) > SAME_SHARE:
-        answer = visible(" ".join(result["most_common_answer"])[:60])
-        found.append(
-            f"{share:.0%} of the contexts have the same answer, '{answer}': "
+    if found.most_common_share > SAME_SHARE:
+        answer = visible(" ".join(found.most_common_answer)[:60])
+        lines.append(
+            f"{found.most_common_share:.0%} of the contexts have the same answer, '{answer}': "
             "train longer, or try --set decode.method=sample"
         )
-    return found
+    return lines
 
 
 def loops(tokens: Tokens) -> bool:

@@ -1,14 +1,23 @@
 """Scores of generated responses against references, with baselines for comparison (yardsticks)."""
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dialog.metrics.bleu import NgramWeights, Tokens, Variant, bleu_by_context, count_overlaps, token_lists
-from dialog.metrics.distinct import diversity
+from dialog.metrics.bleu import (
+    BleuScore,
+    NgramWeights,
+    Tokens,
+    Variant,
+    bleu_by_context,
+    count_overlaps,
+    token_lists,
+)
+from dialog.metrics.distinct import Diversity, diversity
 from lm import __version__
-from lm.runs.evaluations import Result
+from lm.results import Merged
+from lm.runs.evaluations import Json
 
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
 SAID = 0.01  # share of the true responses that a constant answer is, to be a yardstick for a corpus
@@ -24,6 +33,107 @@ _WARNING = (
     "references often is the same short answer. Read precision beside recall, distinct-n and "
     "most_common_share."
 )
+
+
+Bleu = Mapping[str, Mapping[str, BleuScore]]  # by version of BLEU and order
+
+
+@dataclass(frozen=True)
+class SacreBleu:
+    """Corpus BLEU of sacreBLEU, and the signature that names its options."""
+
+    score: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Number of contexts, and the smallest, mean and largest number of token lists per context."""
+
+    contexts: int
+    min: int
+    mean: float
+    max: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Tokens]]) -> "Spread":
+        """Spread of the token lists of each context."""
+        sizes = [len(group) for group in groups]
+        return cls(len(sizes), min(sizes), sum(sizes) / len(sizes), max(sizes))
+
+
+@dataclass(frozen=True)
+class BleuVersion:
+    """Smoothing and n-gram weights of a version of BLEU."""
+
+    smoothing: str
+    weights: NgramWeights
+
+
+@dataclass(frozen=True)
+class ResponseScores:
+    """Scores of responses against references. They need no model.
+
+    ``sacrebleu`` scores the first response of each context. ``length_ratio`` is None if all references are
+    empty. ``edge_cases`` counts empty and short responses and references.
+    """
+
+    bleu: Merged[Bleu]
+    legacy_undefined_share: float
+    bleu_versions: Mapping[str, BleuVersion]
+    sacrebleu: SacreBleu
+    diversity: Merged[Diversity]
+    length_ratio: float | None
+    hypotheses: Spread
+    references: Spread
+    edge_cases: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class WithoutTruth:
+    """Scores against the other references only; ``skipped`` contexts have none."""
+
+    bleu: Merged[Bleu]
+    legacy_undefined_share: float
+    sacrebleu: SacreBleu
+    references: Spread
+    skipped: int
+
+
+@dataclass(frozen=True)
+class TrueResponses:
+    """Scores of the true responses, how they were scored, and the number of skipped contexts."""
+
+    scores: Merged[ResponseScores]
+    treatment: str
+    skipped: int
+
+
+@dataclass(frozen=True)
+class ConstantAnswer:
+    """Scores of one answer to all contexts, and the share of true responses that equal the answer."""
+
+    scores: Merged[ResponseScores]
+    said_share: float
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """Scores to compare a model with: those of people, and of constant answers."""
+
+    true_response: TrueResponses
+    constant_answers: Mapping[str, ConstantAnswer]
+    note: str
+
+
+@dataclass(frozen=True)
+class ResponsesReport:
+    """Scores of responses with yardsticks. ``without_true_response`` needs several references."""
+
+    scores: Merged[ResponseScores]
+    yardsticks: Yardsticks
+    metric_versions: Mapping[str, str]
+    without_true_response: WithoutTruth | None = None
 
 
 @dataclass(frozen=True)
@@ -50,30 +160,29 @@ class Scorer:
         ]
         self._sacrebleu = BLEU(tokenize="none", force=True, references=streams)
 
-    def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[Result, Result]:
-        """Compute all scores, and BLEU precision and recall of each context.
+    def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[ResponseScores, Json]:
+        """Compute all scores, and the columns of BLEU precision and recall of each context.
 
-        ``sacrebleu`` scores the first hypothesis of each context against all references, with our tokens.
         Raises DataError in the cases of :func:`dialog.metrics.bleu.count_overlaps`.
         """
         overlaps = count_overlaps(hypotheses, self.references)
         by_version = {name: bleu_by_context(overlaps, *version) for name, version in BLEU_VERSIONS.items()}
         corpus = self._sacrebleu.corpus_score([_line(group[0]) for group in hypotheses], None)
-        result: Result = {name: scores.summary() for name, scores in by_version.items()}
-        result |= {
-            "legacy_undefined_share": overlaps.legacy_undefined_share,
-            "bleu_versions": {
-                name: {"smoothing": f"method7 of {_VARIANTS[variant]}", "weights": weights}
+        short = sum(len(h) < 2 for group in hypotheses for h in group)
+        scores = ResponseScores(
+            bleu={name: found.summary() for name, found in by_version.items()},
+            legacy_undefined_share=overlaps.legacy_undefined_share,
+            bleu_versions={
+                name: BleuVersion(f"method7 of {_VARIANTS[variant]}", weights)
                 for name, (variant, weights) in BLEU_VERSIONS.items()
             },
-            "sacrebleu": {"score": corpus.score, "signature": str(self._sacrebleu.get_signature())},
-            **diversity(hypotheses),
-            "length_ratio": _length_ratio(hypotheses, self.references),
-            "hypotheses": _spread(hypotheses),
-            "references": _spread(self.references),
-            "edge_cases": overlaps.edge_cases
-            | {"hypotheses_without_bigram": sum(len(h) < 2 for group in hypotheses for h in group)},
-        }
+            sacrebleu=SacreBleu(corpus.score, str(self._sacrebleu.get_signature())),
+            diversity=diversity(hypotheses),
+            length_ratio=_length_ratio(hypotheses, self.references),
+            hypotheses=Spread.of(hypotheses),
+            references=Spread.of(self.references),
+            edge_cases=overlaps.edge_cases | {"hypotheses_without_bigram": short},
+        )
         contexts = {
             name: {
                 "precision": by_version[name].precision.tolist(),
@@ -81,47 +190,53 @@ class Scorer:
             }
             for name in ("bleu", "bleu_legacy")
         }
-        return result, contexts
+        return scores, contexts
 
 
-def responses_report(responses: Responses, split: Callable[[str], list[str]]) -> tuple[Result, Result]:
+def responses_report(responses: Responses, split: Callable[[str], list[str]]) -> tuple[ResponsesReport, Json]:
     """Score the responses with and without the true response among the references, and the yardsticks.
 
     ``split`` tokenizes the constant answers. With one reference per context, scores without the true response
-    are omitted, and the true response is scored against itself. Returns the same pair as
+    are omitted, and the true response is scored against itself. Also returns the columns of
     :meth:`Scorer.score`.
     """
     scorer = Scorer(responses.references)
-    result, contexts = scorer.score(responses.hypotheses)
+    scores, contexts = scorer.score(responses.hypotheses)
     several = [index for index, group in enumerate(responses.references) if len(group) > 1]
-    true = [[group[0]] for group in responses.references]
-    judge, treatment = scorer, "scored against itself, the only reference: the highest possible scores"
+    judge, apart = scorer, None
+    treatment = "scored against itself, the only reference: the highest possible scores"
+    judged = [*range(len(responses.references))]
     if several:
-        judge = Scorer([responses.references[index][1:] for index in several])
-        result["without_true_response"] = _apart(judge, [responses.hypotheses[index] for index in several])
-        result["without_true_response"]["skipped"] = len(responses.references) - len(several)
-        true = [true[index] for index in several]
+        judge, judged = Scorer([responses.references[index][1:] for index in several]), several
+        own = judge.score([responses.hypotheses[index] for index in several])[0]
+        skipped = len(responses.references) - len(several)
+        apart = WithoutTruth(own.bleu, own.legacy_undefined_share, own.sacrebleu, own.references, skipped)
         treatment = "scored against the other references; contexts without any are skipped"
-    human = judge.score(true)[0] | {"treatment": treatment}
-    human["skipped"] = len(responses.references) - len(true)
-    constants = {}
+    human = TrueResponses(
+        judge.score([[responses.references[index][0]] for index in judged])[0],
+        treatment,
+        len(responses.references) - len(judged),
+    )
+    libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
+    return ResponsesReport(
+        scores=scores,
+        yardsticks=Yardsticks(human, _constant_answers(scorer, responses, split), _WARNING),
+        metric_versions={"highrank": __version__, **libraries},
+        without_true_response=apart,
+    ), contexts
+
+
+def _constant_answers(
+    scorer: Scorer, responses: Responses, split: Callable[[str], list[str]]
+) -> dict[str, ConstantAnswer]:
+    """Scores of each constant answer, and of all of them together."""
+    found = {}
     answers = {answer: split(answer) for answer in CONSTANT_ANSWERS}
     for name, group in [*((a, [t]) for a, t in answers.items()), ("all five", list(answers.values()))]:
-        constants[name] = scorer.score([group] * len(responses.references))[0]
+        scores = scorer.score([group] * len(responses.references))[0]
         said = sum(any([*words] == one for one in group) for words, *_ in responses.references)
-        constants[name]["said_share"] = said / len(responses.references)
-    result["yardsticks"] = {"true_response": human, "constant_answers": constants, "note": _WARNING}
-    libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
-    result["metric_versions"] = {"highrank": __version__, **libraries}
-    return result, contexts
-
-
-def _apart(judge: Scorer, hypotheses: Sequence[Sequence[Tokens]]) -> Result:
-    """Scores that depend on the references: BLEU in all versions and sacreBLEU."""
-    result = judge.score(hypotheses)[0]
-    return {
-        name: result[name] for name in (*BLEU_VERSIONS, "legacy_undefined_share", "sacrebleu", "references")
-    }
+        found[name] = ConstantAnswer(scores, said / len(responses.references))
+    return found
 
 
 def _line(tokens: Tokens) -> str:
@@ -138,9 +253,3 @@ def _length_ratio(
     """
     expected = sum(sum(map(len, group)) / len(group) for group in references)
     return sum(len(group[0]) for group in hypotheses) / expected if expected else None
-
-
-def _spread(groups: Sequence[Sequence[Tokens]]) -> Result:
-    """Minimum, mean and maximum number of token lists per context."""
-    sizes = [len(group) for group in groups]
-    return {"contexts": len(sizes), "min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}

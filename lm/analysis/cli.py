@@ -1,6 +1,8 @@
 """The commands ``lm analyze …``: analyses of trained models."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,13 +10,14 @@ import typer
 
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
 from lm.analysis.opened import (
+    Measured,
+    MeasuredRuns,
+    MeasuredText,
     Out,
     OverTraining,
     Runs,
-    facts_of,
     figures_folder,
     load,
-    of_runs,
     opened_runs,
     opened_steps,
     text_of,
@@ -25,8 +28,10 @@ from lm.errors import ConfigError
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
 from lm.parallel.group import process_group
+from lm.results import as_json
 
 if TYPE_CHECKING:
+    from lm.analysis.rank import RunRank
     from lm.language.evaluate import Text
 
 analyze = typer.Typer(
@@ -70,17 +75,19 @@ def rank(
                 make_folder(kept)
                 spectrum = kept / _spectrum_name(text, checkpoint)
                 found = rank_of_run(trained, text.ids, progress, spectrum=spectrum)
-                yield facts_of(trained, text, checkpoint) | found
+                yield asdict(Measured.of(trained, text, checkpoint, found))
 
-        results = dict(zip(names, joined(group, len(runs), measured), strict=True))
+        ranks = map(_measured_rank, joined(group, len(runs), measured))
+        results = dict(zip(names, ranks, strict=True))
     folder = figures_folder(out, runs)
     figures = [folder / "rank.png", folder / "rank.svg"]
     if leads():
         make_folder(folder)
-        spectra = {name: RankResult.load(Path(found["spectrum"])) for name, found in results.items()}
+        spectra = {name: RankResult.load(Path(one.found.spectrum or "")) for name, one in results.items()}
         draw_spectra(spectra, figures)
-    write_result(json_file, of_runs(results) | {"figures": [str(path) for path in figures]})
-    show(*rank_tables(results), f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz")
+    result = MeasuredRuns.of(results, figures)
+    write_result(json_file, result)
+    show(*rank_tables(result.found()), f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz")
 
 
 @analyze.command()
@@ -102,11 +109,12 @@ def divergence(
 
     with process_group() as group:
         results = {
-            str(run): facts_of(trained, text, checkpoint) | divergence_of_run(trained, text.ids)
+            str(run): Measured.of(trained, text, checkpoint, divergence_of_run(trained, text.ids))
             for run, trained, text in opened_runs(runs, data, limit, checkpoint, group)
         }
-    write_result(json_file, of_runs(results))
-    show(*divergence_tables(results))
+    result = MeasuredRuns.of(results)
+    write_result(json_file, result)
+    show(*divergence_tables(result.found()))
 
 
 @analyze.command()
@@ -128,9 +136,9 @@ def components(
 
     with process_group() as group:
         [(_, trained, text)] = opened_runs([run], data, limit, checkpoint, group)
-        result = facts_of(trained, text, checkpoint) | components_of_run(trained, text.ids)
+        result = Measured.of(trained, text, checkpoint, components_of_run(trained, text.ids))
     write_result(json_file, result, config=trained.config)
-    show(*component_tables(str(run), result))
+    show(*component_tables(str(run), result.found))
 
 
 @analyze.command()
@@ -162,10 +170,9 @@ def examples(
             if data
             else f"{first} and {second} have different test splits; name one text with --data"
         )
-    result = facts_of(better, text, checkpoint)
-    result |= compare_runs(beaten, better, text.ids, Wanted(count, margin))
-    write_result(json_file, result, config=better.config)
-    show(*example_tables(str(first), str(second), result))
+    found = compare_runs(beaten, better, text.ids, Wanted(count, margin))
+    write_result(json_file, Measured.of(better, text, checkpoint, found), config=better.config)
+    show(*example_tables(str(first), str(second), found))
 
 
 @analyze.command()
@@ -189,6 +196,7 @@ def temperature(
     from lm.analysis.examples import require_same_words
     from lm.analysis.temperature import (
         Profile,
+        TemperatureReport,
         draw_temperatures,
         occurrences,
         profile,
@@ -197,7 +205,7 @@ def temperature(
     )
     from lm.disk.storage import make_folder
 
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
     first = load(runs[0], checkpoint)
     words = first.codec.vocabulary
@@ -205,16 +213,17 @@ def temperature(
         require_same_words(first, trained)
         profiles[name] = profile(trained, text.ids)
         report = temperature_report(profiles[name], words.tokens)
-        results[name] = facts_of(trained, text, which) | report
         if word is not None:
             places = occurrences(profiles[name], text.ids, words.tokens, word)
-            results[name] |= {"word": word, "occurrences": places}
+            report = replace(report, word=word, occurrences=places)
+        results[name] = Measured.of(trained, text, which, report)
     folder = figures_folder(out, runs)
     make_folder(folder)
     figures = [folder / "temperature.png", folder / "temperature.svg"]
     draw_temperatures(profiles, words.counts, figures)
-    write_result(json_file, of_runs(results) | {"figures": [str(path) for path in figures]})
-    show(*temperature_tables(results), f"drawn in {figures[0]} and {figures[1]}")
+    result = MeasuredRuns.of(results, figures)
+    write_result(json_file, result)
+    show(*temperature_tables(result.found()), f"drawn in {figures[0]} and {figures[1]}")
 
 
 @analyze.command()
@@ -234,11 +243,11 @@ def recovery(
     import numpy as np
 
     from lm.analysis.examples import require_same_words
+    from lm.analysis.recovery import Recovery, recovery_tables
     from lm.analysis.recovery import recovery as recover
-    from lm.analysis.recovery import recovery_tables
     from lm.language.scoring import token_nll
 
-    losses, found = {}, {}
+    losses, measured = {}, {}
     first = load(runs[0], checkpoint)
     ids = text_of(first, data, limit).ids
     for run, trained, text in opened_runs(runs, data, limit, checkpoint):
@@ -246,12 +255,11 @@ def recovery(
         if not np.array_equal(text.ids, ids):
             raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
         losses[str(run)] = token_nll(trained, ids)
-        found[str(run)] = facts_of(trained, text, checkpoint)
-    result = recover(losses, share)
-    for name, measured in result["runs"].items():
-        measured |= found[name]
-    write_result(json_file, result | of_runs(result["runs"]))
-    show(*recovery_tables(result))
+        measured[str(run)] = partial(Measured[Recovery].of, trained, text, checkpoint)
+    surprises, found = recover(losses, share)
+    results = {name: measured[name](one) for name, one in found.items()}
+    write_result(json_file, as_json(surprises) | as_json(MeasuredRuns.of(results)))
+    show(*recovery_tables(surprises, found))
 
 
 @analyze.command()
@@ -272,13 +280,23 @@ def gates(
     results = {}
     for run, trained, text in opened_runs(runs, data, limit, checkpoint):
         require_gates(trained.model, run)
-        results[str(run)] = facts_of(trained, text, checkpoint) | gate_statistics(trained, text.ids)
-    write_result(json_file, of_runs(results))
-    show(*gate_tables(results))
+        found = gate_statistics(trained, text.ids)
+        results[str(run)] = Measured.of(trained, text, checkpoint, found)
+    result = MeasuredRuns.of(results)
+    write_result(json_file, result)
+    show(*gate_tables(result.found()))
 
 
 for _command in (geometry, gradient, histories, unargmaxable):
     analyze.command()(_command)
+
+
+def _measured_rank(row: dict[str, Any]) -> "Measured[RunRank]":
+    """A measurement of a rank from its nested JSON."""
+    from lm.analysis.rank import RankReport, RunRank
+
+    found = RunRank(**row["found"] | {"report": RankReport(**row["found"]["report"])})
+    return Measured(**row | {"found": found, "data": MeasuredText(**row["data"])})
 
 
 def _spectrum_name(text: "Text", checkpoint: str) -> str:

@@ -1,14 +1,25 @@
 """Components of a trained language model on a text, for ``lm analyze components``."""
 
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import ConfigError
-from lm.heads.usage import WORDS, component_report, component_sums, prior_report, prior_sums
+from lm.heads.states import Layers
+from lm.heads.usage import (
+    WORDS,
+    ComponentUse,
+    block_rows,
+    component_sums,
+    joints,
+    prediction_use,
+    prior_sums,
+    prior_use,
+    priors,
+)
 from lm.language.scoring import windows_of
 from lm.parallel.slices import summed
 
@@ -17,59 +28,56 @@ if TYPE_CHECKING:
     from lm.language.windows import Ids
 
 
-def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> dict[str, Any]:
-    """Analyse the components of a run on a text.
+def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> ComponentUse:
+    """Analyse the components of a run on a text; the processes of its group share the text.
 
-    MoC mixes contexts, so its components have a prior but no predictions. Raises ConfigError for a head
-    without components.
+    ConfigError for a head without components, DataError without a token.
     """
-    head = trained.model.head
+    head = copy.deepcopy(trained.model.head).double()
+    kind, components, vocab = head.config.kind, head.config.components, head.vocab_size
     if head.prior is None:
-        of = f"with {head.config.components} component{'s' if head.config.components > 1 else ''}"
+        of = f"with {components} component{'s' if components > 1 else ''}"
         raise ConfigError(
-            f"head.kind = {head.config.kind!r} {of} has no prior to analyse; "
+            f"head.kind = {kind!r} {of} has no prior to analyse; "
             "name a run of moc, mos, moss or doc with head.components > 1"
         )
-    vocab, prior, link = len(trained.codec.vocabulary), head.prior, head.mixer.prior_link
-    components = head.config.components
+    rows = block_rows(head)
+    windows, group = windows_of(ids, rows), trained.group
+
+    def states(part: range) -> Iterator[tuple[Layers, Tensor]]:
+        for hidden, targets in trained.readings(ids, window=rows, part=part):
+            yield hidden.map(_first_column), targets
+
     shapes: list[tuple[int, ...]] = [(2,), (components,)]
     if head.mixer.mixes_contexts:
-
-        def priors(part: range) -> Iterator[Tensor]:
-            for hidden, _ in trained.readings(ids, part=part):
-                with torch.no_grad():
-                    block = link.log_normalised(prior(hidden.last[:, 0]).double())
-                yield block
-
-        result = prior_report(*summed(trained.group, windows_of(ids), priors, prior_sums, shapes))
-    else:
-        rows = max(1, min(64, (8 << 20) // (components * vocab)))  # at most 64 MB of float64 per block
-
-        def blocks(part: range) -> Iterator[tuple[Tensor, Tensor]]:
-            return trained.component_log_probs(ids, rows=rows, part=part)
-
-        shapes += [(), (components,), (components, vocab)]
-        sums = summed(trained.group, windows_of(ids, rows), blocks, component_sums, shapes)
-        result = component_report(trained.codec.vocabulary.tokens, shown, *sums)
-    return {"head": head.config.kind} | result
+        sums = summed(group, windows, lambda part: priors(head, states(part)), prior_sums, shapes)
+        return ComponentUse(kind, prior_use(*sums))
+    shapes += [(), (components,), (components, vocab)]
+    sums = summed(group, windows, lambda part: joints(head, states(part)), component_sums, shapes)
+    return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, shown, *sums))
 
 
-def component_tables(name: str, result: dict[str, Any]) -> list[Table | str]:
+def _first_column(layer: Tensor) -> Tensor:
+    return layer[:, 0].double()
+
+
+def component_tables(name: str, use: ComponentUse) -> list[Table | str]:
     """Table with a row per component of a run, the most used first, and a summary."""
-    usage = result["usage"]
+    usage, found = use.prior.usage, use.predictions
     rows = []
     for index in sorted(range(len(usage)), key=lambda index: (-usage[index], index)):
         row: dict[str, object] = {"component": index + 1, "mean π": usage[index]}
-        if "preferred" in result:
+        if found:
             row |= {
-                "posterior": result["posterior_usage"][index],
-                "specialisation, nats": result["specialisation"][index],
-                "prefers": " ".join(word["word"] for word in result["preferred"][index]),
+                "posterior": found.posterior_usage[index],
+                "specialisation, nats": found.specialisation[index],
+                "prefers": " ".join(word.word for word in found.preferred[index]),
             }
         rows.append(row)
+    prior = use.prior
     return [
         Table(f"Components of {name}", rows),
-        f"entropy of the prior {result['prior_entropy']:.3f} nats a token, which is "
-        f"{result['prior_perplexity']:.2f} of {result['components']} components; "
-        f"{result['effective_components']:.2f} are in use over the {result['tokens']:,} tokens",
+        f"entropy of the prior {prior.prior_entropy:.3f} nats a token, which is "
+        f"{prior.prior_perplexity:.2f} of {prior.components} components; "
+        f"{prior.effective_components:.2f} are in use over the {prior.tokens:,} tokens",
     ]

@@ -1,7 +1,8 @@
 """Expected pairwise KL divergence of a model's predictions (Yang et al. 2018, Table 5)."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from lm.language.windows import Ids
 
 
-def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Divergence:
+    """Mean divergence between predictions and mean entropy of a prediction, in nats, over all contexts."""
+
+    expected_divergence: float
+    mean_entropy: float
+    contexts: int
+    vocabulary: int
+    dtype: str = "float64"
+
+
+def expected_divergence(blocks: Iterator[Tensor]) -> Divergence:
     """Exact mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts.
 
     One pass and O(V) memory suffice, with sums over contexts:
@@ -34,7 +46,7 @@ def expected_divergence(blocks: Iterator[Tensor]) -> dict[str, Any]:
     return _report(*_sums(blocks))
 
 
-def divergence_of_run(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
+def divergence_of_run(trained: "TrainedLm", ids: "Ids") -> Divergence:
     """:func:`expected_divergence` of a run on a text; the processes of its group share the text."""
 
     def blocks(part: range) -> Iterator[Tensor]:
@@ -64,31 +76,25 @@ def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor([contexts, negative_entropy], dtype=torch.float64), probability_sum, log_sum
 
 
-def _report(scalars: Tensor, probability_sum: Tensor, log_sum: Tensor) -> dict[str, Any]:
+def _report(scalars: Tensor, probability_sum: Tensor, log_sum: Tensor) -> Divergence:
     contexts, negative_entropy = int(scalars[0]), float(scalars[1])
     if contexts < 2:
         raise DataError(f"{contexts} tokens give no pair of contexts; name a longer text")
     cross = float((probability_sum / contexts) @ (log_sum / contexts))
     mean = max(0.0, (negative_entropy / contexts - cross) * contexts / (contexts - 1))
-    return {
-        "expected_divergence": mean,
-        "mean_entropy": -negative_entropy / contexts,
-        "contexts": contexts,
-        "vocabulary": len(log_sum),
-        "dtype": "float64",
-    }
+    return Divergence(mean, -negative_entropy / contexts, contexts, len(log_sum))
 
 
-def divergence_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def divergence_tables(results: Mapping[str, Divergence]) -> list[Table | str]:
     """Table with a row per run, by name."""
     rows = [
         {
             "run": name,
-            "expected KL, nats": result["expected_divergence"],
-            "mean entropy, nats": result["mean_entropy"],
-            "contexts": result["contexts"],
-            "words": result["vocabulary"],
+            "expected KL, nats": found.expected_divergence,
+            "mean entropy, nats": found.mean_entropy,
+            "contexts": found.contexts,
+            "words": found.vocabulary,
         }
-        for name, result in results.items()
+        for name, found in results.items()
     ]
     return [Table("Divergence of predictions, over all pairs of contexts", rows)]

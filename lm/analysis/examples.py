@@ -1,9 +1,9 @@
 """Examples that one model predicts better than another: context, target and best guesses of both."""
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,13 +28,54 @@ class Wanted:
     guesses: int = 5  # number per model
 
 
+@dataclass(frozen=True)
+class Guess:
+    """A word and its probability, with its temperature if the model has temperatures of words."""
+
+    word: str
+    probability: float
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class BetterToken:
+    """A token that model B predicts better than model A.
+
+    ``gain`` is in nats. Log-probabilities of the target, best guesses and temperatures of the target are by
+    model, ``a`` and ``b``.
+    """
+
+    position: int
+    context: Sequence[str]
+    target: str
+    gain: float
+    log_prob: Mapping[str, float]
+    guesses: Mapping[str, Sequence[Guess]]
+    temperature: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class BetterTokens:
+    """The largest gains of model B over A, of at least ``margin`` nats.
+
+    ``mean_gain`` in nats a token and ``share_better``, the share of tokens to which B gives more
+    probability, are over the whole text.
+    """
+
+    tokens: int
+    margin: float
+    mean_gain: float
+    share_better: float
+    examples: Sequence[BetterToken]
+
+
 def find_examples(
     first: Iterator[Tensor],
     second: Iterator[Tensor],
     ids: "Ids",
     words: Sequence[str],
     wanted: Wanted = Wanted(),
-) -> dict[str, Any]:
+) -> BetterTokens:
     """Find the largest gains in log-probability of the target of model B over model A.
 
     The largest gains come first. Of equal gains the earlier position is preferred.
@@ -46,14 +87,10 @@ def find_examples(
         words: the V words.
         wanted: number of examples and smallest gain.
 
-    Returns:
-        ``examples``. Over the whole text, ``mean_gain`` in nats per token, and ``share_better``, the share of
-        tokens to which B gives more probability.
-
     Raises:
         ValueError: the blocks of the models differ in shape or do not cover the text.
     """
-    kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap with the smallest gain on top
+    kept: list[tuple[float, int, BetterToken]] = []  # a heap with the smallest gain on top
     start, gain_sum, better = 0, 0.0, 0
     for block_a, block_b in zip(first, second, strict=True):
         if block_a.shape != block_b.shape:
@@ -68,48 +105,46 @@ def find_examples(
             key = (float(gains[row]), -(start + row))
             if len(kept) == wanted.count and (not kept or key <= kept[0][:2]):
                 continue
-            logs = {"a": float(log_a[row]), "b": float(log_b[row])}
-            tops = {
-                "a": _guesses(block_a[row], words, wanted.guesses),
-                "b": _guesses(block_b[row], words, wanted.guesses),
-            }
-            heapq.heappush(kept, (*key, {"log_prob": logs, "guesses": tops}))
+            at = start + row
+            example = BetterToken(
+                position=at,
+                context=[words[index] for index in ids[max(0, at - wanted.context) : at].tolist()],
+                target=words[int(ids[at])],
+                gain=float(gains[row]),
+                log_prob={"a": float(log_a[row]), "b": float(log_b[row])},
+                guesses={
+                    "a": _guesses(block_a[row], words, wanted.guesses),
+                    "b": _guesses(block_b[row], words, wanted.guesses),
+                },
+            )
+            heapq.heappush(kept, (*key, example))
             if len(kept) > wanted.count:
                 heapq.heappop(kept)
         start += len(block_a)
     if start != len(ids):
         raise ValueError(f"got {start} rows for {len(ids)} tokens")
-    examples = [
-        {
-            "position": -place,
-            "context": [words[index] for index in ids[max(0, -place - wanted.context) : -place].tolist()],
-            "target": words[int(ids[-place])],
-            "gain": gain,
-            **found,
-        }
-        for gain, place, found in sorted(kept, key=lambda entry: entry[:2], reverse=True)
-    ]
-    return {
-        "tokens": start,
-        "margin": wanted.margin,
-        "mean_gain": gain_sum / max(1, start),
-        "share_better": better / max(1, start),
-        "examples": examples,
-    }
+    best = sorted(kept, key=lambda entry: entry[:2], reverse=True)
+    return BetterTokens(
+        tokens=start,
+        margin=wanted.margin,
+        mean_gain=gain_sum / max(1, start),
+        share_better=better / max(1, start),
+        examples=[example for *_, example in best],
+    )
 
 
-def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[dict[str, Any]]:
+def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[Guess]:
     """Likeliest words with their probabilities. Ties go to the smaller id."""
     order = torch.sort(logs, descending=True, stable=True)
     return [
-        {"word": words[index], "probability": float(value.exp())}
+        Guess(words[index], float(value.exp()))
         for value, index in zip(order.values[:count], order.indices[:count].tolist(), strict=True)
     ]
 
 
 def compare_runs(
     first: "TrainedLm", second: "TrainedLm", ids: "Ids", wanted: Wanted = Wanted()
-) -> dict[str, Any]:
+) -> BetterTokens:
     """Apply :func:`find_examples` to two runs. Raises DataError if their vocabularies differ.
 
     Guesses of a model with temperatures of words include the temperatures (Tables 5 and 8 of Contextual
@@ -125,25 +160,31 @@ def compare_runs(
     )
     for key, trained in (("a", first), ("b", second)):
         if trained.model.head.temperature is not None:
-            _add_temperatures(result["examples"], key, trained, ids)
+            result = replace(result, examples=_with_temperatures(result.examples, key, trained, ids))
     return result
 
 
-def _add_temperatures(examples: Sequence[dict[str, Any]], key: str, trained: "TrainedLm", ids: "Ids") -> None:
-    """Add the model's temperature to each target and guess of the examples."""
-    places = {example["position"]: example for example in examples}
+def _with_temperatures(
+    examples: Sequence[BetterToken], key: str, trained: "TrainedLm", ids: "Ids"
+) -> list[BetterToken]:
+    """The examples with the model's temperature of each target and guess."""
+    found = {example.position: example for example in examples}
     words = {word: index for index, word in enumerate(trained.codec.vocabulary.tokens)}
     start = 0
     for hidden, targets in trained.readings(ids):
         for row in range(len(targets)):
-            if (example := places.get(start + row)) is None:
+            if (example := found.get(start + row)) is None:
                 continue
             with torch.no_grad():
                 tau = trained.model.head.temperatures(hidden.last[row])[0].tolist()
-            example.setdefault("temperature", {})[key] = tau[words[example["target"]]]
-            for guess in example["guesses"][key]:
-                guess["temperature"] = tau[words[guess["word"]]]
+            guesses = [replace(guess, temperature=tau[words[guess.word]]) for guess in example.guesses[key]]
+            found[start + row] = replace(
+                example,
+                guesses={**example.guesses, key: guesses},
+                temperature={**(example.temperature or {}), key: tau[words[example.target]]},
+            )
         start += len(targets)
+    return [*found.values()]
 
 
 def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
@@ -156,27 +197,27 @@ def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
         )
 
 
-def _guess_text(guess: dict[str, Any]) -> str:
-    tau = f" τ {guess['temperature']:.4f}" if "temperature" in guess else ""
-    return f"{guess['word']} {guess['probability']:.2f}{tau}"
+def _guess_text(guess: Guess) -> str:
+    tau = "" if guess.temperature is None else f" τ {guess.temperature:.4f}"
+    return f"{guess.word} {guess.probability:.2f}{tau}"
 
 
-def example_tables(name_a: str, name_b: str, result: dict[str, Any]) -> list[Table | str]:
+def example_tables(name_a: str, name_b: str, result: BetterTokens) -> list[Table | str]:
     """Table per example, and a summary over all tokens."""
     summary = (
-        f"over {result['tokens']:,} tokens {name_b} gains {result['mean_gain']:.4f} nats a token "
-        f"and is better at {100 * result['share_better']:.1f}%"
+        f"over {result.tokens:,} tokens {name_b} gains {result.mean_gain:.4f} nats a token "
+        f"and is better at {100 * result.share_better:.1f}%"
     )
-    if not result["examples"]:
-        return [summary, f"no token where it gains {result['margin']} nats"]
+    if not result.examples:
+        return [summary, f"no token where it gains {result.margin} nats"]
     tables: list[Table | str] = [summary]
-    for example in result["examples"]:
-        title = f"{' '.join(example['context'])} [{example['target']}]  (token {example['position'] + 1:,})"
+    for example in result.examples:
+        title = f"{' '.join(example.context)} [{example.target}]  (token {example.position + 1:,})"
         rows = [
             {
                 "model": name,
-                "log P(target)": example["log_prob"][key],
-                "guesses": "  ".join(_guess_text(guess) for guess in example["guesses"][key]),
+                "log P(target)": example.log_prob[key],
+                "guesses": "  ".join(map(_guess_text, example.guesses[key])),
             }
             for key, name in (("a", name_a), ("b", name_b))
         ]

@@ -6,8 +6,9 @@ smaller variance. So saturated gates do not explain its advantage.
 T time · G gates · H hidden size.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +29,39 @@ _LOWEST = (0.0, 0.0, -1.0, 0.0)  # lower bounds of gates; the third is the candi
 _NAMES = {4: ("input", "forget", "candidate", "output"), 3: ("reset", "update", "candidate")}
 
 
-def gate_statistics(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
-    """Statistics of every gate of every layer, over all units and tokens of a text.
+@dataclass(frozen=True)
+class GateRow:
+    """Mean and standard deviation of a gate over units and tokens.
 
-    Returns:
-        ``tokens``, and ``gates`` with a row each: ``layer``, ``gate``, ``mean``, ``deviation``, ``low`` and
-        ``high``. ``low`` and ``high`` are the shares of values within a tenth of the range from its ends. The
-        range is (0, 1) for gates and (-1, 1) for candidates, which are outputs of tanh.
-
-    Raises:
-        DataError: no token.
+    ``low`` and ``high`` are the shares of values within a tenth of the range from its ends. The range is
+    (0, 1) for gates and (-1, 1) for candidates, which are outputs of tanh.
     """
+
+    layer: int
+    gate: str
+    mean: float
+    deviation: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GateStatistics:
+    """Statistics of every gate of every layer over a text."""
+
+    tokens: int
+    gates: Sequence[GateRow]
+
+
+def gate_statistics(trained: "TrainedLm", ids: "Ids") -> GateStatistics:
+    """Measure the gates of a run on a text. DataError without a token."""
     sums: dict[int, Tensor] = {}
     with _watched(trained.model, sums):
         tokens = sum(len(targets) for _, targets in trained.readings(ids))
     if not sums:
         raise DataError("the text has no tokens to analyse gates on; name a longer text")
     rows = [row for layer, found in sorted(sums.items()) for row in _rows(layer, found)]
-    return {"tokens": tokens, "gates": rows}
+    return GateStatistics(tokens, rows)
 
 
 def require_gates(model: "LanguageModel", run: Path) -> None:
@@ -90,26 +106,20 @@ def _sums(values: Tensor) -> Tensor:
     return torch.stack([one.double().sum((0, 1, 3)) for one in each])
 
 
-def _rows(layer: int, sums: Tensor) -> Iterator[dict[str, Any]]:
+def _rows(layer: int, sums: Tensor) -> Iterator[GateRow]:
     count, total, squares, low, high = sums
     means = total / count
     deviations = (squares / count - means.square()).clamp(min=0).sqrt()
-    for place, name in enumerate(_NAMES[sums.shape[1]]):
-        yield {
-            "layer": layer,
-            "gate": name,
-            "mean": float(means[place]),
-            "deviation": float(deviations[place]),
-            "low": float(low[place] / count[place]),
-            "high": float(high[place] / count[place]),
-        }
+    columns = torch.stack([means, deviations, low / count, high / count]).T.tolist()
+    for gate, numbers in zip(_NAMES[sums.shape[1]], columns, strict=True):
+        yield GateRow(layer, gate, *numbers)
 
 
-def gate_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
+def gate_tables(results: Mapping[str, GateStatistics]) -> list[Table | str]:
     """Table per run."""
     tables: list[Table | str] = [
-        Table(f"{name}: gates over {result['tokens']:,} tokens", result["gates"])
-        for name, result in results.items()
+        Table(f"{name}: gates over {found.tokens:,} tokens", [vars(row) for row in found.gates])
+        for name, found in results.items()
     ]
     ranges = "0 to 1, of candidates -1 to 1"
     return [

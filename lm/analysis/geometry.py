@@ -12,9 +12,9 @@ n histories · m futures · T tokens · V words.
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,7 +35,36 @@ LONGEST = 4  # tokens of the longest future; lengths from 1 to this take turns
 ENERGY = 0.99  # share of the squared norm
 
 
-def geometry_of_run(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
+@dataclass(frozen=True)
+class RowGeometry:
+    """Anisotropy, effective rank and entropy of the directions of rows of ``size`` numbers."""
+
+    anisotropy: float
+    effective_rank: float
+    entropy: float
+    size: int
+
+    @classmethod
+    def of(cls, rows: Tensor) -> "RowGeometry":
+        """RowGeometry of rows (n, D)."""
+        rank = effective_rank(torch.linalg.svdvals(torch.linalg.qr(rows).R).cpu().numpy())
+        return cls(anisotropy(rows), rank, math.log(max(1.0, rank)), rows.shape[1])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """RowGeometry of the states and contexts of a text, and of the output matrix."""
+
+    head: str
+    components: int
+    context_scale: float
+    tokens: int
+    states: RowGeometry
+    contexts: RowGeometry
+    output: RowGeometry
+
+
+def geometry_of_run(trained: "TrainedLm", ids: "Ids") -> Geometry:
     """Anisotropy and effective rank of the states and contexts of a text, and those of the output matrix.
 
     DataError with fewer than two tokens.
@@ -46,14 +75,15 @@ def geometry_of_run(trained: "TrainedLm", ids: "Ids") -> dict[str, Any]:
     with torch.no_grad():
         layers = [hidden.map(lambda h: h[:, 0].double()) for hidden, _ in trained.readings(ids)]
         contexts = torch.cat([head.mixer.mixture(states).contexts.flatten(0, 1) for states in layers])
-    states = torch.cat([states.last for states in layers])
-    found = {"states": states, "contexts": contexts, "output": head.weight.detach()}
-    return {
-        "head": head.config.kind,
-        "components": head.config.components,
-        "context_scale": float(head.scale),
-        "tokens": len(ids),
-    } | {name: _geometry(rows) for name, rows in found.items()}
+    return Geometry(
+        head=head.config.kind,
+        components=head.config.components,
+        context_scale=float(head.scale),
+        tokens=len(ids),
+        states=RowGeometry.of(torch.cat([states.last for states in layers])),
+        contexts=RowGeometry.of(contexts),
+        output=RowGeometry.of(head.weight.detach()),
+    )
 
 
 def anisotropy(rows: Tensor) -> float:
@@ -63,14 +93,29 @@ def anisotropy(rows: Tensor) -> float:
     return (float(units.sum(0).square().sum()) - float(units.square().sum())) / (count * (count - 1))
 
 
-def _geometry(rows: Tensor) -> dict[str, float]:
-    values = torch.linalg.svdvals(torch.linalg.qr(rows).R).cpu().numpy()
-    return {
-        "anisotropy": anisotropy(rows),
-        "effective_rank": effective_rank(values),
-        "entropy": math.log(max(1.0, effective_rank(values))),
-        "size": rows.shape[1],
-    }
+@dataclass(frozen=True)
+class FutureRanks:
+    """Ranks of the extended matrix of a number of futures besides the empty one.
+
+    ``energy_rank`` is the number of singular values that have 99 % of the squared norm.
+    """
+
+    futures: int
+    rank: int
+    effective_rank: float
+    energy_rank: int
+
+
+@dataclass(frozen=True)
+class HistoryRanks:
+    """Ranks of the extended matrices of a model with a head of ``embedding_size`` = E."""
+
+    head: str
+    components: int
+    context_scale: float
+    embedding_size: int
+    histories: int
+    matrices: Sequence[FutureRanks]
 
 
 @dataclass(frozen=True)
@@ -113,7 +158,7 @@ class ExtendedMatrix:
             log_probs = model.head.log_probs(hidden.map(lambda layer: layer[-1]))
             yield (log_probs - log_probs.mean(1, keepdim=True)).T
 
-    def measured(self, futures: int, progress: OnProgress = no_progress) -> dict[str, Any]:
+    def measured(self, futures: int, progress: OnProgress = no_progress) -> FutureRanks:
         """Ranks of the first ``futures`` + 1 blocks."""
         vocab, count = len(self.trained.codec.vocabulary), self.histories.shape[1]
         steps = Steps(futures + 1, progress)
@@ -125,56 +170,63 @@ class ExtendedMatrix:
 
         result = log_prob_rank(counted(), vocab * (futures + 1), count)
         squares = np.cumsum(result.singular_values**2)
-        return {
-            "futures": futures,
-            "rank": result.rank,
-            "effective_rank": effective_rank(result.singular_values),
-            "energy_rank": int(np.searchsorted(squares, ENERGY * squares[-1]) + 1),
-        }
+        return FutureRanks(
+            futures=futures,
+            rank=result.rank,
+            effective_rank=effective_rank(result.singular_values),
+            energy_rank=int(np.searchsorted(squares, ENERGY * squares[-1]) + 1),
+        )
 
 
 def histories_of_run(
     trained: "TrainedLm", ids: "Ids", histories: int, futures: int, progress: OnProgress = no_progress
-) -> dict[str, Any]:
+) -> HistoryRanks:
     """Ranks of the matrix of histories by 0, 1, 4, 16 … futures, up to ``futures``."""
     matrix = ExtendedMatrix.of(trained, ids, histories, futures)
     counts = [0, *(4**power for power in range(20) if 4**power < futures), futures]
     head = trained.model.head
-    return {
-        "head": head.config.kind,
-        "components": head.config.components,
-        "context_scale": float(head.scale),
-        "embedding_size": head.size,
-        "histories": histories,
-        "matrices": [matrix.measured(count, progress) for count in counts],
-    }
+    return HistoryRanks(
+        head=head.config.kind,
+        components=head.config.components,
+        context_scale=float(head.scale),
+        embedding_size=head.size,
+        histories=histories,
+        matrices=[matrix.measured(count, progress) for count in counts],
+    )
 
 
-def geometry_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def geometry_tables(results: Mapping[str, Geometry]) -> list[Table | str]:
     """Table with a row per run, by name."""
-    rows = [
-        {"run": name, "head": result["head"], "K": result["components"], "factor": result["context_scale"]}
-        | {
-            f"{label} of {place}": result[place][key]
-            for place in ("states", "contexts", "output")
-            for label, key in (("anisotropy", "anisotropy"), ("effective rank", "effective_rank"))
-        }
-        for name, result in results.items()
-    ]
+    rows: list[dict[str, object]] = []
+    for name, found in results.items():
+        row = {"run": name, "head": found.head, "K": found.components, "factor": found.context_scale}
+        for place in ("states", "contexts", "output"):
+            spread: RowGeometry = getattr(found, place)
+            row[f"anisotropy of {place}"] = spread.anisotropy
+            row[f"effective rank of {place}"] = spread.effective_rank
+        rows.append(row)
     return [
         Table("Geometry of states, contexts and output matrix", rows),
         "anisotropy: mean cosine of two rows; effective rank: exp of the entropy of the singular values",
     ]
 
 
-def history_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def history_tables(results: Mapping[str, HistoryRanks]) -> list[Table | str]:
     """Table with a row per run and number of futures."""
     rows = [
-        {"run": name, "head": result["head"], "K": result["components"], "E": result["embedding_size"]}
-        | {"histories": result["histories"], "futures": row["futures"], "rank": row["rank"]}
-        | {"effective rank": row["effective_rank"], "rank of 99 %": row["energy_rank"]}
-        for name, result in results.items()
-        for row in result["matrices"]
+        {
+            "run": name,
+            "head": found.head,
+            "K": found.components,
+            "E": found.embedding_size,
+            "histories": found.histories,
+            "futures": row.futures,
+            "rank": row.rank,
+            "effective rank": row.effective_rank,
+            "rank of 99 %": row.energy_rank,
+        }
+        for name, found in results.items()
+        for row in found.matrices
     ]
     return [
         Table("Rank of the matrix of histories by futures and words", rows),

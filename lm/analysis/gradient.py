@@ -23,9 +23,9 @@ T tokens · K components · E context size · S size of the states · V words.
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
+from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
 
 if TYPE_CHECKING:
@@ -154,9 +155,61 @@ def _dual(primal: Tensor, tangent: Tensor) -> Tensor:
     return dual
 
 
+@dataclass(frozen=True)
+class GradientRanks:
+    """Ranks of a matrix of gradients, a row per token, and the largest possible one."""
+
+    effective_rank: float
+    rank: int
+    ranks: Mapping[str, int]
+    full_rank: int
+
+    @classmethod
+    def of(cls, blocks: Iterator[Tensor], rows: int, columns: int) -> "GradientRanks":
+        """Ranks of a matrix that arrives in blocks of rows."""
+        result = log_prob_rank(blocks, rows, columns)
+        return cls(effective_rank(result.singular_values), result.rank, result.ranks, min(rows, columns))
+
+
+@dataclass(frozen=True)
+class GradientNorms:
+    """Root mean square of ‖g‖, and the gain and alignment of a batch."""
+
+    gradient_norm: float
+    gain: float
+    alignment: float
+
+
+@dataclass(frozen=True)
+class GradientMeasures:
+    """Gradients of a head on a text.
+
+    ``share`` is a mean over the ``sample`` of tokens with the standard error ``share_error``, None for one
+    token. ``jacobian_rank`` is the mean rank of J, and ``random_share`` the share of a random direction.
+    ``logits`` has the ranks of g, ``states`` those of Jᵀg, and ``update`` those of JJᵀg.
+    """
+
+    head: str
+    components: int
+    context_scale: float
+    embedding_size: int
+    state_size: int
+    vocabulary: int
+    tokens: int
+    sample: int
+    share: float
+    share_error: float | None
+    jacobian_rank: float
+    random_share: float
+    norms: Merged[GradientNorms]
+    logits: GradientRanks
+    states: GradientRanks
+    update: GradientRanks
+
+
 def gradients_of_run(
     trained: "TrainedLm", ids: "Ids", sample: int, progress: OnProgress = no_progress
-) -> dict[str, Any]:
+) -> GradientMeasures:
     """Measure the gradients of a run at every token of a text, and the shares at ``sample`` of them.
 
     The sample is evenly spaced. Its cost is that of J: K·E·S·V operations a token.
@@ -169,7 +222,7 @@ def gradients_of_run(
     head, tokens = gradients.head, len(ids)
     chosen = np.unique(np.linspace(0, tokens - 1, min(sample, tokens)).round().astype(int)).tolist()
     steps = Steps(len(chosen) + 1, progress)
-    result = _norms(gradients)
+    norms = _norms(gradients)
     steps.advance(1)
     shares, ranks = [], []
     for token in chosen:
@@ -177,29 +230,27 @@ def gradients_of_run(
         shares.append(share)
         ranks.append(rank)
         steps.advance(1)
-    deviation = float(np.std(shares, ddof=1)) if len(shares) > 1 else math.nan
-    return {
-        "head": head.config.kind,
-        "components": head.config.components,
-        "context_scale": float(head.scale),
-        "embedding_size": head.size,
-        "state_size": gradients.size,
-        "vocabulary": head.vocab_size,
-        "tokens": tokens,
-        "sample": len(chosen),
-        "share": float(np.mean(shares)),
-        "share_error": deviation / math.sqrt(len(shares)) if len(shares) > 1 else None,
-        "jacobian_rank": float(np.mean(ranks)),
-        "random_share": math.sqrt(float(np.mean(ranks)) / max(1, head.vocab_size - 1)),
-        **result,
-        "logits": _ranks(gradients.at_logits(), tokens, head.vocab_size),
-        "states": _ranks(gradients.at_states(), tokens, gradients.size),
-        "update": _ranks(gradients.of_update(), tokens, head.vocab_size),
-    }
+    return GradientMeasures(
+        head=head.config.kind,
+        components=head.config.components,
+        context_scale=float(head.scale),
+        embedding_size=head.size,
+        state_size=gradients.size,
+        vocabulary=head.vocab_size,
+        tokens=tokens,
+        sample=len(chosen),
+        share=float(np.mean(shares)),
+        share_error=float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else None,
+        jacobian_rank=float(np.mean(ranks)),
+        random_share=math.sqrt(float(np.mean(ranks)) / max(1, head.vocab_size - 1)),
+        norms=norms,
+        logits=GradientRanks.of(gradients.at_logits(), tokens, head.vocab_size),
+        states=GradientRanks.of(gradients.at_states(), tokens, gradients.size),
+        update=GradientRanks.of(gradients.of_update(), tokens, head.vocab_size),
+    )
 
 
-def _norms(gradients: HeadGradients) -> dict[str, float]:
-    """Gain and alignment of the batch, and the root mean square of g."""
+def _norms(gradients: HeadGradients) -> GradientNorms:
     at_logits = at_states = of_update = 0.0
     cosines = 0.0
     for states, targets in gradients.blocks():
@@ -215,22 +266,7 @@ def _norms(gradients: HeadGradients) -> dict[str, float]:
             "the gradients are not finite: the model has diverged; choose another checkpoint"
         )
     tokens = len(gradients.targets)
-    return {
-        "gradient_norm": math.sqrt(at_logits / tokens),
-        "gain": math.sqrt(at_states / at_logits),
-        "alignment": cosines / tokens,
-    }
-
-
-def _ranks(blocks: Iterator[Tensor], rows: int, columns: int) -> dict[str, Any]:
-    """Ranks of the matrix of gradients that arrives in blocks of rows."""
-    result = log_prob_rank(blocks, rows, columns)
-    return {
-        "effective_rank": effective_rank(result.singular_values),
-        "rank": result.rank,
-        "ranks": result.ranks,
-        "full_rank": min(rows, columns),
-    }
+    return GradientNorms(math.sqrt(at_logits / tokens), math.sqrt(at_states / at_logits), cosines / tokens)
 
 
 def effective_rank(values: np.ndarray) -> float:
@@ -245,33 +281,31 @@ def effective_rank(values: np.ndarray) -> float:
     return math.exp(float(-(shares * np.log(shares)).sum()))
 
 
-def gradient_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str]:
     """Tables with a row per run, by name."""
     norms = [
         {
             "run": name,
-            "head": result["head"],
-            "K": result["components"],
-            "factor": result["context_scale"],
-            "share": result["share"],
-            "random share": result["random_share"],
-            "gain": result["gain"],
-            "alignment": result["alignment"],
+            "head": found.head,
+            "K": found.components,
+            "factor": found.context_scale,
+            "share": found.share,
+            "random share": found.random_share,
+            "gain": found.norms.gain,
+            "alignment": found.norms.alignment,
         }
-        for name, result in results.items()
+        for name, found in results.items()
     ]
-    ranks = [
-        {"run": name, "head": result["head"], "E": result["embedding_size"], "states": result["state_size"]}
-        | {
-            f"{label} of {place}": result[place][key]
-            for place in ("logits", "states", "update")
-            for label, key in (("rank", "rank"), ("effective", "effective_rank"))
-        }
-        for name, result in results.items()
-    ]
+    ranks: list[dict[str, object]] = []
+    for name, found in results.items():
+        row = {"run": name, "head": found.head, "E": found.embedding_size, "states": found.state_size}
+        for place in ("logits", "states", "update"):
+            measured: GradientRanks = getattr(found, place)
+            row |= {f"rank of {place}": measured.rank, f"effective of {place}": measured.effective_rank}
+        ranks.append(row)
     first = next(iter(results.values()))
     return [
-        Table(f"Gradients of {first['tokens']:,} tokens, shares of {first['sample']:,}", norms),
+        Table(f"Gradients of {first.tokens:,} tokens, shares of {first.sample:,}", norms),
         "share: norm of the gradient at log P that a state can follow; random share: of a random direction; "
         "gain: norm at the states by norm at log P; alignment: cosine of the gradient and of the change"
         " of log P after a step of the states",

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from lm.analysis.opened import OverTraining, Runs, facts_of, loaded_steps, of_runs, opened_steps
+from lm.analysis.opened import Measured, MeasuredRuns, OverTraining, Runs, loaded_steps, opened_steps
 from lm.console.app import counting, show, write_result
 from lm.console.options import Checkpoint, JsonFile
 from lm.language.options import Data, Limit, spare_texts
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lm.language.evaluate import Text
     from lm.language.trained import TrainedLm
 
-Results = dict[str, dict[str, Any]]
+T = TypeVar("T")
 
 
 def gradient(
@@ -39,9 +39,9 @@ def gradient(
     from lm.analysis.gradient import gradient_tables, gradients_of_run
 
     steps = opened_steps(runs, data, limit, checkpoint, over_training)
-    results = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
-    write_result(json_file, of_runs(results))
-    show(*gradient_tables(results))
+    result = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
+    write_result(json_file, result)
+    show(*gradient_tables(result.found()))
 
 
 def geometry(
@@ -60,11 +60,12 @@ def geometry(
     from lm.analysis.geometry import geometry_of_run, geometry_tables
 
     results = {
-        name: facts_of(trained, text, which) | geometry_of_run(trained, text.ids)
+        name: Measured.of(trained, text, which, geometry_of_run(trained, text.ids))
         for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training)
     }
-    write_result(json_file, of_runs(results))
-    show(*geometry_tables(results))
+    result = MeasuredRuns.of(results)
+    write_result(json_file, result)
+    show(*geometry_tables(result.found()))
 
 
 def histories(
@@ -85,9 +86,9 @@ def histories(
 
     steps = opened_steps(runs, data, None, checkpoint, over_training)
     measure = partial(histories_of_run, histories=rows, futures=futures)
-    results = _measured("factorising", steps, measure)
-    write_result(json_file, of_runs(results))
-    show(*history_tables(results))
+    result = _measured("factorising", steps, measure)
+    write_result(json_file, result)
+    show(*history_tables(result.found()))
 
 
 def unargmaxable(
@@ -103,20 +104,22 @@ def unargmaxable(
     spare_texts(json_file, runs, None)
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
 
-    results: Results = {}
+    results = {}
     with counting("searching") as progress:
         for name, which, trained in loaded_steps(runs, checkpoint, over_training):
-            results[name] = facts_of(trained, None, which) | unargmaxable_of_run(trained, progress)
-    write_result(json_file, of_runs(results))
-    show(*unargmaxable_tables(results))
+            results[name] = Measured.of(trained, None, which, unargmaxable_of_run(trained, progress))
+    result = MeasuredRuns.of(results)
+    write_result(json_file, result)
+    show(*unargmaxable_tables(result.found()))
 
 
 def _measured(
-    doing: str, steps: "Iterator[tuple[str, str, TrainedLm, Text]]", measure: Callable[..., dict[str, Any]]
-) -> Results:
-    """Facts and measures of each checkpoint by its name, with progress."""
-    results: Results = {}
+    doing: str, steps: "Iterator[tuple[str, str, TrainedLm, Text]]", measure: Callable[..., T]
+) -> MeasuredRuns[T]:
+    """Measurements of each checkpoint by its name, with progress."""
+    results = {}
     with counting(doing) as progress:
         for name, which, trained, text in steps:
-            results[name] = facts_of(trained, text, which) | measure(trained, text.ids, progress=progress)
-    return results
+            found = measure(trained, text.ids, progress=progress)
+            results[name] = Measured.of(trained, text, which, found)
+    return MeasuredRuns.of(results)

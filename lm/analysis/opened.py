@@ -1,19 +1,22 @@
 """Runs and texts that an analysis opens, and what its result says about them. Imports nothing heavy."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 
 import typer
 
 from lm.console.options import named
 from lm.errors import StorageError
 from lm.parallel.group import ALONE, Group
+from lm.results import Merged
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
     from lm.language.trained import TrainedLm
+
+T = TypeVar("T")
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
 Out = Annotated[
@@ -92,16 +95,46 @@ def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text"
     return load_text(trained, data or trained.config.data.test, limit)
 
 
-def facts_of(trained: "TrainedLm", text: "Text | None", checkpoint: str) -> dict[str, Any]:
-    """Facts about a measurement: run, checkpoint, and the text if it needs one."""
-    data = text and {"name": text.name, "source": text.source, "sha256": text.sha256}
-    return {
-        "checkpoint": checkpoint,
-        "seed": trained.config.train.seed,
-        "device": str(trained.device),
-    } | ({"data": data} if data else {})
+@dataclass(frozen=True)
+class MeasuredText:
+    """Name, source and hash of the text of a measurement."""
+
+    name: str
+    source: str
+    sha256: str
 
 
-def of_runs(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Results of several runs by name, with the devices of the measurements."""
-    return {"runs": results, "device": ", ".join(sorted({result["device"] for result in results.values()}))}
+@dataclass(frozen=True)
+class Measured(Generic[T]):
+    """A finding in a run, and the checkpoint, device and text, if any, of the measurement."""
+
+    checkpoint: str
+    seed: int
+    device: str
+    found: Merged[T]
+    data: MeasuredText | None = None
+
+    @classmethod
+    def of(cls, trained: "TrainedLm", text: "Text | None", checkpoint: str, found: T) -> Self:
+        """A measurement of a loaded run."""
+        data = MeasuredText(text.name, text.source, text.sha256) if text else None
+        return cls(checkpoint, trained.config.train.seed, str(trained.device), found, data)
+
+
+@dataclass(frozen=True)
+class MeasuredRuns(Generic[T]):
+    """Measurements of runs by name, their devices, and the figures that show them."""
+
+    runs: Mapping[str, Measured[T]]
+    device: str
+    figures: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Measured[T]], figures: Sequence[Path] = ()) -> Self:
+        """The measurements of ``runs`` by name."""
+        devices = ", ".join(sorted({measured.device for measured in runs.values()}))
+        return cls(runs, devices, [*map(str, figures)] or None)
+
+    def found(self) -> dict[str, T]:
+        """The findings by run."""
+        return {name: measured.found for name, measured in self.runs.items()}

@@ -8,11 +8,11 @@ processed by columns.
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,7 @@ from lm.console.tables import Table
 from lm.errors import DataError, StorageError
 from lm.language.shards import add_ids
 from lm.language.trained import weights_sha256
+from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
 
 if TYPE_CHECKING:
@@ -176,18 +177,69 @@ def _triangle_of_columns(
         merge(triangle, np.ascontiguousarray(part.T), plan.width, steps)
 
 
+@dataclass(frozen=True)
+class RankReport:
+    """Numerical rank by every threshold, and the measured text and model."""
+
+    rank: int
+    ranks: Mapping[str, int]
+    thresholds: Mapping[str, float]
+    dtype: str
+    tokens: int
+    vocabulary: int
+    weights_sha256: str
+    ids_sha256: str
+    full_rank: int
+    largest_singular_value: float
+    smallest_singular_value: float
+
+    @classmethod
+    def of(cls, result: RankResult) -> "RankReport":
+        """Report on singular values."""
+        values = result.singular_values
+        return cls(
+            rank=result.rank,
+            ranks=result.ranks,
+            thresholds=result.thresholds,
+            dtype=result.dtype,
+            tokens=result.shape[0],
+            vocabulary=result.shape[1],
+            weights_sha256=result.weights_sha256,
+            ids_sha256=result.ids_sha256,
+            full_rank=len(values),
+            largest_singular_value=float(values[0]),
+            smallest_singular_value=float(values[-1]),
+        )
+
+
+@dataclass(frozen=True)
+class RunRank:
+    """Rank of a run on a text.
+
+    ``ceiling`` is the largest possible rank of the head, None if nothing bounds it. ``spectrum`` is the file
+    of the singular values, which may be ``kept_from_before``.
+    """
+
+    report: Merged[RankReport]
+    head: str
+    embedding_size: int
+    ceiling: int | None
+    spectrum: str | None
+    kept_from_before: bool
+
+
 def rank_of_run(
     trained: "TrainedLm",
     ids: "Ids",
     progress: OnProgress = no_progress,
     spectrum: Path | None = None,
     scratch: Path | None = None,
-) -> dict[str, Any]:
+) -> RunRank:
     """Measure the rank of a run on a text.
 
     ``spectrum`` names the ``.npz`` that stores the singular values, see :meth:`RankResult.load`. An existing
-    file of the same weights and tokens is reused (``kept_from_before``). A file of other weights is replaced.
-    A file of other tokens stays, and the new name gets six digits of the hash of its tokens.
+    file of the same weights and tokens is reused. A file of other weights is replaced. A file of other tokens
+    stays, and the new name gets six digits of the hash of its tokens.
     """
     vocab = len(trained.codec.vocabulary)
     if not len(ids):
@@ -212,13 +264,14 @@ def rank_of_run(
     linear = head.row.linear and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
     ceiling = min(width + 1 + bias, *result.shape) if linear else None
-    return rank_report(result) | {
-        "head": head.config.kind,
-        "embedding_size": head.size,
-        "ceiling": ceiling,
-        "spectrum": None if spectrum is None else str(spectrum),
-        "kept_from_before": kept is not None,
-    }
+    return RunRank(
+        report=RankReport.of(result),
+        head=head.config.kind,
+        embedding_size=head.size,
+        ceiling=ceiling,
+        spectrum=None if spectrum is None else str(spectrum),
+        kept_from_before=kept is not None,
+    )
 
 
 def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]:
@@ -233,42 +286,24 @@ def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]
     return place, kept if found else None
 
 
-def rank_report(result: RankResult) -> dict[str, Any]:
-    """Ranks by every threshold, and the measured text and model."""
-    values, largest = result.singular_values, float(result.singular_values[0])
-    return {
-        "rank": result.rank,
-        "ranks": result.ranks,
-        "thresholds": result.thresholds,
-        "dtype": result.dtype,
-        "tokens": result.shape[0],
-        "vocabulary": result.shape[1],
-        "weights_sha256": result.weights_sha256,
-        "ids_sha256": result.ids_sha256,
-        "full_rank": len(values),
-        "largest_singular_value": largest,
-        "smallest_singular_value": float(values[-1]),
-    }
-
-
-def rank_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def rank_tables(results: Mapping[str, RunRank]) -> list[Table | str]:
     """Table with a row per run, by name."""
     rows = [
         {
             "run": name,
-            "head": result["head"],
-            "rank": result["rank"],
-            "ceiling": result["ceiling"],
-            "of": result["full_rank"],
-            "rank, ε of float32": result["ranks"]["roundoff_float32"],
-            "rank, NumPy's rule": result["ranks"]["numpy_float64"],
-            "tokens": result["tokens"],
-            "words": result["vocabulary"],
-            "dtype": result["dtype"],
+            "head": found.head,
+            "rank": found.report.rank,
+            "ceiling": found.ceiling,
+            "of": found.report.full_rank,
+            "rank, ε of float32": found.report.ranks["roundoff_float32"],
+            "rank, NumPy's rule": found.report.ranks["numpy_float64"],
+            "tokens": found.report.tokens,
+            "words": found.report.vocabulary,
+            "dtype": found.report.dtype,
         }
-        for name, result in results.items()
+        for name, found in results.items()
     ]
-    kept = [name for name, result in results.items() if result["kept_from_before"]]
+    kept = [name for name, found in results.items() if found.kept_from_before]
     return [
         Table("Numerical rank of the log-probability matrix", rows),
         "rank: singular values above ½·√(T + V + 1)·σ_max·ε, ε of float64; "

@@ -6,8 +6,9 @@ difference. Melis et al. (2020, §4.2) find no such effect for the Mogrifier.
 N tokens.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,32 @@ if TYPE_CHECKING:
 STEPS = 5  # tokens after a surprise
 
 
-def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Recovery:
+    """Losses of a model in nats, and its gains against the first model.
+
+    ``mean`` is over all tokens. ``after`` has the means 1 to 5 tokens after surprises. ``gain`` and
+    ``gain_after`` are the reductions of both. ``half_interval`` is half the 95 % interval of ``gain_after``.
+    A model recovers better if ``gain_after`` exceeds ``gain``.
+    """
+
+    mean: float
+    after: Sequence[float]
+    gain: float
+    gain_after: Sequence[float]
+    half_interval: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Surprises:
+    """Number of surprises, the smallest mean loss of one, and their share of the tokens."""
+
+    share: float
+    surprises: int
+    least: float
+
+
+def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> tuple[Surprises, dict[str, Recovery]]:
     """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
     Surprises have the largest mean over all models, so that all models are compared at the same positions.
@@ -29,12 +55,6 @@ def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, An
     Args:
         losses: losses of every model by name, in nats, of the same tokens (N,).
         share: above 0, at most 1.
-
-    Returns:
-        ``surprises``: their number. ``least``: the smallest mean loss of a surprise.
-        ``runs``, for every model: ``mean`` loss, and ``after``, its means 1 to 5 tokens after surprises.
-        ``gain`` and ``gain_after`` are the reductions of both against the first model. ``half_interval`` is
-        half the 95 % interval of ``gain_after``. A model recovers better if ``gain_after`` exceeds ``gain``.
 
     Raises:
         ConfigError: a share out of range.
@@ -52,29 +72,29 @@ def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> dict[str, An
     runs = {}
     for name, nll in losses.items():
         gains = [first[at + step] - nll[at + step] for step in range(1, STEPS + 1)]
-        runs[name] = {
-            "mean": float(nll.mean()),
-            "after": [float(nll[at + step].mean()) for step in range(1, STEPS + 1)],
-            "gain": float((first - nll).mean()),
-            "gain_after": [float(gain.mean()) for gain in gains],
-            "half_interval": [half_interval(gain) for gain in gains],
-        }
-    return {"share": share, "surprises": len(at), "least": float(mean[at].min()), "runs": runs}
+        runs[name] = Recovery(
+            mean=float(nll.mean()),
+            after=[float(nll[at + step].mean()) for step in range(1, STEPS + 1)],
+            gain=float((first - nll).mean()),
+            gain_after=[float(gain.mean()) for gain in gains],
+            half_interval=[half_interval(gain) for gain in gains],
+        )
+    return Surprises(share, len(at), float(mean[at].min())), runs
 
 
-def recovery_tables(result: Mapping[str, Any]) -> list[Table | str]:
+def recovery_tables(surprises: Surprises, runs: Mapping[str, Recovery]) -> list[Table | str]:
     """Table with a row per model."""
     rows = [
         {
             "model": name,
-            "nats a token": run["mean"],
-            **{f"{step + 1} after": run["after"][step] for step in range(STEPS)},
-            "gain": f"{run['gain']:.4f}",
-            "gain 1 after": f"{run['gain_after'][0]:.4f} ± {run['half_interval'][0]:.4f}",
+            "nats a token": run.mean,
+            **{f"{step} after": loss for step, loss in enumerate(run.after, start=1)},
+            "gain": f"{run.gain:.4f}",
+            "gain 1 after": f"{run.gain_after[0]:.4f} ± {run.half_interval[0]:.4f}",
         }
-        for name, run in result["runs"].items()
+        for name, run in runs.items()
     ]
-    title = f"After {result['surprises']:,} surprises of {result['least']:.1f} nats or more"
+    title = f"After {surprises.surprises:,} surprises of {surprises.least:.1f} nats or more"
     return [
         Table(title, rows),
         "gains are against the first model; a model with better recovery gains more after surprises",

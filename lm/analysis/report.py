@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
@@ -15,6 +14,7 @@ from lm.numbers import number
 from lm.report.charts import Series, line_chart
 from lm.report.page import colour_of
 from lm.report.parts import Names, PagePart, PageSection, PageTable, Paragraph, Passage, ReportFamily, Word
+from lm.runs.compare import ComparedRuns
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."
@@ -39,13 +39,13 @@ def lm_family() -> ReportFamily:
 
 def _compared(
     runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[dict[str, Any], Sequence[Table | str]]:
+) -> tuple[ComparedRuns, Sequence[Table | str]]:
     result = compare(runs, name, resamples)
     return result, comparison_tables(result)
 
 
-def _scores(comparison: Mapping[str, Any]) -> Mapping[str, str]:
-    return {score: score for score in comparison["scores"]}
+def _scores(comparison: ComparedRuns) -> Mapping[str, str]:
+    return {score: score for score in comparison.scores or ()}
 
 
 def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
@@ -87,12 +87,12 @@ def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]
 def _word(text: str, nats: float, base: float | None) -> Word:
     """A word with its nats, or with its gain against ``base``."""
     shown = " ".join(sanitize(text).split()) or "␣"
-    told = f"{nats:.2f} nats"
+    own = f"{nats:.2f} nats"
     if base is None:
-        return Word(shown, _shade(nats / _DEEPEST), "tn", "", told)
+        return Word(shown, _shade(nats / _DEEPEST), "tn", "", own)
     gain = base - nats
     mark = "▲" if gain >= _MARKED else "▼" if gain <= -_MARKED else ""
-    note = f"{told}, {gain:+.2f} against the first".replace("+", "gain ").replace("-", "loss ")
+    note = f"{own}, {gain:+.2f} against the first".replace("+", "gain ").replace("-", "loss ")
     return Word(shown, _shade(abs(gain) * 2 / _DEEPEST), "tg" if gain > 0 else "tl", mark, note)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -92,104 +92,147 @@ def places(ids: "Ids", eos: int) -> np.ndarray:
     return np.array(found, dtype=np.int64).reshape(-1, 3 * PART)
 
 
-def temperature_report(found: Profile, words: Sequence[str]) -> dict[str, Any]:
-    """Summarise a profile.
+@dataclass(frozen=True)
+class WordTemperatures:
+    """Mean and standard deviation of a word's temperatures over contexts."""
 
-    Returns:
-        ``tokens``: their number. ``mean``: mean of all temperatures.
-        ``word_std``: standard deviation of the words' means.
-        ``context_std``: mean over words of the standard deviation over contexts.
-        ``hottest`` and ``coldest``: words with the highest and the lowest means.
-        ``positions``: the 15 places of Figure 1 (b). Each has the mean temperature of its word, half the 95 %
-        interval of that mean, and the mean over all words. ``sentences``: number of sentences measured.
+    word: str
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class PlaceTemperature:
+    """A place in a sentence, counted from 1 in its ``part``, as in Figure 1 (b).
+
+    It has the mean temperature of its words, half the 95 % interval, and the mean over the vocabulary.
     """
+
+    part: str
+    place: int
+    mean: float
+    half_interval: float
+    mean_of_words: float
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An occurrence of a word: the words before it, its temperature, and the mean over the vocabulary."""
+
+    position: int
+    context: Sequence[str]
+    temperature: float
+    mean_of_words: float
+
+
+@dataclass(frozen=True)
+class TemperatureReport:
+    """Summary of the temperatures of a model over a number of ``tokens``.
+
+    ``word_std`` is the standard deviation of the words' means. ``context_std`` is the mean over words of the
+    standard deviation over contexts. ``hottest`` and ``coldest`` are the words with the extreme means.
+    ``positions`` are 15 places in the measured ``sentences``.
+    """
+
+    tokens: int
+    mean: float
+    word_std: float
+    context_std: float
+    hottest: Sequence[WordTemperatures]
+    coldest: Sequence[WordTemperatures]
+    sentences: int
+    positions: Sequence[PlaceTemperature]
+    word: str | None = None
+    occurrences: Sequence[Occurrence] | None = None
+
+
+def temperature_report(found: Profile, words: Sequence[str]) -> TemperatureReport:
+    """Summarise a profile."""
     order = np.argsort(found.by_word, kind="stable")
+
+    def listed(ids: np.ndarray) -> list[WordTemperatures]:
+        numbers = zip(found.by_word[ids].tolist(), found.spread[ids].tolist(), strict=True)
+        return [WordTemperatures(words[index], *both) for index, both in zip(ids, numbers, strict=True)]
+
     positions = [
-        {
-            "part": ("first", "middle", "last")[index // PART],
-            "place": index % PART + 1,
-            "mean": float(found.at_words[column].mean()),
-            "half_interval": half_interval(found.at_words[column]),
-            "mean_of_words": float(found.of_contexts[column].mean()),
-        }
+        PlaceTemperature(
+            part=("first", "middle", "last")[index // PART],
+            place=index % PART + 1,
+            mean=float(found.at_words[column].mean()),
+            half_interval=half_interval(found.at_words[column]),
+            mean_of_words=float(found.of_contexts[column].mean()),
+        )
         for index, column in enumerate(found.places.T if len(found.places) else ())
     ]
-    return {
-        "tokens": len(found.at_words),
-        "mean": float(found.of_contexts.mean()),
-        "word_std": float(found.by_word.std()),
-        "context_std": float(found.spread.mean()),
-        "hottest": [_word(found, words, index) for index in order[::-1][:SHOWN]],
-        "coldest": [_word(found, words, index) for index in order[:SHOWN]],
-        "sentences": len(found.places),
-        "positions": positions,
-    }
+    return TemperatureReport(
+        tokens=len(found.at_words),
+        mean=float(found.of_contexts.mean()),
+        word_std=float(found.by_word.std()),
+        context_std=float(found.spread.mean()),
+        hottest=listed(order[::-1][:SHOWN]),
+        coldest=listed(order[:SHOWN]),
+        sentences=len(found.places),
+        positions=positions,
+    )
 
 
 def occurrences(
     found: Profile, ids: "Ids", words: Sequence[str], word: str, context: int = 8
-) -> list[dict[str, Any]]:
-    """Occurrences of a word: context, temperature of the word and mean over words, as in Table 6.
-
-    Raises DataError if the text does not contain the word.
-    """
+) -> list[Occurrence]:
+    """Occurrences of a word, as in Table 6. Raises DataError if the text does not contain the word."""
     at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else ()
     if not len(at):
         raise DataError(f"--word {word}: not in the text; use the spelling of the corpus")
     return [
-        {
-            "position": int(place),
-            "context": [words[index] for index in ids[max(0, place - context) : place].tolist()],
-            "temperature": float(found.at_words[place]),
-            "mean_of_words": float(found.of_contexts[place]),
-        }
+        Occurrence(
+            position=int(place),
+            context=[words[index] for index in ids[max(0, place - context) : place].tolist()],
+            temperature=float(found.at_words[place]),
+            mean_of_words=float(found.of_contexts[place]),
+        )
         for place in at
     ]
 
 
-def _word(found: Profile, words: Sequence[str], index: int) -> dict[str, Any]:
-    return {"word": words[index], "mean": float(found.by_word[index]), "std": float(found.spread[index])}
-
-
-def temperature_tables(results: Mapping[str, Mapping[str, Any]]) -> list[Table | str]:
+def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table | str]:
     """Table with a row per model, then tables of the places in a sentence."""
     models = [
         {
             "model": name,
-            "mean τ": f"{result['mean']:.6f}",
-            "std by word": f"{result['word_std']:.2e}",
-            "std by context": f"{result['context_std']:.2e}",
-            "hottest": " ".join(word["word"] for word in result["hottest"][:5]),
-            "coldest": " ".join(word["word"] for word in result["coldest"][:5]),
+            "mean τ": f"{found.mean:.6f}",
+            "std by word": f"{found.word_std:.2e}",
+            "std by context": f"{found.context_std:.2e}",
+            "hottest": " ".join(word.word for word in found.hottest[:5]),
+            "coldest": " ".join(word.word for word in found.coldest[:5]),
         }
-        for name, result in results.items()
+        for name, found in results.items()
     ]
     rows = [
         {
-            "place": f"{result['positions'][index]['part']} {result['positions'][index]['place']}",
+            "place": f"{place.part} {place.place}",
             "model": name,
-            "τ of the word": f"{result['positions'][index]['mean']:.6f}",
-            "±": f"{result['positions'][index]['half_interval']:.1e}",
-            "mean τ": f"{result['positions'][index]['mean_of_words']:.6f}",
+            "τ of the word": f"{place.mean:.6f}",
+            "±": f"{place.half_interval:.1e}",
+            "mean τ": f"{place.mean_of_words:.6f}",
         }
-        for name, result in results.items()
-        for index in range(len(result["positions"]))
+        for name, found in results.items()
+        for place in found.positions
     ]
     tables: list[Table | str] = [Table("Temperatures", models)]
     sentences = f"{SHORTEST_SENTENCE} to {LONGEST_SENTENCE} words"
     tables.append(Table(f"In sentences of {sentences}", rows) if rows else f"no sentence has {sentences}")
-    for name, result in results.items():
-        if "occurrences" in result:
+    for name, found in results.items():
+        if found.occurrences is not None:
             places = [
                 {
-                    "before": " ".join(place["context"]),
-                    "τ": f"{place['temperature']:.6f}",
-                    "mean τ": f"{place['mean_of_words']:.6f}",
+                    "before": " ".join(place.context),
+                    "τ": f"{place.temperature:.6f}",
+                    "mean τ": f"{place.mean_of_words:.6f}",
                 }
-                for place in result["occurrences"][:MOST_OCCURRENCES]
+                for place in found.occurrences[:MOST_OCCURRENCES]
             ]
-            more = len(result["occurrences"]) - len(places)
-            title = f"{result['word']} by {name}" + (f", {more:,} more in the JSON" if more else "")
+            more = len(found.occurrences) - len(places)
+            title = f"{found.word} by {name}" + (f", {more:,} more in the JSON" if more else "")
             tables.append(Table(title, places))
     return tables
 

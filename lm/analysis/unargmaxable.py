@@ -17,8 +17,9 @@ V words · D numbers that determine the logits.
 """
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +152,27 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
     return Logits(weight, bias, state_bound), free
 
 
-def unargmaxable_of_run(trained: "TrainedLm", progress: OnProgress = no_progress) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Unargmaxable:
+    """Numbers of unargmaxable words over ``bounded`` contexts, [−bound, bound]^D, and over free ones.
+
+    ``largest_count`` is that of such a word in training, and ``token_share`` their share of its tokens.
+    """
+
+    head: str
+    components: int
+    context_scale: float
+    embedding_size: int
+    vocabulary: int
+    bound: float
+    unargmaxable: int
+    unargmaxable_free: int
+    largest_count: int
+    token_share: float
+    examples: Sequence[str]
+
+
+def unargmaxable_of_run(trained: "TrainedLm", progress: OnProgress = no_progress) -> Unargmaxable:
     """Unargmaxable words of a run. ConfigError without scipy, and as in :func:`logits_of_head`."""
     if importlib.util.find_spec("scipy") is None:
         raise ConfigError("lm analyze unargmaxable needs scipy; install it with `pip install scipy`")
@@ -162,36 +183,36 @@ def unargmaxable_of_run(trained: "TrainedLm", progress: OnProgress = no_progress
     of_free = unargmaxable_words(free) if words else []
     vocabulary = trained.codec.vocabulary
     counts = np.asarray(vocabulary.counts)[words] if words else np.empty(0)
-    return {
-        "head": head.config.kind,
-        "components": head.config.components,
-        "context_scale": float(head.scale),
-        "embedding_size": head.size,
-        "vocabulary": len(vocabulary),
-        "bound": bounded.bound,
-        "unargmaxable": len(words),
-        "unargmaxable_free": len(of_free),
-        "largest_count": int(counts.max(initial=0)),
-        "token_share": float(counts.sum() / max(1, np.sum(vocabulary.counts))),
-        "examples": [vocabulary.tokens[word] for word in words[:WORDS_SHOWN]],
-    }
+    return Unargmaxable(
+        head=head.config.kind,
+        components=head.config.components,
+        context_scale=float(head.scale),
+        embedding_size=head.size,
+        vocabulary=len(vocabulary),
+        bound=bounded.bound,
+        unargmaxable=len(words),
+        unargmaxable_free=len(of_free),
+        largest_count=int(counts.max(initial=0)),
+        token_share=float(counts.sum() / max(1, np.sum(vocabulary.counts))),
+        examples=[vocabulary.tokens[word] for word in words[:WORDS_SHOWN]],
+    )
 
 
-def unargmaxable_tables(results: dict[str, dict[str, Any]]) -> list[Table | str]:
+def unargmaxable_tables(results: Mapping[str, Unargmaxable]) -> list[Table | str]:
     """Table with a row per run, by name."""
     rows = [
         {
             "run": name,
-            "head": result["head"],
-            "K": result["components"],
-            "factor": result["context_scale"],
-            "words": result["vocabulary"],
-            "bounded contexts": result["unargmaxable"],
-            "free contexts": result["unargmaxable_free"],
-            "share of training": result["token_share"],
-            "such as": " ".join(result["examples"]),
+            "head": found.head,
+            "K": found.components,
+            "factor": found.context_scale,
+            "words": found.vocabulary,
+            "bounded contexts": found.unargmaxable,
+            "free contexts": found.unargmaxable_free,
+            "share of training": found.token_share,
+            "such as": " ".join(found.examples),
         }
-        for name, result in results.items()
+        for name, found in results.items()
     ]
     return [
         Table("Words that no context can make the most probable", rows),

@@ -29,9 +29,11 @@ from lm.launched import leads, several
 from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
 from lm.parallel.shards import shards_of
+from lm.results import as_json
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console
 
     from lm.engine.events import Reporter
@@ -294,11 +296,15 @@ def _console() -> "Console":
 
 
 def write_result(
-    path: Path | None, result: Mapping[str, Any], *, config: BaseModel | None = None, seed: int | None = None
+    path: Path | None,
+    result: "Mapping[str, Any] | DataclassInstance",
+    *,
+    config: BaseModel | None = None,
+    seed: int | None = None,
 ) -> None:
     """Write a result as JSON with common fields: command, config, versions, seed, device.
 
-    ``device`` is the result's own if it has one. Does nothing without a path. Only rank 0 writes. Raises
+    Keys of the result replace common ones. Does nothing without a path. Only rank 0 writes. Raises
     StorageError.
     """
     if path is None or not leads():
@@ -310,7 +316,8 @@ def write_result(
         "seed": seed,
         "device": platform.machine(),
     }
-    write_json(path, {name: finite(value) for name, value in (common | dict(result)).items()})
+    found = result if isinstance(result, Mapping) else as_json(result)
+    write_json(path, {name: finite(value) for name, value in (common | dict(found)).items()})
 
 
 def versions() -> dict[str, JSON]:

@@ -14,13 +14,12 @@ from lm.console.app import csv_wanted, show, show_text, shown_curve, write_resul
 from lm.console.options import JsonFile, Overrides, RunFolder, config_argument, named
 from lm.console.tables import Table
 from lm.errors import StorageError
-from lm.runs.evaluations import Result
 from lm.runs.outputs import require_apart
 
 C = TypeVar("C", bound=BaseModel)
 
 
-def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result]) -> None:
+def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], dict[str, Any]]) -> None:
     """Add the command ``presets`` to a command line; ``size`` is the family's own ``describe``."""
 
     @app.command()
@@ -37,7 +36,7 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
 
 
 def add_describe(
-    app: typer.Typer, family: str, schema: type[C], size: Callable[[C], Result], example: str
+    app: typer.Typer, family: str, schema: type[C], size: Callable[[C], dict[str, Any]], example: str
 ) -> None:
     """Add the command ``describe`` to a command line."""
     text = "Show a config with the origin of every value, its parameters and estimated memory, without data."

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm.config.load import C, Resolved, known_keys
 from lm.console.tables import Table, without_common_folder
+from lm.errors import visible
+
+if TYPE_CHECKING:
+    from lm.runs.compare import ComparedRuns
 
 
 def config_table(name: str, resolved: Resolved[C]) -> Table:
@@ -48,24 +52,32 @@ def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
     ]
 
 
-def p_tables(comparison: Mapping[str, Any], scores: Mapping[str, str]) -> list[Table | str]:
+def p_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[Table | str]:
     """Tables of p-values of every run except the first, by the names of ``scores``. None for a single run."""
-    bootstrap, runs = comparison["bootstrap"], comparison["runs"]
-    _, (first, *others) = without_common_folder([row["run"] for row in runs])
+    bootstrap, runs = comparison.bootstrap, comparison.runs
+    _, (first, *others) = without_common_folder([row.run for row in runs])
     rows = [
-        {f"p against {first}": other, **{name: row["p"].get(key) for name, key in scores.items()}}
+        {f"p against {first}": other, **{name: row.p.get(key) for name, key in scores.items()}}
         for other, row in zip(others, runs[1:], strict=True)
     ]
     from lm.bootstrap import FEW_UNITS, FEWEST_UNITS  # loads numpy, which `describe` avoids
 
-    units = f"{bootstrap['units']:,} unit{'s' if bootstrap['units'] > 1 else ''} ({bootstrap['unit']})"
+    units = f"{bootstrap.units:,} unit{'s' if bootstrap.units > 1 else ''} ({bootstrap.unit})"
     if not rows:
         return []
     remarks = []
-    if bootstrap["units"] < FEWEST_UNITS:
+    if bootstrap.units < FEWEST_UNITS:
         remarks = [
             f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, but the text has {units}"
         ]
-    elif bootstrap["units"] < FEW_UNITS:
+    elif bootstrap.units < FEW_UNITS:
         remarks = [f"warning: p-values of only {units} say little; use a text of at least {FEW_UNITS} units"]
     return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *remarks]
+
+
+def guessing_warning(comparison: "ComparedRuns") -> list[str]:
+    """Warning about the compared runs that are near guessing; [] if there is none."""
+    names = ", ".join(visible(row.run) for row in comparison.runs if row.near_guessing)
+    if not names:
+        return []
+    return [f"Warning: near guessing, so that differences between them are noise, without a p: {names}."]

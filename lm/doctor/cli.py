@@ -18,8 +18,8 @@ from lm.errors import visible
 UNWELL = 8  # exit code if a check found a problem
 PROBE_SECONDS = 120  # that the process with torch may take
 DOCTOR = (
-    "Check the installation and the machine; name a remedy for whatever is not right. "
-    "Exit code 8 for a problem, 0 for mere warnings.\n\n"
+    "Check the installation and the machine, and print a remedy for every problem. "
+    "The exit code is 8 for a problem, and 0 if there are only warnings.\n\n"
     "It takes a few seconds. --json writes a file for issues, without names or paths under your home."
 )
 

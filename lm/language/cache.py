@@ -12,21 +12,23 @@ T tokens · N words in the cache · H hidden size.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lm.errors import ConfigError, DivergenceError, require
+from lm.language.results import CacheChoice, CacheUse, TriedCache
 from lm.language.scoring import Floats, no_advance, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.runs.evaluations import Result
 
 THETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 SHARES = tuple(round(0.02 * step, 2) for step in range(31))  # λ; 0 = without the cache
-ROUNDING = 1e-4  # largest deviation of a sum of probabilities, which a float32 head rounds, from 1
+ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
+MOST_WORDS = 1 << 40
+MOST_THETA = 1e6  # times a product of two states, still far below the largest float64
+_BLOCK = 1 << 22  # similarities that are computed at once
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,11 @@ class CacheSetting:
     share: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.size >= 1, f"--cache {self.size}: the cache holds at least 1 word")
+        sizes = f"must be a number of words from 1 to {MOST_WORDS:,}"
+        require(1 <= self.size <= MOST_WORDS, f"--cache {self.size}: {sizes}")
         if self.theta is not None and self.share is not None:
-            require(0 <= self.theta < math.inf, f"--cache: θ = {self.theta}: must be at least 0 and finite")
+            thetas = f"must be at least 0 and at most {MOST_THETA:,.0f}"
+            require(0 <= self.theta <= MOST_THETA, f"--cache: θ = {self.theta}: {thetas}")
             require(0 <= self.share < 1, f"--cache: λ = {self.share}: must be at least 0 and below 1")
 
     @classmethod
@@ -103,44 +107,47 @@ def cache_scores(
     for hidden, targets in trained.readings(ids, paper=paper):
         with torch.no_grad():
             log_probs = head.log_probs(hidden)[:, 0].double()
+        _require_sums(log_probs.exp().sum(1))
         states = hidden.last[:, 0].double()
         keys, words = torch.cat((keys, states)), torch.cat((words, targets))
-        weights = _log_weights(states, keys, size, thetas)
-        _require_sums(log_probs, weights)
-        same = targets[:, None] == words
-        inside = weights.masked_fill(~same, -math.inf).logsumexp(2)
+        rows = max(1, _BLOCK // len(keys))
+        new = range(len(keys) - len(states), len(keys))
+        parts = (new[first : first + rows] for first in range(0, len(new), rows))
+        cache.extend(_cached(keys, words, part, size, thetas) for part in parts)
         model.append(log_probs.gather(1, targets[:, None])[:, 0].cpu().numpy())
-        cache.append(inside.cpu().numpy())
         keys, words = keys[-size:], words[-size:]
         advance(len(targets))
     return CacheScores(np.concatenate(model), np.concatenate(cache, 1))
 
 
-def _log_weights(states: Tensor, keys: Tensor, size: int, thetas: Sequence[float]) -> Tensor:
-    """Log weights (number of θ, n, M) of M cached states for the last n of them; −∞ outside of the cache.
+def _cached(keys: Tensor, words: Tensor, part: range, size: int, thetas: Sequence[float]) -> Floats:
+    """Log-probabilities (number of θ, n) of the words at the n places of ``part`` by the cache.
 
-    The cache of a state has the ``size`` states before it, and not the state itself. A row without any
-    is −∞ throughout.
+    The cache of a place has the ``size`` states (M, H) and words (M,) before it, and not its own.
+    DivergenceError if the weights of a cache do not sum to one.
     """
-    place = torch.arange(len(keys), device=keys.device)
-    age = place[-len(states) :, None] - place
-    scores = states @ keys.T
-    rows = [(theta * scores).masked_fill((age < 1) | (age > size), -math.inf) for theta in thetas]
-    return torch.stack(rows).log_softmax(2).nan_to_num(nan=-math.inf)
+    place, own = torch.arange(len(keys), device=keys.device), slice(part.start, part.stop)
+    age = place[own, None] - place
+    outside = (age < 1) | (age > size)
+    filled = ~outside.all(1)
+    other = words[own, None] != words
+    scores = keys[own] @ keys.T
+    found = []
+    for theta in thetas:
+        weights = (theta * scores).masked_fill_(outside, -math.inf).log_softmax(1)  # nan: an empty cache
+        _require_sums(weights[filled].exp().sum(1))
+        found.append(weights.masked_fill_(outside | other, -math.inf).logsumexp(1))
+    return torch.stack(found).cpu().numpy()
 
 
-def _require_sums(log_probs: Tensor, weights: Tensor) -> None:
-    """Raise DivergenceError unless model and cache are distributions, so that each mixture of them is one."""
-    of_model = log_probs.exp().sum(1)
-    of_cache = weights.exp().sum(2)
-    some = weights.isfinite().any(2)
-    for sums in (of_model, of_cache[some]):
-        if sums.numel() and not (sums - 1).abs().max() < ROUNDING:
-            worst = float(sums[(sums - 1).abs().argmax()])
-            raise DivergenceError(
-                f"probabilities sum to {worst:.6f} instead of 1: the model has diverged; choose another"
-                " checkpoint"
-            )
+def _require_sums(sums: Tensor) -> None:
+    """Raise DivergenceError unless the sums of distributions are one. A mixture of distributions is one."""
+    if sums.numel() and not (sums - 1).abs().max() < ROUNDING:
+        worst = float(sums[(sums - 1).abs().argmax()])
+        raise DivergenceError(
+            f"probabilities sum to {worst:.6f} instead of 1: the model has diverged; choose another"
+            " checkpoint"
+        )
 
 
 def cached_nll(
@@ -150,36 +157,31 @@ def cached_nll(
     *,
     paper: bool = False,
     advance: Callable[[int], None] = no_advance,
-) -> tuple[Result, Floats]:
+) -> tuple[CacheUse, Floats]:
     """The setting, with its search if it leaves θ and λ open, and −log P of every token in nats."""
-    about: Result = {"size": setting.size}
-    theta, share = setting.theta, setting.share
-    if theta is None or share is None:
-        found = search_cache(trained, setting.size, paper=paper)
-        theta, share = found["theta"], found["share"]
-        about |= found
-    scores = cache_scores(trained, ids, setting.size, [theta], paper=paper, advance=advance)
-    return about | {"theta": theta, "share": share}, scores.nll(0, share)
+    if setting.theta is None or setting.share is None:
+        choice = search_cache(trained, setting.size, paper=paper)
+    else:
+        choice = CacheChoice(setting.theta, setting.share)
+    scores = cache_scores(trained, ids, setting.size, [choice.theta], paper=paper, advance=advance)
+    return CacheUse(setting.size, choice), scores.nll(0, choice.share)
 
 
-def search_cache(trained: TrainedLm, size: int, *, paper: bool = False) -> Result:
+def search_cache(trained: TrainedLm, size: int, *, paper: bool = False) -> CacheChoice:
     """The best θ and λ of the grid on the first tokens of the run's own validation split, in one pass."""
     source, ids = searched_text(trained)
     scores = cache_scores(trained, ids, size, THETAS, paper=paper)
     tokens = len(scores.model)
-    rows = [
-        {"theta": theta, "share": share, "nll": float(scores.nll(place, share).sum()) / tokens}
-        for (place, theta), share in product(enumerate(THETAS), SHARES)
+    searched = [  # the best λ of every θ
+        min(
+            (TriedCache(theta, share, float(scores.nll(place, share).sum()) / tokens) for share in SHARES),
+            key=_nats,
+        )
+        for place, theta in enumerate(THETAS)
     ]
-    best = min(rows, key=lambda row: row["nll"])
-    searched = [
-        min(rows[start : start + len(SHARES)], key=lambda row: row["nll"])
-        for start in range(0, len(rows), len(SHARES))
-    ]
-    return {
-        "theta": best["theta"],
-        "share": best["share"],
-        "searched": searched,  # the best λ of every θ
-        "searched_tokens": tokens,
-        "searched_on": source,
-    }
+    best = min(searched, key=_nats)
+    return CacheChoice(best.theta, best.share, searched, tokens, source)
+
+
+def _nats(tried: TriedCache) -> float:
+    return tried.nll

@@ -5,6 +5,7 @@ because tokens within a block share topic and words.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from lm import bootstrap
 from lm.console.options import RESAMPLES
 from lm.language.evaluate import BLOCK
-from lm.runs.compare import Comparison, PartSums
-from lm.runs.evaluations import Evaluation, Result
+from lm.runs.compare import ComparedRuns, Comparison, PartSums, Resampling
+from lm.runs.evaluations import Evaluation
 
 REFINED = ("temperature_search", "mc_dropout", "mc_temperature", "cache")  # optional results of an evaluation
 _KEPT = (
@@ -33,7 +34,7 @@ _COMPARISON = Comparison(
 
 def compare(
     runs: Sequence[Path], name: str | None = None, resamples: int = RESAMPLES, seed: int = 1
-) -> Result:
+) -> ComparedRuns:
     """Compare evaluations of the same text.
 
     Args:
@@ -43,11 +44,8 @@ def compare(
         seed: seed of the resamples.
 
     Returns:
-        ``{"name", "data", "bootstrap", "scores", "runs": [{"run", "head", "parameters", scores …, "p"}]}``.
-        ``p`` has a two-sided p-value by score, and is empty for the first run. Scores are ``perplexity``, and
-        ``temperature_search`` or ``mc_dropout`` if all runs have them. A p-value is None below 5 blocks, or
-        if both runs are ``near_guessing``. ``interval`` and ``change`` are those of
-        :meth:`lm.runs.compare.Comparison.rows`.
+        Scores are ``perplexity``, and each of :data:`REFINED` that all runs have. Facts of a run have the
+        refined perplexities. The units of the bootstrap are blocks.
 
     Raises:
         ConfigError: no run, too few resamples, or several evaluations to choose from.
@@ -67,16 +65,17 @@ def compare(
         return {score: (np.asarray(evaluation.contexts[key]), tokens) for score, key in columns.items()}
 
     rows = _COMPARISON.rows(evaluations, sums, np.arange(blocks), counts)
-    for row, evaluation in zip(rows, evaluations, strict=True):
-        row |= {score: evaluation.result[score]["perplexity"] for score in columns if score in REFINED}
-    unit = {"unit": f"block of {BLOCK} tokens", "units": counts.shape[1]}
-    return {
-        "name": name,
-        "data": first.result["data"],
-        "bootstrap": {"resamples": resamples, "seed": seed, **unit},
-        "scores": list(columns),
-        "runs": rows,
-    }
+    refined = [score for score in columns if score in REFINED]
+    return ComparedRuns(
+        name=name,
+        data=first.result["data"],
+        bootstrap=Resampling(resamples, seed, f"block of {BLOCK} tokens", counts.shape[1]),
+        scores=list(columns),
+        runs=[
+            replace(row, facts=row.facts | {score: one.result[score]["perplexity"] for score in refined})
+            for row, one in zip(rows, evaluations, strict=True)
+        ],
+    )
 
 
 def _has(evaluation: Evaluation, score: str) -> bool:

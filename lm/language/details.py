@@ -7,12 +7,13 @@ from lm.heads.usage import use_in_sample
 from lm.language.scoring import Floats
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.runs.evaluations import Result, spread
+from lm.results import as_json
+from lm.runs.evaluations import Json, spread
 
 PASSAGE, PASSAGES = 60, 4  # tokens of a passage, and number of passages
 
 
-def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> Result:
+def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> Json:
     """``samples`` and ``components`` of an evaluation.
 
     A sample has the ``index`` of its first scored token, its ``words``, and the ``nll`` of each in nats.
@@ -30,7 +31,7 @@ def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) 
     ]
     states = ((hidden.map(_first_column), targets) for hidden, targets in trained.readings(ids))
     use = use_in_sample(trained.model.head, states, words.tokens) if whole else None
-    return {"samples": passages, "components": use}
+    return {"samples": passages, "components": use and as_json(use)}
 
 
 def _first_column(layer: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ for other weights or texts.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from lm.disk.filelock import alone
 from lm.disk.storage import JSON, make_folder, move, remove_tree
@@ -26,26 +28,50 @@ from lm.language.adaptation import (
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
     NONE,
-    Compat,
-    blocks,
+    Measures,
     command_line,
     compat_option,
-    facts,
     likelihood,
     load_text,
+    subject_of,
 )
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
+from lm.language.results import Compat, Likelihood, LmEvaluation
 from lm.language.scoring import Floats, token_nll
-from lm.language.setting_search import NUMBERS, SettingSearch, choose, unusual
+from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
+from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import Result, keep, loaded, require_keepable, slug
+from lm.runs.evaluations import keep, loaded, require_keepable, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
 
 DYNAMIC_FOLDER = "dynamic"
 COMMIT_SECONDS = 60.0  # between commits of unfinished statistics
+
+
+@dataclass(frozen=True)
+class StatisticsOf:
+    """Text of the statistics of gradients, and their numbers of windows, streams and tensors."""
+
+    source: str
+    windows: int
+    streams: int
+    tensors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicEvaluation(LmEvaluation):
+    """Dynamic evaluation of a model, the setting in both scalings, and its static likelihood."""
+
+    method: Literal["dynamic"] = "dynamic"
+    label: str
+    setting: DynamicSetting
+    setting_normalised: DynamicSetting
+    statistics: StatisticsOf
+    static: Likelihood
+    search: Merged[SearchedSettings | None]
 
 
 def dynamic(
@@ -58,7 +84,7 @@ def dynamic(
     limit: int | None = None,
     compat: Compat | None = None,
     progress: OnProgress = no_progress,
-) -> Result:
+) -> DynamicEvaluation:
     """Evaluate a run dynamically and keep the result in the run.
 
     Args:
@@ -86,48 +112,44 @@ def dynamic(
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
-    result: Result = {}
+    tried: SearchedSettings | None = None
     with _alone_in(run / DYNAMIC_FOLDER):
         statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)
         if search:
             valid = load_text(trained, config.data.valid, limit)
-            setting, result["searched"] = choose(
+            setting, tried = choose(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )
-            result |= {"searched_by": search.option, "searched_on": valid.source}
     advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
+    adapted = partial(dynamic_nll, trained, text.ids, statistics, setting, paper=paper, advance=advance)
 
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
-        return dynamic_nll(
-            trained,
-            text.ids,
-            statistics,
-            setting,
-            paper=paper,
-            temperature=temperature,
-            sampler=model,
-            advance=advance,
-        )
+        return adapted(temperature=temperature, sampler=model)
 
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
-    nll = scores()
-    contexts = blocks(nll)
-    result = {
-        **facts(trained, run, checkpoint, weights, text, compat),
-        "method": "dynamic",
-        "label": label,
-        **_setting_facts(setting, statistics, config.data.train),
-        "static": likelihood(static, trained, text),
-        **likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
-        **result,
-    }
-    for kind, (about, other) in refined(trained, wanted, sampler, scores, paper=paper).items():
-        result[kind] = about | likelihood(other, trained, text, len(other))
-        contexts[kind] = blocks(other)["nll"]
+    found = Measures.of(
+        scores(),
+        refined(trained, wanted, sampler, scores, paper=paper),
+        lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
+    )
     parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]
-    name = ".".join(parts) + wanted.name
-    keep(run, f"{name}.paper" if paper else name, result, contexts, {"command": command})
-    return result
+    windows, tensors = statistics.windows, len(statistics.squares)
+    result = DynamicEvaluation(
+        subject=subject_of(trained, run, checkpoint, weights, text),
+        components=config.head.components,
+        compat=compat,
+        vocabulary=len(trained.codec.vocabulary),
+        label=label,
+        setting=setting,
+        setting_normalised=setting.normalised(windows, tensors),
+        statistics=StatisticsOf(config.data.train, windows, setting.streams, tensors),
+        static=likelihood(static, trained, text),
+        likelihood=found.likelihood,
+        search=tried,
+        refined=found.refined,
+        name=".".join(parts) + wanted.name + (".paper" if paper else ""),
+    )
+    return keep(run, result, found.contexts, {"command": command})
 
 
 def _setting_options(setting: DynamicSetting, search: SettingSearch | None) -> list[str]:
@@ -139,16 +161,6 @@ def _setting_options(setting: DynamicSetting, search: SettingSearch | None) -> l
     chosen = () if search is None else search.chooses
     changed = [key for key in now if now[key] != usual[key] and key not in chosen]
     return [*(word for key in changed for word in (f"--{key}", str(now[key]))), *searched]
-
-
-def _setting_facts(setting: DynamicSetting, statistics: Statistics, source: str) -> Result:
-    """The setting in both scalings, and the source of the statistics."""
-    windows, tensors = statistics.windows, len(statistics.squares)
-    return {
-        "setting": asdict(setting),
-        "setting_normalised": asdict(setting.normalised(windows, tensors)),
-        "statistics": {"source": source, "windows": windows, "streams": setting.streams, "tensors": tensors},
-    }
 
 
 @contextmanager

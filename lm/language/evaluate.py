@@ -7,7 +7,7 @@ resamples these blocks.
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,16 +20,22 @@ from lm.language.corpus import load_split
 from lm.language.details import passages_and_use
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
+from lm.language.results import (
+    Compat,
+    FrequencyBucket,
+    Likelihood,
+    Refined,
+    RefinementChoice,
+    StaticEvaluation,
+)
 from lm.language.scoring import Floats, token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Result, Subject, keep, loaded, require_keepable, slug
+from lm.runs.evaluations import EvaluatedData, Json, Subject, keep, loaded, members, require_keepable, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
-
-Compat = Literal["none", "paper"]
 
 NONE = Refinements()
 BLOCK = 1000  # tokens of a resampling unit of comparisons
@@ -57,7 +63,7 @@ def evaluate(
     compat: Compat | None = None,
     progress: OnProgress = no_progress,
     others: Sequence[Path] = (),
-) -> Result:
+) -> StaticEvaluation:
     """Evaluate a run, or an ensemble of runs, on a text and keep the result in the run.
 
     Under torchrun, every process runs the trunk and scores its slice of the windows. Rank 0 writes.
@@ -86,28 +92,58 @@ def evaluate(
         text = group.every(lambda: load_text(trained, data or trained.config.data.test, limit))
         group.require_equal({"checkpoint": weights, "text": text.sha256})
         compat = compat or trained.config.train.compat
-        members = group.every(lambda: _members(trained, others, checkpoint, wanted))
-        models = [member for member, _ in members]
-        result: Result = facts(trained, run, checkpoint, weights, text, compat) | {"method": "static"}
-        if members:
-            result["ensemble_with"] = [
-                {"run": str(other), "weights": own} for other, (_, own) in zip(others, members, strict=True)
-            ]
-            result["parameters"] += sum(p.numel() for model in models for p in model.model.parameters())
-        measures, contexts, nll = _measured(trained, models, text, compat, wanted, progress)
-        result |= measures
+        joined = group.every(lambda: _members(trained, others, checkpoint, wanted))
+        models = [model for model, _ in joined]
+        measures = _measured(trained, models, text, compat, wanted, progress)
         name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
         name += wanted.name + "".join(f".with-{slug(other.name)}" for other in others)
-        name += ".paper" if compat == "paper" else ""
         words = [*wanted.options, *compat_option(compat, trained.config.train.compat)]
         command = command_line("evaluate", [run, *others], data, checkpoint, limit, words)
+        subject = subject_of(trained, run, checkpoint, weights, text)
+        more = sum(p.numel() for model in models for p in model.model.parameters())
+        result = StaticEvaluation(
+            subject=replace(subject, parameters=subject.parameters + more),
+            components=trained.config.head.components,
+            compat=compat,
+            vocabulary=len(trained.codec.vocabulary),
+            ensemble_with=members(others, [own for _, own in joined]),
+            likelihood=measures.likelihood,
+            near_guessing=guessing(measures.likelihood.nll, len(trained.codec.vocabulary)),
+            buckets=frequency_buckets(measures.nll, trained, text),
+            refined=measures.refined,
+            name=name + (".paper" if compat == "paper" else ""),
+        )
 
         def write() -> str:
-            details = passages_and_use(trained, text.ids, nll, whole=not others)
-            return keep(run, name, result, contexts, details | {"command": command})
+            details = passages_and_use(trained, text.ids, measures.nll, whole=not others)
+            return keep(run, result, measures.contexts, details | {"command": command}).name
 
-        result["name"] = group.share(write)
-        return result
+        return replace(result, name=group.share(write))
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Likelihoods of a text, sums over its blocks, and −log P of every token."""
+
+    likelihood: Likelihood
+    refined: Mapping[str, Refined]
+    contexts: Json
+    nll: Floats
+
+    @classmethod
+    def of(
+        cls,
+        nll: Floats,
+        refined: Mapping[str, tuple[RefinementChoice, Floats]],
+        score: Callable[[Floats], Likelihood],
+    ) -> "Measures":
+        """Measures from −log P of every token, without and with each refinement."""
+        return cls(
+            score(nll),
+            {key: Refined(choice, score(other)) for key, (choice, other) in refined.items()},
+            blocks(nll) | {key: blocks(other)["nll"] for key, (_, other) in refined.items()},
+            nll,
+        )
 
 
 def _measured(
@@ -117,8 +153,8 @@ def _measured(
     compat: Compat,
     wanted: Refinements,
     progress: OnProgress,
-) -> tuple[Result, Result, Floats]:
-    """Measures of a text, sums over its blocks, and −log P of every token; ``members`` join the model."""
+) -> Measures:
+    """Measures of a text by a model and the other ``members`` of its ensemble."""
     paper = compat == "paper"
     sampler = wanted.sampler(trained.model)
     advance = Steps(len(text.ids) * (wanted.passes + len(members)), progress).advance
@@ -139,18 +175,10 @@ def _measured(
     if members:
         each = [token_nll(model, text.ids, paper=paper, advance=advance) for model in members]
         nll = math.log(1 + len(each)) - np.logaddexp.reduce([-nll, *(-other for other in each)])
-    result = likelihood(nll, trained, text)
-    result["near_guessing"] = guessing(result["nll"], len(trained.codec.vocabulary))
-    result["buckets"] = frequency_buckets(nll, trained, text)
-    contexts = blocks(nll)
-    for key, (about, refined_nll) in refined(trained, wanted, sampler, scores, paper=paper).items():
-        result[key] = about | likelihood(refined_nll, trained, text)
-        contexts[key] = blocks(refined_nll)["nll"]
+    found = refined(trained, wanted, sampler, scores, paper=paper)
     if wanted.cache:
-        about, cached = cached_nll(trained, text.ids, wanted.cache, paper=paper, advance=advance)
-        result["cache"] = about | likelihood(cached, trained, text)
-        contexts["cache"] = blocks(cached)["nll"]
-    return result, contexts, nll
+        found["cache"] = cached_nll(trained, text.ids, wanted.cache, paper=paper, advance=advance)
+    return Measures.of(nll, found, lambda nll: likelihood(nll, trained, text))
 
 
 def _members(
@@ -215,67 +243,51 @@ def unknown_share(trained: TrainedLm, ids: Ids) -> float:
     return 0.0 if unknown is None or not len(ids) else float(np.mean(ids == unknown))
 
 
-def facts(
-    trained: TrainedLm, run: Path, checkpoint: str, weights: str | None, text: Text, compat: Compat
-) -> Result:
-    """Facts about a measurement: model, weights, text."""
-    data = {
-        "name": text.name,
-        "source": text.source,
-        "sha256": text.sha256,
-        "unknown_share": unknown_share(trained, text.ids),
-    }
-    return Subject.of(trained, run, checkpoint, weights, data).json() | {
-        "components": trained.config.head.components,
-        "compat": compat,
-        "vocabulary": len(trained.codec.vocabulary),
-    }
+def subject_of(trained: TrainedLm, run: Path, checkpoint: str, weights: str | None, text: Text) -> Subject:
+    """Model, weights and text of an evaluation."""
+    data = EvaluatedData(text.name, text.source, text.sha256, unknown_share(trained, text.ids))
+    return Subject.of(trained, run, checkpoint, weights, data)
 
 
-def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None = None) -> Result:
-    """Mean nats, perplexity, and bits per character if the characters are known.
+def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None = None) -> Likelihood:
+    """Likelihood of a text from −log P of its tokens; the ``divisor`` is by default their number in the text.
 
-    ``tokens`` is the divisor of the sum, by default the tokens of the text. ``scored`` is the number of
-    terms, one less than the tokens of the text for ``paper``. DivergenceError if a number is not finite.
+    DivergenceError if a number is not finite.
     """
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
-    result: Result = {
-        "nll": total / tokens,
-        "perplexity": require_finite(perplexity(total / tokens), visible(text.source)),
-        "tokens": tokens,
-        "scored": len(nll),
-    }
     characters = tokens if trained.codec.tokenizer.kind in _CHARACTERS else text.characters
-    if characters:
-        result["bits_per_character"] = total / math.log(2) / characters
-    return result
+    return Likelihood(
+        nll=total / tokens,
+        perplexity=require_finite(perplexity(total / tokens), visible(text.source)),
+        tokens=tokens,
+        scored=len(nll),
+        bits_per_character=total / math.log(2) / characters if characters else None,
+    )
 
 
-def frequency_buckets(nll: Floats, trained: TrainedLm, text: Text) -> list[Result]:
+def frequency_buckets(nll: Floats, trained: TrainedLm, text: Text) -> list[FrequencyBucket]:
     """Losses by the frequency of the word in training: never, 1 to 10 times, … more than 10,000 times."""
     counts = np.asarray(trained.codec.vocabulary.counts)[text.ids[len(text.ids) - len(nll) :]]
     place = np.searchsorted(BUCKETS, counts)
-    rows = []
-    for bucket in range(len(BUCKETS) + 1):
+    buckets = []
+    for bucket, (below, most) in enumerate(zip((-1, *BUCKETS), (*BUCKETS, None), strict=True)):
         inside = nll[place == bucket]
         mean = math.fsum(inside) / len(inside) if len(inside) else None
-        rows.append(
-            {
-                "least": BUCKETS[bucket - 1] + 1 if bucket else 0,
-                "most": BUCKETS[bucket] if bucket < len(BUCKETS) else None,
-                "tokens": len(inside),
-                "share": len(inside) / max(1, len(nll)),
-                "nll": mean,
-                "perplexity": None
-                if mean is None
-                else require_finite(perplexity(mean), visible(text.source)),
-            }
+        buckets.append(
+            FrequencyBucket(
+                least=below + 1,
+                most=most,
+                tokens=len(inside),
+                share=len(inside) / max(1, len(nll)),
+                nll=mean,
+                perplexity=None if mean is None else require_finite(perplexity(mean), visible(text.source)),
+            )
         )
-    return rows
+    return buckets
 
 
-def blocks(nll: Floats) -> Result:
+def blocks(nll: Floats) -> dict[str, list[float]]:
     """Sums of nats, and tokens, over contiguous blocks of :data:`BLOCK` tokens."""
     starts = np.arange(0, len(nll), BLOCK)
     sums = np.add.reduceat(nll, starts) if len(nll) else nll

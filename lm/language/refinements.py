@@ -18,11 +18,11 @@ from torch import Tensor
 from lm.errors import ConfigError
 from lm.language.cache import CacheSetting
 from lm.language.model import LanguageModel
+from lm.language.results import DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
 from lm.language.scoring import Floats, hidden_nll, no_advance, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.parallel.slices import joined_rows, own_part
-from lm.runs.evaluations import Result
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
 
@@ -84,23 +84,25 @@ def refined(
     scores: Scores,
     *,
     paper: bool = False,
-) -> dict[str, tuple[Result, Floats]]:
+) -> dict[str, tuple[RefinementChoice, Floats]]:
     """The parameters of each refinement, and its −log P of every token from ``scores``."""
-    found: dict[str, tuple[Result, Floats]] = {}
+    found: dict[str, tuple[RefinementChoice, Floats]] = {}
     if wanted.temperature_search:
         chosen = search_temperature(trained, paper=paper)
-        found["temperature_search"] = chosen, scores(None, chosen["temperature"])
+        found["temperature_search"] = chosen, scores(None, chosen.temperature)
     if sampler is not None:
-        of_passes, samples = {"samples": wanted.mc_samples, "rate": wanted.mc_rate}, wanted.mc_samples
-        found["mc_dropout"] = of_passes, mean_of_passes(trained, samples, partial(scores, sampler, 1.0))
+        samples, rate = wanted.mc_samples, wanted.mc_rate
+        one_pass = partial(scores, sampler, 1.0)
+        found["mc_dropout"] = DropoutPasses(samples, rate), mean_of_passes(trained, samples, one_pass)
         if wanted.temperature_search:
             chosen = search_mc_temperature(trained, sampler, samples, paper=paper)
-            one_pass = partial(scores, sampler, chosen["temperature"])
-            found["mc_temperature"] = of_passes | chosen, mean_of_passes(trained, samples, one_pass)
+            one_pass = partial(scores, sampler, chosen.temperature)
+            of_passes = DropoutPasses(samples, rate, chosen)
+            found["mc_temperature"] = of_passes, mean_of_passes(trained, samples, one_pass)
     return found
 
 
-def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
+def search_temperature(trained: TrainedLm, *, paper: bool = False) -> TemperatureChoice:
     """The best factor on the logits on the first tokens of the run's own validation split.
 
     Factors fall from 1.06 to .80. The search ends after two factors in a row without improvement (Melis et
@@ -114,42 +116,37 @@ def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Result:
         pieces = [np.empty(0), *(hidden_nll(trained.model, *reading, 1 / multiplier) for reading in read)]
         return torch.cat(trained.group.gather_rows(torch.from_numpy(np.concatenate(pieces)))).numpy()
 
-    return _search(nll_at) | {"searched_on": source}
+    return _search(nll_at, source)
 
 
 def search_mc_temperature(
     trained: TrainedLm, sampler: LanguageModel, samples: int, *, paper: bool = False
-) -> Result:
+) -> TemperatureChoice:
     """The best factor on the logits for :func:`mc_nll`, which runs its passes again for each factor."""
     source, ids = searched_text(trained)
 
     def nll_at(multiplier: float) -> Floats:
         return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper)
 
-    return _search(nll_at) | {"searched_on": source}
+    return _search(nll_at, source)
 
 
-def _search(nll_at: Callable[[float], Floats]) -> Result:
-    """The best factor, and the mean nats of all tried factors; ``nll_at`` returns nats of every token."""
-    searched: list[dict[str, float]] = []
+def _search(nll_at: Callable[[float], Floats], source: str) -> TemperatureChoice:
+    """The best factor on the text ``source``; ``nll_at`` returns nats of every token."""
+    searched: list[TriedFactor] = []
     best, stale, tokens = 0, 0, 0
     for multiplier in MULTIPLIERS:
         nll = nll_at(multiplier)
         tokens = len(nll)
-        searched.append({"multiplier": multiplier, "nll": float(nll.sum()) / tokens})
-        if searched[-1]["nll"] < searched[best]["nll"]:
+        searched.append(TriedFactor(multiplier, float(nll.sum()) / tokens))
+        if searched[-1].nll < searched[best].nll:
             best, stale = len(searched) - 1, 0
         elif len(searched) > 1:
             stale += 1
         if stale == FORGIVEN:
             break
-    multiplier = searched[best]["multiplier"]
-    return {
-        "multiplier": multiplier,
-        "temperature": 1 / multiplier,
-        "searched": searched,
-        "searched_tokens": tokens,
-    }
+    multiplier = searched[best].multiplier
+    return TemperatureChoice(multiplier, 1 / multiplier, searched, tokens, source)
 
 
 def mc_nll(

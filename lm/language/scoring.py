@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +33,8 @@ from lm.language.windows import Ids
 from lm.measures import perplexity, require_finite
 from lm.parallel.group import ALONE, process_group
 from lm.parallel.slices import joined, joined_rows
-from lm.runs.evaluations import Result, loaded
+from lm.results import as_json
+from lm.runs.evaluations import loaded
 from lm.runs.outputs import require_output
 from lm.text.lines import InputLog
 
@@ -49,6 +50,32 @@ class Line(NamedTuple):
     number: int
     ids: list[int]
     ends: bool  # the line ends here
+
+
+@dataclass(frozen=True)
+class ScoredLine:
+    """Log-probabilities of the tokens of a line in nats, their negative mean, and the perplexity."""
+
+    line: int
+    tokens: Sequence[str]
+    log_probs: Sequence[float]
+    nll: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class ScoredFile:
+    """Sums over a file that was scored by line."""
+
+    run: str
+    checkpoint: str
+    file: str
+    output: str
+    independent: bool
+    lines: int
+    tokens: int
+    nll: float
+    perplexity: float
 
 
 def no_advance(tokens: int) -> None:
@@ -104,14 +131,12 @@ def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperatur
     return nll[:, 0].double().cpu().numpy()
 
 
-def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) -> Iterator[Result]:
+def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) -> Iterator[ScoredLine]:
     """Log-probabilities of every token of every line of a text file, read like ``data.test``.
 
     Each line ends in ``<eos>``, which is also scored. Each line is conditioned on all lines before it, unless
     lines are ``independent``. If tokens are bytes, an unfinished last line has no ``<eos>``. A line of more
-    than a MiB then comes in pieces with the same number. A line yields ``{"line", "tokens", "log_probs",
-    "nll", "perplexity"}`` in nats, where ``nll`` is the mean over its tokens. DataError if the file is
-    unreadable.
+    than a MiB then comes in pieces with the same number. DataError if the file is unreadable.
     """
     vocabulary, group = trained.codec.vocabulary, trained.group
     read = _LineReader(trained, independent)
@@ -121,13 +146,13 @@ def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) ->
         scored = joined(group, len(stretches), partial(read.scores, stretches))
         for line, scores in zip(chain.from_iterable(stretches), scored, strict=True):
             nll = -float(np.mean(scores))
-            yield {
-                "line": line.number,
-                "tokens": vocabulary.words(line.ids),
-                "log_probs": scores,
-                "nll": nll,
-                "perplexity": require_finite(perplexity(nll), f"{visible(path)}:{line.number}"),
-            }
+            yield ScoredLine(
+                line=line.number,
+                tokens=vocabulary.words(line.ids),
+                log_probs=scores,
+                nll=nll,
+                perplexity=require_finite(perplexity(nll), f"{visible(path)}:{line.number}"),
+            )
 
 
 class _LineReader:
@@ -166,7 +191,7 @@ class _LineReader:
 
 def score_file(
     run: Path, path: Path, output: Path, *, checkpoint: str = "best", independent: bool = False
-) -> Result:
+) -> ScoredFile:
     """Write the results of :func:`score_lines` to ``output`` as JSONL. Return the sums.
 
     Raises DataError, StorageError, DivergenceError, and ConfigError if ``output`` is ``path``. After an error
@@ -183,26 +208,26 @@ def score_file(
             nonlocal lines, tokens, total
             with target.open("w", encoding="utf-8") as file:
                 for row in rows:
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                    lines, tokens = lines + 1, tokens + len(row["tokens"])
-                    total -= math.fsum(row["log_probs"])
+                    file.write(json.dumps(as_json(row), ensure_ascii=False) + "\n")
+                    lines, tokens = lines + 1, tokens + len(row.tokens)
+                    total -= math.fsum(row.log_probs)
 
         if group.rank == 0:
             write_atomic(output, write)
         else:
             write(Path(os.devnull))
     nll = total / tokens
-    return {
-        "run": str(run),
-        "checkpoint": checkpoint,
-        "file": str(path),
-        "output": str(output),
-        "independent": independent,
-        "lines": lines,
-        "tokens": tokens,
-        "nll": nll,
-        "perplexity": require_finite(perplexity(nll), visible(path)),
-    }
+    return ScoredFile(
+        run=str(run),
+        checkpoint=checkpoint,
+        file=str(path),
+        output=str(output),
+        independent=independent,
+        lines=lines,
+        tokens=tokens,
+        nll=nll,
+        perplexity=require_finite(perplexity(nll), visible(path)),
+    )
 
 
 def _groups(trained: TrainedLm, path: Path) -> Iterator[list[Line]]:

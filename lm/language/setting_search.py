@@ -24,14 +24,32 @@ from lm.language.adaptation import (
     dynamic_nll,
 )
 from lm.language.evaluate import Text, likelihood
+from lm.language.results import Likelihood
 from lm.language.trained import TrainedLm
-from lm.runs.evaluations import Result
+from lm.results import as_json
 from lm.steps import OnProgress, Steps
 
 NUMBERS = ("lr", "decay", "eps")
-SettingRows = Sequence[
-    Mapping[str, Any]
-]  # by setting: lr, decay, eps; nll and perplexity, None if it diverged
+
+
+@dataclass(frozen=True)
+class TriedSetting:
+    """η, λ and ε of dynamic evaluation, and the likelihood of the searched text, None if it diverged."""
+
+    lr: float
+    decay: float
+    eps: float
+    nll: float | None
+    perplexity: float | None
+
+
+@dataclass(frozen=True)
+class SearchedSettings:
+    """All settings that a search has tried, the option that asked for it, and the text."""
+
+    searched: Sequence[TriedSetting]
+    searched_by: str
+    searched_on: str
 
 
 class SettingSearch(Protocol):
@@ -55,8 +73,8 @@ class SettingSearch(Protocol):
         """Label of the result in evaluations."""
         ...
 
-    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
-        """The next setting after those of ``rows``; ``base`` is not in original scaling."""
+    def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
+        """The next setting after the ``tried`` ones; ``base`` is not in original scaling."""
         ...
 
 
@@ -81,9 +99,9 @@ class Grid:
         same = (base.eps, base.scaling) == (usual.eps, usual.scaling)
         return "-".join(["grid", *([] if same else [f"eps-{base.eps:g}"]), *unusual(base)])
 
-    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
+    def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
         factor = base.window / ADAPT_LENGTH
-        lr, decay = divmod(len(rows), len(GRID_DECAY))
+        lr, decay = divmod(len(tried), len(GRID_DECAY))
         return replace(base, lr=GRID_LR[lr] * factor, decay=GRID_DECAY[decay] * factor)
 
 
@@ -115,7 +133,7 @@ class Draws:
             base = replace(base, scaling="normalised")
         return "-".join([f"trials-{self.trials}", *unusual(base)])
 
-    def propose(self, base: DynamicSetting, rows: SettingRows) -> DynamicSetting:
+    def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
         from optuna.distributions import FloatDistribution
         from optuna.trial import TrialState, create_trial
 
@@ -128,14 +146,14 @@ class Draws:
         }
         trials = [
             create_trial(
-                state=TrialState.FAIL if row["nll"] is None else TrialState.COMPLETE,
-                value=row["nll"],
-                params={name: row[name] for name in ranges},
+                state=TrialState.FAIL if one.nll is None else TrialState.COMPLETE,
+                value=one.nll,
+                params={name: getattr(one, name) for name in ranges},
                 distributions=dict(ranges),
             )
-            for row in rows
+            for one in tried
         ]
-        return replace(base, **next_draw(str(len(rows)), trials, ranges).params)
+        return replace(base, **next_draw(str(len(tried)), trials, ranges).params)
 
 
 def require_free(search: SettingSearch, changed: Collection[str]) -> None:
@@ -157,8 +175,8 @@ def choose(
     folder: Path,
     of: Mapping[str, JSON],
     progress: OnProgress,
-) -> tuple[DynamicSetting, list[Result]]:
-    """The best setting on ``valid``, and the results of all settings; a diverged setting has no loss.
+) -> tuple[DynamicSetting, SearchedSettings]:
+    """The best setting on ``valid``, and all tried ones.
 
     Results are stored in ``folder`` with the key ``of`` of the statistics. DivergenceError if all diverge.
     """
@@ -167,36 +185,35 @@ def choose(
     paper = bool(of["paper"])
     key = {**of, "valid_sha256": valid.sha256, "tokens": len(valid.ids) - paper, **fixed}
     path = folder / search.file
-    rows = _finished(path, key)[: search.count]
-    before = len(rows)
+    tried = _finished(path, key)[: search.count]
+    before = len(tried)
     steps = Steps(len(valid.ids) * (search.count - before), progress)
-    while len(rows) < search.count:
-        setting = search.propose(base, rows)
-        row: Result = {name: getattr(setting, name) for name in NUMBERS}
-        try:
+    while len(tried) < search.count:
+        setting = search.propose(base, tried)
+        found: Likelihood | None = None
+        with suppress(DivergenceError):
             nll = dynamic_nll(trained, valid.ids, statistics, setting, paper=paper, advance=steps.advance)
-            measured = likelihood(nll, trained, valid, len(nll))
-            row |= {name: measured[name] for name in ("nll", "perplexity")}
-        except DivergenceError:
-            row |= {"nll": None, "perplexity": None}
-        rows.append(row)
-        write_json(path, {"of": key, "results": rows})
-        steps.reach(len(valid.ids) * (len(rows) - before))
-    found = [(row["nll"], place) for place, row in enumerate(rows) if row["nll"] is not None]
-    if not found:
+            found = likelihood(nll, trained, valid, len(nll))
+        loss, ppl = (found.nll, found.perplexity) if found else (None, None)
+        tried.append(TriedSetting(setting.lr, setting.decay, setting.eps, loss, ppl))
+        write_json(path, {"of": key, "results": [as_json(one) for one in tried]})
+        steps.reach(len(valid.ids) * (len(tried) - before))
+    losses = [(one.nll, place) for place, one in enumerate(tried) if one.nll is not None]
+    if not losses:
         raise DivergenceError(
             f"dynamic evaluation diverges with every setting of {search.option}; raise --eps"
         )
-    best = rows[min(found)[1]]
-    return replace(base, **{name: best[name] for name in NUMBERS}), rows
+    best = tried[min(losses)[1]]
+    chosen = replace(base, lr=best.lr, decay=best.decay, eps=best.eps)
+    return chosen, SearchedSettings(tried, search.option, valid.source)
 
 
-def _finished(path: Path, key: Result) -> list[Result]:
+def _finished(path: Path, key: Mapping[str, JSON]) -> list[TriedSetting]:
     """Results of an earlier, perhaps unfinished, search with the same key."""
     with suppress(StorageError, KeyError, TypeError):
         record: Any = read_json(path)
         if record["of"] == key:
-            return list(record["results"])
+            return [TriedSetting(**row) for row in record["results"]]
     return []
 
 

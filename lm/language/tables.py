@@ -1,15 +1,20 @@
 """Terminal tables of evaluations for the ``lm`` command line."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from lm.console.shared_tables import p_tables
+from lm.console.shared_tables import guessing_warning, p_tables
 from lm.console.tables import Table
+from lm.language.dynamic import DynamicEvaluation
+from lm.language.results import (
+    DropoutPasses,
+    FrequencyBucket,
+    LmEvaluation,
+    RefinementChoice,
+    StaticEvaluation,
+    TemperatureChoice,
+)
+from lm.language.scoring import ScoredFile
 from lm.measures import guessing_note
-from lm.runs.evaluations import guessing_warning
+from lm.runs.compare import ComparedRuns
 
-Result = Mapping[str, Any]
-_MEASURES = ("perplexity", "nll", "bits_per_character", "tokens")
 MEASURE_LABELS = {
     "temperature_search": "best temperature",
     "mc_dropout": "MC dropout",
@@ -19,84 +24,113 @@ MEASURE_LABELS = {
 }
 
 
-def evaluation_tables(result: Result) -> list[Table | str]:
+def evaluation_tables(result: StaticEvaluation) -> list[Table | str]:
     """Tables of a run's likelihood, its refinements, and losses by word frequency."""
-    title = f"{result['run']} on {result['data']['name']}"
-    scores = {name: result[name] for name in _MEASURES if name in result} | {
-        f"perplexity, {label}": result[key]["perplexity"]
-        for key, label in MEASURE_LABELS.items()
-        if key in result
-    }
     buckets = [
         {
             "times in training": _span(bucket),
-            **{name: bucket[name] for name in ("tokens", "share", "nll", "perplexity")},
+            "tokens": bucket.tokens,
+            "share": bucket.share,
+            "nll": bucket.nll,
+            "perplexity": bucket.perplexity,
         }
-        for bucket in result.get("buckets", ())
+        for bucket in result.buckets
     ]
-    tables: list[Table | str] = [Table(title, [scores], upright=True)]
-    if buckets:
-        tables.append(Table("By frequency of the word", buckets))
-    if result.get("near_guessing"):
-        tables.append(guessing_note(result["nll"], result["vocabulary"]))
-    if search := result.get("temperature_search"):
-        tables.append(
-            f"logits × {search['multiplier']:g}, chosen on {search['searched_tokens']:,} tokens"
-            f" of {search['searched_on']}"
-        )
-    if sampled := result.get("mc_dropout"):
-        tempered = result.get("mc_temperature")
-        logits = f", logits × {tempered['multiplier']:g} at their best temperature" if tempered else ""
-        tables.append(f"MC dropout: {sampled['samples']} passes, rates × {sampled['rate']:g}{logits}")
-    if cache := result.get("cache"):
-        numbers = f"cache of {cache['size']:,} words, θ {cache['theta']:g}, λ {cache['share']:g}"
-        if "searched" in cache:
-            numbers += f", chosen on {cache['searched_tokens']:,} tokens of {cache['searched_on']}"
-        tables.append(numbers)
-    return [*tables, f"kept as {result['name']}"]
+    guess = [guessing_note(result.likelihood.nll, result.vocabulary)] if result.near_guessing else []
+    return [
+        _likelihood(result),
+        Table("By frequency of the word", buckets),
+        *guess,
+        *_notes(result),
+    ]
 
 
-def dynamic_tables(result: Result) -> list[Table | str]:
+def dynamic_tables(result: DynamicEvaluation) -> list[Table | str]:
     """Tables of the search, if any, and of the dynamic and static likelihood."""
     tables: list[Table | str] = []
-    if "searched" in result:
-        tables.append(Table(f"{result['searched_by']} on {result['searched_on']}", result["searched"]))
-    setting, statistics = result["setting_normalised"], result["statistics"]
-    numbers = ", ".join(f"{name} {setting[name]:.3g}" for name in ("lr", "decay", "eps"))
+    if search := result.search:
+        rows = [vars(tried) for tried in search.searched]
+        tables.append(Table(f"{search.searched_by} on {search.searched_on}", rows))
+    setting, statistics = result.setting_normalised, result.statistics
+    numbers = f"lr {setting.lr:.3g}, decay {setting.decay:.3g}, eps {setting.eps:.3g}"
     about = (
-        f"{numbers} ({setting['scaling']});"
-        f" statistics of {statistics['windows']:,} windows of {statistics['source']}"
+        f"{numbers} ({setting.scaling}); statistics of {statistics.windows:,} windows of {statistics.source}"
     )
-    likelihood, *rest = evaluation_tables(result)
-    return [*tables, likelihood, about, *rest]
+    return [*tables, _likelihood(result, result.static.perplexity), about, *_notes(result)]
 
 
-def scoring_tables(result: Result) -> list[Table | str]:
+def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:
+    """Likelihood of a run, and perplexities of its refinements and of ``static`` evaluation."""
+    found = result.likelihood
+    scores = {"perplexity": found.perplexity, "nll": found.nll}
+    if found.bits_per_character is not None:
+        scores["bits_per_character"] = found.bits_per_character
+    scores["tokens"] = found.tokens
+    for key, one in result.refined.items():
+        scores[f"perplexity, {MEASURE_LABELS[key]}"] = one.likelihood.perplexity
+    if static is not None:
+        scores[f"perplexity, {MEASURE_LABELS['static']}"] = static
+    return Table(f"{result.subject.run} on {result.subject.data.name}", [scores], upright=True)
+
+
+def _notes(result: LmEvaluation) -> list[str]:
+    """Parameters of the refinements, and the name of the evaluation."""
+    found = {key: one.choice for key, one in result.refined.items()}
+    if "mc_temperature" in found:
+        del found["mc_dropout"]
+    return [*map(_note, found.values()), f"kept as {result.name}"]
+
+
+def _note(choice: RefinementChoice) -> str:
+    """Parameters of a refinement."""
+    if isinstance(choice, TemperatureChoice):
+        chosen = f"chosen on {choice.searched_tokens:,} tokens of {choice.searched_on}"
+        return f"logits × {choice.multiplier:g}, {chosen}"
+    if isinstance(choice, DropoutPasses):
+        tempered = choice.temperature
+        logits = f", logits × {tempered.multiplier:g} at their best temperature" if tempered else ""
+        return f"MC dropout: {choice.samples} passes, rates × {choice.rate:g}{logits}"
+    best = choice.choice
+    numbers = f"cache of {choice.size:,} words, θ {best.theta:g}, λ {best.share:g}"
+    if best.searched is None:
+        return numbers
+    return f"{numbers}, chosen on {best.searched_tokens:,} tokens of {best.searched_on}"
+
+
+def scoring_tables(result: ScoredFile) -> list[Table | str]:
     """Tables of the totals of a scored file."""
-    scores = {name: result[name] for name in ("lines", "tokens", "nll", "perplexity")}
-    title = f"{result['file']} by {result['run']}"
-    return [Table(title, [scores], upright=True), f"written to {result['output']}"]
+    scores = {
+        "lines": result.lines,
+        "tokens": result.tokens,
+        "nll": result.nll,
+        "perplexity": result.perplexity,
+    }
+    title = f"{result.file} by {result.run}"
+    return [Table(title, [scores], upright=True), f"written to {result.output}"]
 
 
-def comparison_tables(comparison: Result) -> list[Table | str]:
+def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
     """A table of runs, and one of p-values with a row for each run except the first."""
-    runs = comparison["runs"]
+    runs, scores = comparison.runs, comparison.scores or ()
     rows = [
         {
-            **{name: row[name] for name in ("run", "head", "parameters", "checkpoint")},
-            **{score: row[score] for score in comparison["scores"]},
-            "nats a token": row["nll"],
+            "run": row.run,
+            **{name: row.facts[name] for name in ("head", "parameters", "checkpoint", *scores)},
+            "nats a token": row.facts["nll"],
         }
         for row in runs
     ]
-    differ = [key for key in ("checkpoint", "method", "compat") if len({row[key] for row in runs}) > 1]
+    differ = [key for key in ("checkpoint", "method", "compat") if len({row.facts[key] for row in runs}) > 1]
     warning = [f"Warning: {', '.join(differ)} differ between the runs."] if differ else []
-    warning += guessing_warning(runs)
-    scores = {score: score for score in comparison["scores"]}
-    return [Table(f"Runs on {comparison['name']}", rows), *p_tables(comparison, scores), *warning]
+    return [
+        Table(f"Runs on {comparison.name}", rows),
+        *p_tables(comparison, {score: score for score in scores}),
+        *warning,
+        *guessing_warning(comparison),
+    ]
 
 
-def _span(bucket: Result) -> str:
-    if not bucket["most"]:
-        return "never" if bucket["most"] == 0 else f"more than {bucket['least'] - 1:,}"
-    return f"{bucket['least']:,} to {bucket['most']:,}"
+def _span(bucket: FrequencyBucket) -> str:
+    if not bucket.most:
+        return "never" if bucket.most == 0 else f"more than {bucket.least - 1:,}"
+    return f"{bucket.least:,} to {bucket.most:,}"

@@ -142,16 +142,6 @@ class TrainedLm:
                 block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
             yield block
 
-    def component_log_probs(
-        self, ids: Ids, rows: int = 64, part: range = WINDOWS
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """log π_k + log p_k of every word in float64 blocks (n, K, V), and the targets (n,)."""
-        head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.readings(ids, window=rows, part=part):
-            with torch.no_grad():
-                block = head.component_log_probs(hidden.map(lambda states: states[:, 0].double()))
-            yield block, targets
-
 
 def weights_sha256(model: LanguageModel) -> str:
     """SHA-256 of every parameter's name and bytes."""

@@ -186,12 +186,12 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 def shown_best(series: Sequence[Series], unit: str) -> str:
     """A sentence on the marked point of every series."""
-    told = [
+    best = [
         f"{one.name} is best at {unit} {one.marked[0]:,.0f} with {number('ppl', one.marked[1])}"
         for one in series
         if one.marked
     ]
-    return "; ".join(told)
+    return "; ".join(best)
 
 
 def _text(value: float) -> str:

@@ -65,9 +65,9 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         from lm.report.page import report_of
 
         found, others = _runs_among(runs)
-        told, page = report_of(family(), found, name, resamples)
+        verdict, page = report_of(family(), found, name, resamples)
         write_atomic(out, page)
-        show(told.headline, *others, f"{out}: written; open it in a browser")
+        show(verdict.headline, *others, f"{out}: written; open it in a browser")
 
 
 def _runs_among(paths: Sequence[Path], *, files: bool = False) -> tuple[list[Path], list[str]]:

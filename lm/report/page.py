@@ -32,7 +32,8 @@ from lm.report.parts import (
     ReportFamily,
 )
 from lm.report.verdict import MAIN, Judgement, judgement, reading, seed_sentence
-from lm.runs.evaluations import Evaluation, load_evaluation, lookup
+from lm.runs.compare import ComparedRun, ComparedRuns
+from lm.runs.evaluations import Evaluation, load_evaluation
 from lm.runs.inputs import DATA, config_of
 from lm.runs.overview import learning_curve
 
@@ -52,10 +53,10 @@ def report_of(
     configs = {str(run): config_of(run, family.schema) for run in runs}
     comparison, tables = family.compare(runs, name, resamples)
     names = _names(runs)
-    evaluations = [load_evaluation(run, comparison["name"], (), (), family.program) for run in runs]
+    evaluations = [load_evaluation(run, comparison.name, (), (), family.program) for run in runs]
     flats = {run: flat_config(resolved.config) for run, resolved in configs.items()}
-    told = _verdict(family, runs, comparison, names, resamples)
-    perplexities = {row["run"]: row[MAIN] for row in comparison["runs"]}
+    verdict = _verdict(family, runs, comparison, names, resamples)
+    perplexities = {row.run: row.perplexity for row in comparison.runs}
     seeds = [seed_sentence(perplexities, flats, names)] if len(runs) > 1 else []
     remarks = family.remarks(evaluations, names)
     sections = [
@@ -69,17 +70,16 @@ def report_of(
             "again", "Make each number again", _again(family, evaluations, configs, comparison, runs)
         ),
     ]
-    found = comparison["data"]
-    title = f"{', '.join(names.values())} on {found.get('name', comparison['name'])}"
+    title = f"{', '.join(names.values())} on {comparison.data.get('name', comparison.name)}"
     page = {
         "title": _plain(title),
         "program": family.program,
         "version": __version__,
-        "verdict": Judgement(told.headline, [*told.sentences, *seeds, *remarks], told.clear),
+        "verdict": Judgement(verdict.headline, [*verdict.sentences, *seeds, *remarks], verdict.clear),
         "lead": _lead(comparison, names),
         "sections": [section for section in sections if section.parts],
     }
-    return told, _rendered(page)
+    return verdict, _rendered(page)
 
 
 def colour_of(index: int) -> int:
@@ -100,40 +100,40 @@ def _names(runs: Sequence[Path]) -> dict[str, str]:
 
 
 def _verdict(
-    family: ReportFamily, runs: Sequence[Path], comparison: Mapping[str, Any], names: Names, resamples: int
+    family: ReportFamily, runs: Sequence[Path], comparison: ComparedRuns, names: Names, resamples: int
 ) -> Judgement:
     """Judgement of a comparison against the best run."""
-    order = sorted(range(len(runs)), key=lambda index: comparison["runs"][index][MAIN])
+    order = sorted(range(len(runs)), key=lambda index: comparison.runs[index].perplexity)
     if order[0] != 0:
         ordered = [runs[index] for index in order]
-        comparison, _ = family.compare(ordered, comparison["name"], resamples)
+        comparison, _ = family.compare(ordered, comparison.name, resamples)
     return judgement(comparison, names, family.units)
 
 
-def _lead(comparison: Mapping[str, Any], names: Names) -> PagePart | None:
+def _lead(comparison: ComparedRuns, names: Names) -> PagePart | None:
     """Chart of the changes in perplexity against the first run; None without tested runs."""
-    first, *others = comparison["runs"]
+    first, *others = comparison.runs
     rows = [
-        (names[row["run"]], colour_of(index), tuple(row["change"][MAIN]))
+        (names[row.run], colour_of(index), change)
         for index, row in enumerate(others, start=1)
-        if row["change"].get(MAIN)
+        if (change := row.change.get(MAIN))
     ]
     if not rows:
         return None
-    title = f"Change in perplexity against {names[first['run']]}, with its 95% interval; left is better"
-    told = "; ".join(
+    title = f"Change in perplexity against {names[first.run]}, with its 95% interval; left is better"
+    listed = "; ".join(
         f"{name}: {percent(change)} ({percent(low)} to {percent(high)})"
         for name, _, (change, low, high) in rows
     )
-    return interval_chart(title, told, rows)
+    return interval_chart(title, listed, rows)
 
 
 def _scores(
-    family: ReportFamily, comparison: Mapping[str, Any], tables: Sequence[Table | str], names: Names
+    family: ReportFamily, comparison: ComparedRuns, tables: Sequence[Table | str], names: Names
 ) -> list[PagePart]:
     """A table of changes for every run but the first, all measures, and the remarks of ``compare``."""
     scores = family.scores(comparison)
-    first, *others = comparison["runs"]
+    first, *others = comparison.runs
     grids: list[PagePart] = [_changes(first, row, scores, names) for row in others]
     if others and len(scores) > 1:
         grids.append(Paragraph("The p-values are not corrected for the number of scores."))
@@ -144,22 +144,20 @@ def _scores(
     return [*grids, PageTable.of(Table(overview.title, rows), turn=True), *notes]
 
 
-def _changes(
-    first: Mapping[str, Any], row: Mapping[str, Any], scores: Mapping[str, str], names: Names
-) -> PageTable:
+def _changes(first: ComparedRun, row: ComparedRun, scores: Mapping[str, str], names: Names) -> PageTable:
     """Each score of two runs, the change with its interval, and the p-value."""
-    base, other = names[first["run"]], names[row["run"]]
+    base, other = names[first.run], names[row.run]
     cells: dict[str, list[str]] = {
         head: [] for head in ("score", base, other, "change", "95% interval", "p", "reading")
     }
     for label, key in scores.items():
-        change, p = row["change"].get(key), row["p"].get(key)
+        change, p = row.change.get(key), row.p.get(key)
         is_perplexity = not key.startswith("bleu")
-        values = [shown(label, lookup(one, key.split("/"))) for one in (first, row)]
-        told = [_change(label, value, is_perplexity) for value in change] if change else [NOTHING] * 3
+        values = [shown(label, one.score(key)) for one in (first, row)]
+        by, low, high = (_change(label, x, is_perplexity) for x in change) if change else [NOTHING] * 3
         sign = reading(p, change[0], lower_is_better=is_perplexity) if change else "not tested"
-        interval = f"{told[1]} to {told[2]}" if change else NOTHING
-        line = [label, *values, told[0], interval, shown("p", p), sign]
+        interval = f"{low} to {high}" if change else NOTHING
+        line = [label, *values, by, interval, shown("p", p), sign]
         for column, cell in zip(cells.values(), line, strict=True):
             column.append(cell)
     heading = f"{other} against {base}"
@@ -243,7 +241,7 @@ def _again(
     family: ReportFamily,
     evaluations: Sequence[Evaluation],
     configs: Configs,
-    comparison: Mapping[str, Any],
+    comparison: ComparedRuns,
     runs: Sequence[Path],
 ) -> list[PagePart]:
     """Commands, configs and hashes."""
@@ -257,12 +255,12 @@ def _again(
         evaluate = evaluation.details.get("command", "# evaluated by a version that kept no command")
         lines += [train, str(evaluate)]
         files.append(Code(f"Config of {visible(run)}", config_text(resolved.config), folded=True))
-    chosen = ["--name", str(comparison["name"])]
+    chosen = ["--name", comparison.name]
     lines.append(shlex.join([family.program, "compare", *map(str, runs), *chosen]))
     hashes = [_hashes(run, evaluation) for run, evaluation in zip(runs, evaluations, strict=True)]
     installed = ", ".join(f"{name} {version}" for name, version in versions().items())
-    boot = comparison["bootstrap"]
-    about = f"{boot['resamples']:,} resamples, seed {boot['seed']}. Installed: {installed}."
+    boot = comparison.bootstrap
+    about = f"{boot.resamples:,} resamples, seed {boot.seed}. Installed: {installed}."
     return [
         Code("Commands", "\n".join(map(_plain, lines))),
         PageTable.of(Table("SHA-256", hashes), turn=True),
@@ -273,13 +271,13 @@ def _again(
 
 def _hashes(run: Path, evaluation: Evaluation) -> dict[str, object]:
     """Hashes of weights, vocabulary and data of a run."""
-    subject = evaluation.subject
+    result = evaluation.result
     row: dict[str, object] = {
         "run": str(run),
-        "checkpoint": subject.checkpoint,
-        "weights": subject.weights,
-        "vocabulary": subject.vocabulary_sha256,
-        "test text": subject.data.get("sha256"),
+        "checkpoint": result["checkpoint"],
+        "weights": result.get("weights"),
+        "vocabulary": result["vocabulary_sha256"],
+        "test text": result["data"]["sha256"],
     }
     try:
         inputs = read_json(run / DATA)

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel
 
 from lm.console.tables import Column, Table, turned
 from lm.report.charts import IntervalChart, LineChart
+from lm.runs.compare import ComparedRuns
 from lm.runs.evaluations import Evaluation
 
 Names = Mapping[str, str]  # shown name of every run
@@ -141,8 +142,8 @@ class ReportFamily:
     program: str
     schema: type[BaseModel]
     units: str
-    compare: Callable[[Sequence[Path], str | None, int], tuple[dict[str, Any], Sequence[Table | str]]]
-    scores: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    compare: Callable[[Sequence[Path], str | None, int], tuple[ComparedRuns, Sequence[Table | str]]]
+    scores: Callable[[ComparedRuns], Mapping[str, str]]
     remarks: Callable[[Sequence[Evaluation], Names], list[str]]
     samples: Callable[[Sequence[Evaluation], Names], list[PagePart]]
     further: Callable[[Sequence[Path], Names], list[PageSection]]

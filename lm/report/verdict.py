@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lm.bootstrap import FEW_UNITS, FEWEST_UNITS, SIGNIFICANT
 from lm.disk.storage import JSON
 from lm.numbers import number, shown
+from lm.runs.compare import ComparedRun, ComparedRuns
 
-Result = Mapping[str, Any]
 MAIN = "perplexity"  # the score that decides
 _NO_SETTING = {"train.seed", "decode.seed", "about", "extends"}  # keys in which runs of a setting may differ
 
@@ -22,31 +21,31 @@ class Judgement:
     clear: bool
 
 
-def judgement(comparison: Result, names: Mapping[str, str], units: str) -> Judgement:
+def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) -> Judgement:
     """Judgement by perplexity.
 
     Args:
-        comparison: result of ``compare`` whose first run has the lowest perplexity.
+        comparison: a comparison whose first run has the lowest perplexity.
         names: shown name of every run.
         units: the resampled units in the plural, such as "conversations".
     """
-    best, *others = comparison["runs"]
-    name, count = names[best["run"]], comparison["bootstrap"]["units"]
-    has = f"{name} has a perplexity of {number(MAIN, best[MAIN])}"
+    best, *others = comparison.runs
+    name, count = names[best.run], comparison.bootstrap.units
+    has = f"{name} has a perplexity of {number(MAIN, best.perplexity)}"
     guess = [
-        f"{names[row['run']]} is near guessing: it has learnt next to nothing."
-        for row in comparison["runs"]
-        if row["near_guessing"]
+        f"{names[row.run]} is near guessing: its perplexity is above half the size of the vocabulary."
+        for row in comparison.runs
+        if row.near_guessing
     ]
     if not others:
-        interval = best["interval"][MAIN]
+        interval = best.interval[MAIN]
         range_ = f"The 95% interval over {count:,} {units} is {_range(interval)}." if interval else ""
         return Judgement(f"{has}.", [*filter(None, [range_]), *guess], clear=True)
-    if best["near_guessing"]:
-        return Judgement("None of the runs has learnt enough to be compared.", guess, clear=False)
+    if best.near_guessing:
+        return Judgement("No comparison: every run is near guessing.", guess, clear=False)
     if count < FEWEST_UNITS:
         needed = f"The text has {count} {units}, and a test needs at least {FEWEST_UNITS}."
-        headline = f"The text is too short to tell which run is better. {has}, the lowest."
+        headline = f"The text is too short to decide which run is better. {has}, the lowest."
         return Judgement(headline, [needed, *guess], clear=False)
     close = [row for row in others if not _significant(row)]
     headline = _headline(best, others, close, names)
@@ -55,40 +54,40 @@ def judgement(comparison: Result, names: Mapping[str, str], units: str) -> Judge
 
 
 def _headline(
-    best: Result, others: Sequence[Result], close: Sequence[Result], names: Mapping[str, str]
+    best: ComparedRun, others: Sequence[ComparedRun], close: Sequence[ComparedRun], names: Mapping[str, str]
 ) -> str:
-    name, value = names[best["run"]], number(MAIN, best[MAIN])
+    name, value = names[best.run], number(MAIN, best.perplexity)
     if len(others) == 1:
         (other,) = others
-        values = f"{value} instead of {number(MAIN, other[MAIN])}"
+        values = f"{value} instead of {number(MAIN, other.perplexity)}"
         if close:
             return (
-                f"No clear difference between {name} and {names[other['run']]}: perplexities of {value} and "
-                f"{number(MAIN, other[MAIN])} may differ by noise."
+                f"No clear difference between {name} and {names[other.run]}: perplexities of {value} and "
+                f"{number(MAIN, other.perplexity)} may differ by noise."
             )
         gain = f"{_share(_gain(other)[0])} lower ({values})"
-        return f"{name} is better than {names[other['run']]}: its perplexity is {gain}, more than noise."
+        return f"{name} is better than {names[other.run]}: its perplexity is {gain}, more than noise."
     if close:
-        near = " and ".join(names[row["run"]] for row in close)
+        near = " and ".join(names[row.run] for row in close)
         return f"{name} has the lowest perplexity, {value}, but its lead over {near} may be noise."
     return (
         f"{name} is the best of {len(others) + 1} runs: its perplexity is {value}, and its lead is no noise."
     )
 
 
-def _against(row: Result, best: Result, names: Mapping[str, str], *, alone: bool) -> str:
+def _against(row: ComparedRun, best: ComparedRun, names: Mapping[str, str], *, alone: bool) -> str:
     estimate, low, high = _gain(row)
-    tested = f"95% interval {_share(low)} to {_share(high)}, p = {shown('p', row['p'].get(MAIN))}"
+    tested = f"95% interval {_share(low)} to {_share(high)}, p = {shown('p', row.p.get(MAIN))}"
     if alone:
-        return f"{names[best['run']]} is {_share(estimate)} lower: {tested}."
+        return f"{names[best.run]} is {_share(estimate)} lower: {tested}."
     may = "more than noise" if _significant(row) else "may be noise"
     return (
-        f"{names[best['run']]} against {names[row['run']]}: {number(MAIN, best[MAIN])} instead of"
-        f" {number(MAIN, row[MAIN])}, {_share(estimate)} lower, {tested}: {may}."
+        f"{names[best.run]} against {names[row.run]}: {number(MAIN, best.perplexity)} instead of"
+        f" {number(MAIN, row.perplexity)}, {_share(estimate)} lower, {tested}: {may}."
     )
 
 
-def _meaning(others: Sequence[Result], count: int, units: str) -> str:
+def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
     few = f" P-values of only {count} {units} say little." if count < FEW_UNITS else ""
     several = f" The {len(others)} p-values are not corrected for their number." if len(others) > 1 else ""
     return (
@@ -107,13 +106,13 @@ def seed_sentence(
         groups.setdefault(repr(sorted(same.items())), []).append(run)
     if len(groups) == len(settings):
         return "Each setting was trained with one seed. Runs with other seeds show how much the seed decides."
-    told = []
+    ranges = []
     for runs in groups.values():
         seeds = ", ".join(str(settings[run].get("train.seed")) for run in runs)
         found = sorted(perplexities[run] for run in runs)
         ends = " to ".join(dict.fromkeys(number(MAIN, value) for value in (found[0], found[-1])))
-        told.append(f"{names[runs[0]]} has {ends} (seed{'s' if len(runs) > 1 else ''} {seeds})")
-    return f"Over training seeds, {'; '.join(told)}."
+        ranges.append(f"{names[runs[0]]} has {ends} (seed{'s' if len(runs) > 1 else ''} {seeds})")
+    return f"Over training seeds, {'; '.join(ranges)}."
 
 
 def reading(p: float | None, change: float, *, lower_is_better: bool) -> str:
@@ -125,14 +124,14 @@ def reading(p: float | None, change: float, *, lower_is_better: bool) -> str:
     return "better" if (change < 0) == lower_is_better else "worse"
 
 
-def _significant(row: Result) -> bool:
-    p = row["p"].get(MAIN)
+def _significant(row: ComparedRun) -> bool:
+    p = row.p.get(MAIN)
     return p is not None and p < SIGNIFICANT
 
 
-def _gain(row: Result) -> tuple[float, float, float]:
+def _gain(row: ComparedRun) -> tuple[float, float, float]:
     """Share by which the best run's perplexity is below that of another, and the ends of its interval."""
-    estimate, low, high = (change / (1 + change) for change in row["change"][MAIN])
+    estimate, low, high = (change / (1 + change) for change in row.change[MAIN] or ())
     return estimate, low, high
 
 

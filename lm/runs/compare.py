@@ -1,19 +1,69 @@
 """Evaluations of several runs side by side, with paired bootstrap p-values against the first run."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from lm import bootstrap
 from lm.bootstrap import Floats, Interval, by_unit
 from lm.errors import ConfigError, DataError
-from lm.runs.evaluations import Evaluation, Result, common_name, evaluation_at, guesses, load_evaluation
+from lm.results import Merged
+from lm.runs.evaluations import Evaluation, Json, common_name, evaluation_at, load_evaluation, lookup
 
 Keys = tuple[tuple[str, ...], ...]
 PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, and the sizes of the parts
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run in a comparison.
+
+    ``facts`` are the shown fields of its evaluation. ``interval`` is the 95 % interval of a score. ``p`` and
+    ``change`` are against the first run, which lacks them. ``change`` has a difference and its interval, for
+    a perplexity relative to the first: -0.1 is 10 % lower. P-values are None below 5 units, or if both runs
+    are ``near_guessing``.
+    """
+
+    run: str
+    facts: Merged[Json]
+    near_guessing: bool
+    p: Mapping[str, float | None]
+    interval: Mapping[str, Interval | None]
+    change: Mapping[str, Interval | None]
+
+    def score(self, key: str) -> Any:
+        """A score or another fact by its path, such as ``bleu/1/precision``; None without it."""
+        return lookup(self.facts, key.split("/"))
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity of the run."""
+        return float(self.facts["perplexity"])
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Bootstrap of a comparison: its resamples, and the number and kind of the resampled units."""
+
+    resamples: int
+    seed: int
+    unit: str
+    units: int
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """Result of a comparison. ``scores`` are the tested ones, where they depend on the evaluations."""
+
+    name: str
+    data: Json
+    bootstrap: Resampling
+    runs: Sequence[ComparedRun]
+    scores: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +114,8 @@ class Comparison:
         sums: Callable[[Evaluation], PartSums],
         units: ArrayLike,
         counts: Floats,
-    ) -> list[Result]:
-        """Kept fields of every run, its p-values, changes and intervals by score.
-
-        ``interval`` is the 95 % interval of a score. ``p`` and ``change`` are against the first run, which
-        lacks them. ``change`` has a difference and its interval, for a perplexity relative to the first:
-        -0.1 is 10 % lower. P-values are None if both runs are near guessing.
+    ) -> list[ComparedRun]:
+        """Every run with its p-values, changes and intervals by score.
 
         Args:
             evaluations: evaluations of :meth:`open`.
@@ -78,7 +124,7 @@ class Comparison:
                 together.
             counts: (R, U) resamples of the units.
         """
-        first, rows = evaluations[0], list[Result]()
+        first, rows = evaluations[0], list[ComparedRun]()
         base = sums(first)
         for evaluation in evaluations:
             own = sums(evaluation)
@@ -88,36 +134,43 @@ class Comparison:
             }  # fmt: skip
             parts = {s: (by_unit(units, values), by_unit(units, sizes)) for s, (values, sizes) in own.items()}
             p = bootstrap.p_values(pairs, counts)
-            near = guesses(evaluation)
-            row = {"run": evaluation.run} | {key: evaluation.result[key] for key in self.kept}
-            row |= {
-                "near_guessing": near,
-                "p": dict.fromkeys(p) if near and guesses(first) else p,
-                "interval": self._shown(bootstrap.intervals(parts, counts), math.exp),
-                "change": self._shown(bootstrap.intervals(pairs, counts), math.expm1),
-            }
-            rows.append(row)
+            near = _guesses(evaluation)
+            rows.append(
+                ComparedRun(
+                    run=evaluation.run,
+                    facts={key: evaluation.result[key] for key in self.kept},
+                    near_guessing=near,
+                    p=dict.fromkeys(p) if near and _guesses(first) else p,
+                    interval=self._shown(bootstrap.intervals(parts, counts), math.exp),
+                    change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),
+                )
+            )
         return rows
 
     def _shown(
-        self, found: dict[str, Interval | None], of_nats: Callable[[float], float]
-    ) -> dict[str, list[float] | None]:
-        """Intervals as lists, those of nats converted."""
+        self, found: Mapping[str, Interval | None], of_nats: Callable[[float], float]
+    ) -> dict[str, Interval | None]:
+        """Intervals, those of nats converted."""
         return {
-            score: interval and [of_nats(x) if score in self.perplexities else x for x in interval]
+            score: Interval(*map(of_nats, interval)) if interval and score in self.perplexities else interval
             for score, interval in found.items()
         }
 
     def _require_same(self, first: Evaluation, other: Evaluation) -> None:
         names = f"{other.run} and {first.run}"
-        if other.subject.vocabulary_sha256 != first.subject.vocabulary_sha256:
+        if other.result["vocabulary_sha256"] != first.result["vocabulary_sha256"]:
             raise DataError(
                 f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"
             )
-        if other.subject.data["sha256"] != first.subject.data["sha256"]:
+        if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
             raise DataError(
                 f"{names}: evaluated on different data; run `{self.program} evaluate` on the same data"
             )
         for column, problem in self.same:
             if first.contexts[column] != other.contexts[column]:
                 raise DataError(f"{names}: {problem}")
+
+
+def _guesses(evaluation: Evaluation) -> bool:
+    """True if the model is near guessing, so that its difference from another such model is noise."""
+    return bool(evaluation.result.get("near_guessing"))

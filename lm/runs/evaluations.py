@@ -7,7 +7,7 @@ use of components, and the command. ``sha256`` is the hash of the rest. Older re
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,14 +24,25 @@ from lm.disk.storage import (
     write_atomic,
 )
 from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
 
-Result = dict[str, Any]
+Json = dict[str, Any]  # an object of a file
 T = TypeVar("T")
 
 EVALUATION_FORMAT = 1
 EVALUATIONS = "evaluation"
 _ROOM = 1 << 20  # bytes of disk space for a result
+
+
+@dataclass(frozen=True)
+class EvaluatedData:
+    """Text of an evaluation: its name, source and hash, and the share of unknown tokens."""
+
+    name: str
+    source: str
+    sha256: str
+    unknown_share: float
 
 
 @dataclass(frozen=True)
@@ -45,12 +56,12 @@ class Subject:
     parameters: int
     device: str
     seed: int
-    data: Result
+    data: EvaluatedData
     tokenizer: str
     vocabulary_sha256: str
 
     @classmethod
-    def of(cls, trained: Any, run: Path, checkpoint: str, weights: str | None, data: Result) -> Self:
+    def of(cls, trained: Any, run: Path, checkpoint: str, weights: str | None, data: EvaluatedData) -> Self:
         """Subject of an evaluation of a loaded model of either family."""
         return cls(
             run=str(run),
@@ -65,29 +76,39 @@ class Subject:
             vocabulary_sha256=trained.codec.fingerprint,
         )
 
-    @classmethod
-    def read(cls, result: Result) -> Self:
-        """Subject in a result; fields that older results lack are None."""
-        values: dict[str, Any] = {field.name: result.get(field.name) for field in fields(cls)}
-        return cls(**values)
 
-    def json(self) -> Result:
-        """Fields as in a result."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+@dataclass(frozen=True)
+class Member:
+    """A further run of an ensemble, and the fingerprint of its weights."""
+
+    run: str
+    weights: str | None
+
+
+def members(others: Sequence[Path], weights: Sequence[str | None]) -> list[Member] | None:
+    """The further runs of an ensemble; None if there is none."""
+    return [Member(str(run), own) for run, own in zip(others, weights, strict=True)] or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """Result of an evaluation: its subject, and its ``name`` in ``RUN/evaluation``."""
+
+    subject: Merged[Subject]
+    name: str = ""
+
+
+R = TypeVar("R", bound=EvaluationResult)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation saved in a run."""
+    """An evaluation saved in a run, as JSON. Older ones lack fields of today."""
 
     run: str
-    result: Result
-    contexts: Result
-    details: Result
-
-    @property
-    def subject(self) -> Subject:
-        return Subject.read(self.result)
+    result: Json
+    contexts: Json
+    details: Json
 
 
 def slug(text: str) -> str:
@@ -120,22 +141,21 @@ def spread(count: int, most: int) -> list[int]:
     return [count * (2 * number + 1) // (2 * min(most, count)) for number in range(min(most, count))]
 
 
-def keep(run: Path, name: str, result: Result, contexts: Result, details: Result | None = None) -> str:
-    """Write an evaluation into its run, and add its name to the result. Return the name.
+def keep(run: Path, result: R, contexts: Json, details: Json | None = None) -> R:
+    """Write an evaluation into its run, under the name of the result. Return the result with its final name.
 
     An evaluation of the same name and data is replaced. If the existing one is of other data, the new name
     gets six digits of the data's hash. Raises StorageError if writing fails.
     """
-    folder = run / EVALUATIONS
+    folder, digest = run / EVALUATIONS, result.subject.data.sha256
     make_folder(folder)
     remove_leftovers(folder)
-    if _data_of(folder / f"{name}.json") not in (None, result["data"]["sha256"]):
-        name = f"{name}.{result['data']['sha256'][:6]}"
-    result["name"] = name
-    record: Result = {"format": EVALUATION_FORMAT, "result": result, "contexts": contexts}
+    if _data_of(folder / f"{result.name}.json") not in (None, digest):
+        result = replace(result, name=f"{result.name}.{digest[:6]}")
+    record: Json = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
     record["details"] = finite(details or {})
-    write_atomic(folder / f"{name}.json", canonical_json(sealed(record)) + b"\n")
-    return name
+    write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
+    return result
 
 
 def load_evaluation(
@@ -180,19 +200,6 @@ def load_evaluation(
         raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
     details = record.get("details")
     return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
-
-
-def guesses(evaluation: Evaluation) -> bool:
-    """True if the model is near guessing, so that its difference from another such model is noise."""
-    return bool(evaluation.result.get("near_guessing"))
-
-
-def guessing_warning(rows: Sequence[Result]) -> list[str]:
-    """Warnings of a comparison about runs that are near guessing; [] if there is none."""
-    names = ", ".join(str(visible(row["run"])) for row in rows if row["near_guessing"])
-    if not names:
-        return []
-    return [f"Warning: near guessing, so that differences between them are noise, without a p: {names}."]
 
 
 def damaged(record: Mapping[str, Any]) -> bool:

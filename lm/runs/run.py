@@ -222,9 +222,9 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
         if key not in was and now[key] == was.get(decided):  # another key had its role
             before[key] = now[key]
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
-        told = changes_text(fixed, before, now, 8)
+        changes = changes_text(fixed, before, now, 8)
         raise ConfigError(
-            f"{path}: this run was trained with another config: {told}; "
+            f"{path}: this run was trained with another config: {changes}; "
             "give the old values, or train into another folder with --run"
         )
     return was != now or not whole

@@ -1,11 +1,10 @@
 """Rank forward and rank backward apart, on a language of known rank.
 
 A head limits the distributions that a model can express (forward), and the gradients that reach its states
-(backward; Godey & Artzi 2026, arXiv 2603.10145). Two heads separate both. The *trainer* alone trains the
-states of all contexts, which no gradient of the *reader* reaches. Then the states are fixed, and the reader
-learns to predict from them. So a reader of full rank after a trainer of rank E has full rank forward and E
-backward, and a reader of rank E after a full trainer is the reverse. Untrained states are the control: a
-reader may also do well on random states of enough dimensions.
+(backward; Godey & Artzi 2026, arXiv 2603.10145). Two heads, one after the other, separate these two limits.
+First the *trainer* trains the states of all contexts. Then the states are fixed, and the *reader* learns to
+predict from them. The rank forward is that of the reader, and the rank backward is that of the trainer.
+Untrained states are the control, because a reader may do well on random states of enough dimensions.
 
 All models have the same H and E. A full softmax has E = H. Parameters are not equal, unlike in the sweeps.
 

@@ -23,6 +23,7 @@ from lm.heads.states import Layers
 from lm.heads.usage import component_statistics, prior_statistics
 from lm.language.trained import WINDOWS
 from lm.parallel.group import ALONE
+from lm.results import as_json
 
 WORDS = tuple(f"w{index}" for index in range(11))
 
@@ -39,10 +40,10 @@ def test_divergence_is_the_mean_over_all_pairs(scale: float, rows: int) -> None:
     result = expected_divergence(iter(logs.split(rows)))
     pairs = (logs.exp()[:, None] * (logs[:, None] - logs[None])).sum(-1)  # KL(P_c ‖ P_c')
     expected = float(pairs.sum()) / (17 * 16)
-    assert result["expected_divergence"] == pytest.approx(expected, rel=1e-9, abs=1e-14)
-    assert result["mean_entropy"] == pytest.approx(float(-(logs.exp() * logs).sum(1).mean()))
-    assert (result["contexts"], result["vocabulary"]) == (17, 11)
-    canonical_json(result)
+    assert result.expected_divergence == pytest.approx(expected, rel=1e-9, abs=1e-14)
+    assert result.mean_entropy == pytest.approx(float(-(logs.exp() * logs).sum(1).mean()))
+    assert (result.contexts, result.vocabulary) == (17, 11)
+    canonical_json(as_json(result))
     assert len(divergence_tables({"a": result, "b": result})[0].rows) == 2
 
 
@@ -58,15 +59,15 @@ def test_divergence_needs_two_contexts_and_possible_words() -> None:
 def test_priors_of_known_shape_have_known_statistics() -> None:
     alternating = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]]).repeat(5, 1)
     sharp = prior_statistics(iter(alternating.split(3)))
-    assert sharp["prior_entropy"] == 0
-    assert sharp["prior_perplexity"] == 1
-    assert sharp["usage"] == [0.5, 0.5]
-    assert sharp["effective_components"] == pytest.approx(2)
+    assert sharp.prior_entropy == 0
+    assert sharp.prior_perplexity == 1
+    assert sharp.usage == [0.5, 0.5]
+    assert sharp.effective_components == pytest.approx(2)
     flat = prior_statistics(iter([torch.full((7, 4), -math.log(4))]))
-    assert flat["prior_perplexity"] == pytest.approx(4)
-    assert flat["tokens"] == 7
+    assert flat.prior_perplexity == pytest.approx(4)
+    assert flat.tokens == 7
     one = prior_statistics(iter([torch.tensor([[0.0, -math.inf, -math.inf]])]))
-    assert one["effective_components"] == 1
+    assert one.effective_components == 1
     with pytest.raises(DataError):
         prior_statistics(iter([]))
 
@@ -80,48 +81,50 @@ def joints(tokens: int, components: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rows", [1, 4, 50])
 def test_component_statistics_are_their_definitions(rows: int) -> None:
     joint, targets = joints(13, 3)
-    result = component_statistics(zip(joint.split(rows), targets.split(rows), strict=True), WORDS, shown=11)
+    use, result = component_statistics(
+        zip(joint.split(rows), targets.split(rows), strict=True), WORDS, shown=11
+    )
     p = joint.exp()  # (T, K, V)
     prior = p.sum(2)
-    assert result["usage"] == pytest.approx(prior.mean(0).tolist())
-    assert result["prior_entropy"] == pytest.approx(float(-(prior * prior.log()).sum(1).mean()))
+    assert use.usage == pytest.approx(prior.mean(0).tolist())
+    assert use.prior_entropy == pytest.approx(float(-(prior * prior.log()).sum(1).mean()))
     responsible = [row[:, y] / row[:, y].sum() for row, y in zip(p, targets, strict=True)]
-    assert result["posterior_usage"] == pytest.approx(torch.stack(responsible).mean(0).tolist())
-    assert sum(result["posterior_usage"]) == pytest.approx(1)
+    assert result.posterior_usage == pytest.approx(torch.stack(responsible).mean(0).tolist())
+    assert sum(result.posterior_usage) == pytest.approx(1)
     mean = p.mean(0)  # the joint distribution of component and word
     independent = mean.sum(1, keepdim=True) * mean.sum(0, keepdim=True)
-    assert result["mutual_information"] == pytest.approx(float((mean * (mean / independent).log()).sum()))
-    for k, preferred in enumerate(result["preferred"]):
+    assert result.mutual_information == pytest.approx(float((mean * (mean / independent).log()).sum()))
+    for k, preferred in enumerate(result.preferred):
         assert preferred
-        contributions = [word["contribution"] for word in preferred]
+        contributions = [word.contribution for word in preferred]
         assert contributions == sorted(contributions, reverse=True)
         for word in preferred:
-            v = WORDS.index(word["word"])
-            assert word["share"] == pytest.approx(float(mean[k, v] / mean[:, v].sum()))
-            assert word["ratio"] == pytest.approx(word["share"] / result["usage"][k])
-            assert word["ratio"] > 1
-    canonical_json(result)
+            v = WORDS.index(word.word)
+            assert word.share == pytest.approx(float(mean[k, v] / mean[:, v].sum()))
+            assert word.ratio == pytest.approx(word.share / use.usage[k])
+            assert word.ratio > 1
+    canonical_json(as_json(result))
 
 
 def test_a_component_prefers_the_words_that_only_it_says() -> None:
     """And neither the rarest of them first, nor one that all components say often."""
     inside = torch.tensor([[0.7, 0.29, 0.01, 0.0, 0.0], [0.7, 0.0, 0.0, 0.29, 0.01]])
     joint = (0.5 * inside).log().expand(6, 2, 5)
-    result = component_statistics(iter([(joint, torch.zeros(6, dtype=torch.long))]), "abcde")
-    assert [[word["word"] for word in preferred] for preferred in result["preferred"]] == [
+    _, result = component_statistics(iter([(joint, torch.zeros(6, dtype=torch.long))]), "abcde")
+    assert [[word.word for word in preferred] for preferred in result.preferred] == [
         ["b", "c"],
         ["d", "e"],
     ]
-    assert result["preferred"][0][0]["share"] == 1
-    assert result["mutual_information"] == pytest.approx(0.3 * math.log(2))
+    assert result.preferred[0][0].share == 1
+    assert result.mutual_information == pytest.approx(0.3 * math.log(2))
 
 
 def test_a_component_without_use_does_no_harm() -> None:
     joint = torch.tensor([[[-0.7, -0.7], [-math.inf, -math.inf]]]).expand(3, 2, 2)
-    result = component_statistics(iter([(joint, torch.tensor([0, 1, 1]))]), "ab")
-    assert result["posterior_usage"] == [1, 0]
-    assert result["specialisation"] == pytest.approx([0, 0])
-    canonical_json(result)
+    _, result = component_statistics(iter([(joint, torch.tensor([0, 1, 1]))]), "ab")
+    assert result.posterior_usage == [1, 0]
+    assert result.specialisation == pytest.approx([0, 0])
+    canonical_json(as_json(result))
 
 
 def test_figures_of_one_run_lie_in_it() -> None:
@@ -155,13 +158,6 @@ class StandIn:
         for hidden, _ in self.readings(ids, window=rows):
             yield head.log_probs(hidden.last[:, 0].double()).detach()
 
-    def component_log_probs(
-        self, ids: np.ndarray, rows: int = 64, part: range = WINDOWS
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        head = copy.deepcopy(self.model.head).double()
-        for hidden, targets in self.readings(ids, window=rows, part=part):
-            yield head.component_log_probs(hidden.last[:, 0].double()).detach(), targets
-
 
 class Vocabulary(SimpleNamespace):
     def __init__(self, tokens: tuple[str, ...]) -> None:
@@ -179,10 +175,11 @@ def test_components_of_a_run(kind: str) -> None:
     run = StandIn(kind)
     result = components_of_run(run, IDS[:80])
     prior = run.model.head.mixer.prior_link.log_normalised(run.model.head.prior(run.states[:80])).exp()
-    assert result["usage"] == pytest.approx(prior.mean(0).tolist(), rel=1e-5)
-    assert (result["tokens"], result["components"], result["head"]) == (80, 4, kind)
-    assert ("preferred" in result) == (kind != "moc")
-    canonical_json(result)
+    use = result.prior
+    assert use.usage == pytest.approx(prior.mean(0).tolist(), rel=1e-5)
+    assert (use.tokens, use.components, result.head) == (80, 4, kind)
+    assert ("preferred" in as_json(result)) == (kind != "moc")
+    canonical_json(as_json(result))
     assert len(component_tables("run", result)[0].rows) == 4
 
 
@@ -193,9 +190,10 @@ def test_a_short_analysis_reads_the_first_tokens(monkeypatch: pytest.MonkeyPatch
     states = ((hidden.map(lambda layer: layer[:, 0]), targets) for hidden, targets in readings)
     short, whole = usage.use_in_sample(run.model.head, states, WORDS), components_of_run(run, IDS[:37])
     assert short is not None
-    assert short["tokens"] == 37
+    assert short.prior.tokens == 37
+    few, every = as_json(short), as_json(whole)
     for key in ("usage", "posterior_usage", "specialisation"):
-        assert short[key] == pytest.approx(whole[key], rel=1e-3)
+        assert few[key] == pytest.approx(every[key], rel=1e-3)
     assert usage.use_in_sample(StandIn("softmax", components=1).model.head, iter(()), WORDS) is None
 
 
@@ -213,22 +211,22 @@ def test_examples_are_the_largest_gains(rows: int) -> None:
     wanted = Wanted(count=5, margin=0.5, context=3)
     result = find_examples(iter(first.split(rows)), iter(second.split(rows)), ids, WORDS, wanted)
     order = sorted((place for place in range(60) if gains[place] >= 0.5), key=lambda place: -gains[place])
-    assert [example["position"] for example in result["examples"]] == order[:5]
+    assert [example.position for example in result.examples] == order[:5]
     assert len(order) > 5
-    assert result["mean_gain"] == pytest.approx(float(gains.mean()))
-    assert result["share_better"] == pytest.approx(float((gains > 0).mean()))
-    for example in result["examples"]:
-        place = example["position"]
-        assert example["gain"] == pytest.approx(gains[place])
-        assert example["gain"] == pytest.approx(example["log_prob"]["b"] - example["log_prob"]["a"])
-        assert example["target"] == WORDS[ids[place]]
-        assert example["context"] == [WORDS[index] for index in ids[max(0, place - 3) : place]]
+    assert result.mean_gain == pytest.approx(float(gains.mean()))
+    assert result.share_better == pytest.approx(float((gains > 0).mean()))
+    for example in result.examples:
+        place = example.position
+        assert example.gain == pytest.approx(gains[place])
+        assert example.gain == pytest.approx(example.log_prob["b"] - example.log_prob["a"])
+        assert example.target == WORDS[ids[place]]
+        assert example.context == [WORDS[index] for index in ids[max(0, place - 3) : place]]
         for name, logs in (("a", first), ("b", second)):
             top = logs[place].topk(5)
-            assert [guess["word"] for guess in example["guesses"][name]] == [WORDS[i] for i in top.indices]
-            shown = [guess["probability"] for guess in example["guesses"][name]]
+            assert [guess.word for guess in example.guesses[name]] == [WORDS[i] for i in top.indices]
+            shown = [guess.probability for guess in example.guesses[name]]
             assert shown == pytest.approx(top.values.exp().tolist())
-    canonical_json(result)
+    canonical_json(as_json(result))
     assert len(example_tables("A", "B", result)) == 6
 
 
@@ -239,21 +237,21 @@ def test_of_equal_gains_the_earlier_stay() -> None:
     for rows in (1, 2, 9):
         blocks = iter(first.split(rows)), iter(second.split(rows))
         result = find_examples(*blocks, ids, "abcd", Wanted(count=3, margin=0.0))
-        assert [example["position"] for example in result["examples"]] == [0, 1, 2]
-        guesses = result["examples"][0]["guesses"]
-        assert [guess["word"] for guess in guesses["a"]] == ["a", "b", "c", "d"]
-    assert result["examples"][0]["context"] == []
+        assert [example.position for example in result.examples] == [0, 1, 2]
+        guesses = result.examples[0].guesses
+        assert [guess.word for guess in guesses["a"]] == ["a", "b", "c", "d"]
+    assert result.examples[0].context == []
 
 
 def test_no_example_is_worse_than_the_margin() -> None:
     logs = log_probs(9)
     ids = np.zeros(9, np.int64)
     result = find_examples(iter([logs]), iter([logs]), ids, WORDS, Wanted(margin=0.1))
-    assert result["examples"] == []
-    assert result["share_better"] == 0
+    assert result.examples == []
+    assert result.share_better == 0
     assert "no token" in str(example_tables("A", "B", result)[1])
     none = find_examples(iter([logs]), iter([logs]), ids, WORDS, Wanted(count=0, margin=0.0))
-    assert none["examples"] == []
+    assert none.examples == []
     for blocks in ([logs[:, :3]], [logs[:4]], [logs, logs], []):
         with pytest.raises(ValueError, match=r"match|rows|zip|cover"):
             find_examples(iter([logs]), iter(blocks), ids, WORDS)
@@ -262,8 +260,8 @@ def test_no_example_is_worse_than_the_margin() -> None:
 def test_runs_are_compared_on_one_vocabulary() -> None:
     first, second = StandIn("softmax", components=1), StandIn("mos")
     result = compare_runs(first, second, IDS, Wanted(count=4, margin=0.0))
-    assert len(result["examples"]) == 4
-    assert result["tokens"] == len(IDS)
+    assert len(result.examples) == 4
+    assert result.tokens == len(IDS)
     with pytest.raises(DataError, match="different vocabularies"):
         compare_runs(first, StandIn("mos", (*WORDS[1:], "other")), IDS)
     with pytest.raises(DataError, match="longer"):

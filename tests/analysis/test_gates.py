@@ -20,8 +20,8 @@ def test_statistics_are_those_of_all_values(cell: dict[str, Any]) -> None:
     trained = tiny_lm(cell=cell)
     ids = ids_of(trained, 200)
     result = gate_statistics(trained, ids)
-    assert result["tokens"] == 200
-    rows = {(row["layer"], row["gate"]): row for row in result["gates"]}
+    assert result.tokens == 200
+    rows = {(row.layer, row.gate): row for row in result.gates}
     values = first_layer(trained, ids)
     assert len(rows) == 2 * values.shape[2], "of both layers"
     names = (
@@ -31,12 +31,12 @@ def test_statistics_are_those_of_all_values(cell: dict[str, Any]) -> None:
     )
     for place, name in enumerate(names):
         found, each = rows[1, name], values[:, :, place].flatten().double()
-        assert found["mean"] == pytest.approx(float(each.mean()), abs=1e-6)
-        assert found["deviation"] == pytest.approx(float(each.std(unbiased=False)), abs=1e-6)
+        assert found.mean == pytest.approx(float(each.mean()), abs=1e-6)
+        assert found.deviation == pytest.approx(float(each.std(unbiased=False)), abs=1e-6)
         low = -0.8 if name == "candidate" else 0.1
         high = 0.8 if name == "candidate" else 0.9
-        assert found["low"] == pytest.approx(float((each < low).double().mean()))
-        assert found["high"] == pytest.approx(float((each > high).double().mean()))
+        assert found.low == pytest.approx(float((each < low).double().mean()))
+        assert found.high == pytest.approx(float((each > high).double().mean()))
 
 
 def first_layer(trained: TrainedLm, ids: np.ndarray) -> torch.Tensor:

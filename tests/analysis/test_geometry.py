@@ -28,12 +28,12 @@ def test_anisotropy_is_the_mean_cosine_of_pairs() -> None:
 def test_states_contexts_and_output_have_their_own_geometry() -> None:
     trained = tiny_lm(kind="mos", components=3, embedding_size=6, latent_dropout=0.0)
     found = geometry_of_run(trained, ids_of(trained, 50))
-    assert [found[name]["size"] for name in ("states", "contexts", "output")] == [6, 6, 6]
-    for name in ("states", "contexts", "output"):
-        assert 1 <= found[name]["effective_rank"] <= 6
-        assert found[name]["entropy"] == pytest.approx(math.log(found[name]["effective_rank"]))
+    for spread in (found.states, found.contexts, found.output):
+        assert spread.size == 6
+        assert 1 <= spread.effective_rank <= 6
+        assert spread.entropy == pytest.approx(math.log(spread.effective_rank))
     output = trained.model.head.weight.detach()
-    assert found["output"]["anisotropy"] == pytest.approx(anisotropy(output))
+    assert found.output.anisotropy == pytest.approx(anisotropy(output))
     with pytest.raises(DataError, match="no pair"):
         geometry_of_run(trained, ids_of(trained, 1))
 
@@ -59,13 +59,13 @@ def test_a_softmax_bounds_the_rank_of_one_future_only() -> None:
     """The centred matrix of the empty future has rank E, or E + 1 with an output bias."""
     trained = tiny_lm(tied=False, embedding_size=2)
     found = histories_of_run(trained, ids_of(trained, 400), 20, 6)
-    ranks = {row["futures"]: row for row in found["matrices"]}
+    ranks = {row.futures: row for row in found.matrices}
     assert list(ranks) == [0, 1, 4, 6]
-    assert ranks[0]["rank"] == 3
-    assert ranks[6]["rank"] > 3
+    assert ranks[0].rank == 3
+    assert ranks[6].rank > 3
     for row in ranks.values():
-        assert 1 <= row["effective_rank"] <= row["rank"]
-        assert 1 <= row["energy_rank"] <= row["rank"]
+        assert 1 <= row.effective_rank <= row.rank
+        assert 1 <= row.energy_rank <= row.rank
     with pytest.raises(DataError, match="too few"):
         ExtendedMatrix.of(trained, ids_of(trained, 2 * HISTORY), 20, 6)
 

@@ -94,19 +94,19 @@ def test_rank_of_the_update_is_what_theory_says(kind: str) -> None:
         **({"latent_dropout": 0.0}),
     )
     found = gradients_of_run(trained, ids_of(trained, 60), sample=60)
-    words = found["vocabulary"]
-    assert found["logits"]["rank"] == min(60, words - 1), "g sums to zero"
-    assert found["states"]["rank"] <= found["state_size"]
-    assert 0 < found["alignment"] <= found["share"] <= 1
-    for place in ("logits", "states", "update"):
-        assert 1 <= found[place]["effective_rank"] <= found[place]["rank"] + 1e-9
+    words = found.vocabulary
+    assert found.logits.rank == min(60, words - 1), "g sums to zero"
+    assert found.states.rank <= found.state_size
+    assert 0 < found.norms.alignment <= found.share <= 1
+    for ranks in (found.logits, found.states, found.update):
+        assert 1 <= ranks.effective_rank <= ranks.rank + 1e-9
     if kind in ("softmax", "moc"):
-        assert found["update"]["rank"] == size
-        assert found["jacobian_rank"] == size
+        assert found.update.rank == size
+        assert found.jacobian_rank == size
     elif kind != "relu":  # most of whose logits have no gradient
-        assert found["update"]["rank"] > 2 * size
+        assert found.update.rank > 2 * size
     if kind == "softmax":
-        assert found["states"]["rank"] == size
+        assert found.states.rank == size
 
 
 def test_equal_components_are_one_component() -> None:

@@ -4,22 +4,23 @@ import copy
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import FactorPlan, log_prob_rank, rank_of_run, rank_report, rank_tables
+from lm.analysis.rank import FactorPlan, RankReport, RunRank, log_prob_rank, rank_of_run, rank_tables
 from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.analysis.spectrum_figure import curve, draw_spectra
 from lm.disk.storage import canonical_json
 from lm.errors import ConfigError, DataError, StorageError
 from lm.heads.head import Head, HeadConfig
+from lm.results import as_json
 from lm.steps import Steps
 from tests.support.signals import signal_at
 
@@ -346,12 +347,12 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
 ) -> None:
     run, path = StandIn(head_of(kind, bias=False)), tmp_path / "spectrum.npz"
     result = rank_of_run(run, np.arange(200), spectrum=path, scratch=tmp_path)
-    assert (result["tokens"], result["vocabulary"], result["dtype"]) == (200, 60, "float64")
-    assert result["ceiling"] == ceiling
-    assert (result["rank"] == 7) if ceiling else (result["rank"] > 30)
+    assert (result.report.tokens, result.report.vocabulary, result.report.dtype) == (200, 60, "float64")
+    assert result.ceiling == ceiling
+    assert (result.report.rank == 7) if ceiling else (result.report.rank > 30)
     loaded = RankResult.load(path)
-    assert rank_report(loaded).items() <= result.items()
-    canonical_json(result)
+    assert RankReport.of(loaded) == result.report
+    canonical_json(as_json(result))
     assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
 
 
@@ -359,35 +360,37 @@ def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_
     config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
     run = StandIn(Head(config, 6, 60).double().eval())
     result = rank_of_run(run, np.arange(200), scratch=tmp_path)
-    assert result["rank"] == result["ceiling"] == 7
+    assert result.report.rank == result.ceiling == 7
 
 
 def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:
     run, path = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.first-80.npz"
     ids, others = np.arange(80), np.arange(80)[::-1]
 
-    def measure(ids: np.ndarray) -> dict[str, Any]:
+    def measure(ids: np.ndarray) -> RunRank:
         return rank_of_run(run, ids, spectrum=path, scratch=tmp_path)
 
     first = measure(ids)
-    assert (first["spectrum"], first["kept_from_before"], run.calls) == (str(path), False, 1)
+    assert (first.spectrum, first.kept_from_before, run.calls) == (str(path), False, 1)
     before = path.read_bytes()
-    assert measure(ids) == first | {"kept_from_before": True}
-    assert measure(ids.astype(np.int32)) == first | {"kept_from_before": True}, "the same ids, stored wider"
+    assert measure(ids) == replace(first, kept_from_before=True)
+    assert measure(ids.astype(np.int32)) == replace(first, kept_from_before=True), (
+        "the same ids, stored wider"
+    )
     assert run.calls == 1
     beside = measure(others)
-    assert beside["spectrum"] == str(tmp_path / f"rank-test.first-80.{beside['ids_sha256'][:6]}.npz")
-    assert not beside["kept_from_before"]
-    assert measure(others)["kept_from_before"]
-    assert measure(ids)["kept_from_before"]
+    assert beside.spectrum == str(tmp_path / f"rank-test.first-80.{beside.report.ids_sha256[:6]}.npz")
+    assert not beside.kept_from_before
+    assert measure(others).kept_from_before
+    assert measure(ids).kept_from_before
     assert (path.read_bytes(), run.calls) == (before, 2)
     with torch.no_grad():
         next(iter(run.model.head.parameters())).mul_(1.5)
     again = measure(ids)
-    assert (again["spectrum"], again["kept_from_before"], run.calls) == (str(path), False, 3)
-    assert again["weights_sha256"] != first["weights_sha256"]
+    assert (again.spectrum, again.kept_from_before, run.calls) == (str(path), False, 3)
+    assert again.report.weights_sha256 != first.report.weights_sha256
     path.write_bytes(before[:100])
     assert measure(ids) == again
     assert run.calls == 4
-    footer = rank_tables({"a": again, "b": again | {"kept_from_before": True}})[-1]
+    footer = rank_tables({"a": again, "b": replace(again, kept_from_before=True)})[-1]
     assert footer == "reused results: b"

@@ -19,25 +19,25 @@ def test_all_are_asked_after_the_same_surprises() -> None:
     surprises = np.arange(10, 190, 20)
     slow[surprises] = fast[surprises] = 9.0
     fast[surprises + 1] -= 0.5
-    result = recovery({"slow": slow, "fast": fast}, share=len(surprises) / 200)
-    assert result["surprises"] == len(surprises)
-    assert result["least"] == 9
-    found = result["runs"]["fast"]
-    assert found["mean"] == pytest.approx(fast.mean())
+    measured, runs = recovery({"slow": slow, "fast": fast}, share=len(surprises) / 200)
+    assert measured.surprises == len(surprises)
+    assert measured.least == 9
+    found = runs["fast"]
+    assert found.mean == pytest.approx(fast.mean())
     for step in range(1, STEPS + 1):
-        assert found["after"][step - 1] == pytest.approx(fast[surprises + step].mean())
+        assert found.after[step - 1] == pytest.approx(fast[surprises + step].mean())
         difference = slow[surprises + step] - fast[surprises + step]
-        assert found["gain_after"][step - 1] == pytest.approx(difference.mean())
+        assert found.gain_after[step - 1] == pytest.approx(difference.mean())
         error = difference.std(ddof=1) / len(surprises) ** 0.5
-        assert found["half_interval"][step - 1] == pytest.approx(1.96 * error)
-    assert found["gain"] == pytest.approx((slow - fast).mean())
-    assert set(result["runs"]["slow"]["gain_after"]) == {0.0}
-    assert len(recovery_tables(result)[0].rows) == 2
+        assert found.half_interval[step - 1] == pytest.approx(1.96 * error)
+    assert found.gain == pytest.approx((slow - fast).mean())
+    assert set(runs["slow"].gain_after) == {0.0}
+    assert len(recovery_tables(measured, runs)[0].rows) == 2
 
 
 def test_a_surprise_has_tokens_after_it() -> None:
     rising = np.arange(10.0)
-    assert recovery({"a": rising}, share=1)["surprises"] == 10 - STEPS
+    assert recovery({"a": rising}, share=1)[0].surprises == 10 - STEPS
     with pytest.raises(DataError, match="10 tokens have too few surprises"):
         recovery({"a": rising}, share=0.5)
     for share in (0, 1.1, float("nan")):

@@ -13,6 +13,7 @@ from lm.analysis.temperature import occurrences, places, profile, temperature_re
 from lm.cli import main
 from lm.disk.storage import canonical_json
 from lm.errors import ConfigError, DataError
+from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
 
@@ -45,10 +46,10 @@ def test_a_profile_is_the_mean_over_contexts_and_over_words() -> None:
     np.testing.assert_allclose(found.at_words, tau[np.arange(50), ids])
     words = trained.codec.vocabulary.tokens
     report = temperature_report(found, words)
-    assert report["mean"] == pytest.approx(tau.mean())
-    assert report["hottest"][0]["word"] == words[tau.mean(0).argmax()]
-    assert report["coldest"][0]["word"] == words[tau.mean(0).argmin()]
-    canonical_json(report)
+    assert report.mean == pytest.approx(tau.mean())
+    assert report.hottest[0].word == words[tau.mean(0).argmax()]
+    assert report.coldest[0].word == words[tau.mean(0).argmin()]
+    canonical_json(as_json(report))
 
 
 def test_the_published_temperature_is_constant_on_the_average_of_words_in_every_place() -> None:
@@ -58,12 +59,12 @@ def test_the_published_temperature_is_constant_on_the_average_of_words_in_every_
     found = profile(trained, ids.astype(np.uint16))
     np.testing.assert_allclose(found.of_contexts, 2 * (1 + 1 / len(vocabulary)), rtol=1e-12)
     report = temperature_report(found, vocabulary.tokens)
-    assert report["sentences"] == 3
-    assert [row["part"] for row in report["positions"]] == ["first"] * 5 + ["middle"] * 5 + ["last"] * 5
-    assert report["positions"][7]["mean"] == pytest.approx(found.at_words[found.places[:, 7]].mean())
-    for column, row in zip(found.places.T, report["positions"], strict=True):
+    assert report.sentences == 3
+    assert [row.part for row in report.positions] == ["first"] * 5 + ["middle"] * 5 + ["last"] * 5
+    assert report.positions[7].mean == pytest.approx(found.at_words[found.places[:, 7]].mean())
+    for column, row in zip(found.places.T, report.positions, strict=True):
         error = found.at_words[column].std(ddof=1) / 3**0.5
-        assert row["half_interval"] == pytest.approx(1.96 * error)
+        assert row.half_interval == pytest.approx(1.96 * error)
         assert error > 0
 
 
@@ -101,10 +102,10 @@ def test_every_place_of_a_word_has_its_temperature(
     word = words[ids[20]]
     found = profile(trained, ids)
     places = occurrences(found, ids, words, word, context=3)
-    assert [place["position"] for place in places] == np.flatnonzero(ids == ids[20]).tolist()
-    assert [place["temperature"] for place in places] == found.at_words[ids == ids[20]].tolist()
-    here = next(place for place in places if place["position"] == 20)
-    assert here["context"] == [words[index] for index in ids[17:20]]
+    assert [place.position for place in places] == np.flatnonzero(ids == ids[20]).tolist()
+    assert [place.temperature for place in places] == found.at_words[ids == ids[20]].tolist()
+    here = next(place for place in places if place.position == 20)
+    assert here.context == [words[index] for index in ids[17:20]]
     with pytest.raises(DataError, match=r"--word no\\nword: not in the text"):
         occurrences(found, ids, words, "no\nword")
     write_run(tmp_path / "run", temperature="sigmoid")
@@ -125,13 +126,13 @@ def test_guesses_have_their_temperatures(tmp_path: Path) -> None:
         states = torch.cat([states.last[:, 0] for states, _ in hot.readings(ids)])
         tau = hot.model.head.temperatures(states)
     words = hot.codec.vocabulary.tokens
-    assert len(result["examples"]) == 4
-    for example in result["examples"]:
-        row = tau[example["position"]]
-        assert example["temperature"] == {"b": pytest.approx(float(row[words.index(example["target"])]))}
-        for guess in example["guesses"]["b"]:
-            assert guess["temperature"] == pytest.approx(float(row[words.index(guess["word"])]))
-        assert all("temperature" not in guess for guess in example["guesses"]["a"])
+    assert len(result.examples) == 4
+    for example in result.examples:
+        row = tau[example.position]
+        assert example.temperature == {"b": pytest.approx(float(row[words.index(example.target)]))}
+        for guess in example.guesses["b"]:
+            assert guess.temperature == pytest.approx(float(row[words.index(guess.word)]))
+        assert all(guess.temperature is None for guess in example.guesses["a"])
     shown = cells(example_tables("a", "b", result)[1])
     assert " τ " in shown[1]["guesses"]
     assert " τ " not in shown[0]["guesses"]

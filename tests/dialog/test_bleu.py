@@ -139,8 +139,8 @@ def test_precision_and_recall_are_means_of_maxima(
         assert scores.recall[context, 1] == pytest.approx(table.max(0).mean(), abs=1e-12)
     summary = scores.summary()["2"]
     precision, recall = scores.precision[:, 1].mean(), scores.recall[:, 1].mean()
-    assert (summary["precision"], summary["recall"]) == pytest.approx((precision, recall))
-    assert summary["f1"] * (precision + recall) == pytest.approx(2 * precision * recall)
+    assert (summary.precision, summary.recall) == pytest.approx((precision, recall))
+    assert summary.f1 * (precision + recall) == pytest.approx(2 * precision * recall)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -156,8 +156,8 @@ def test_with_one_reference_recall_is_never_below_precision(
 def test_with_several_references_precision_can_be_higher() -> None:
     overlaps = count_overlaps([[["yeah"]]], [[["yeah"], ["no", "way"], ["who", "knows"]]])
     scores = bleu_by_context(overlaps).summary()["1"]
-    assert scores["precision"] == pytest.approx(1.0)
-    assert scores["recall"] == pytest.approx(1 / 3)
+    assert scores.precision == pytest.approx(1.0)
+    assert scores.recall == pytest.approx(1 / 3)
 
 
 def test_edge_cases_are_counted() -> None:

@@ -12,6 +12,7 @@ import pytest
 from dialog.compare import compare, comparison_tables
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError
+from lm.runs.compare import Resampling
 
 DIALOGS, TURNS = 20, 15
 
@@ -61,7 +62,7 @@ def write_run(folder: Path, *, seed: int = 1, better: float = 0.0, name: str = "
 
 
 def p_of(*runs: Path, seed: int = 1) -> dict[str, float]:
-    p: dict[str, float] = compare(runs, resamples=2000, seed=seed)["runs"][1]["p"]
+    p: dict[str, float] = compare(runs, resamples=2000, seed=seed).runs[1].p
     return p
 
 
@@ -79,7 +80,7 @@ def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> N
     assert set(p_of(guess, worse).values()) == {None}
     assert max(p_of(guess, better).values()) < 0.01
     comparison = compare([guess, worse, better], resamples=1000)
-    assert [row["near_guessing"] for row in comparison["runs"]] == [True, True, False]
+    assert [row.near_guessing for row in comparison.runs] == [True, True, False]
     assert "near guessing" in str(comparison_tables(comparison)[-1])
 
 
@@ -146,8 +147,8 @@ def test_the_tables_show_every_score_of_every_run_and_every_p(tmp_path: Path, wi
     names = ("softmax", "moc", "mos", "moss")
     runs = [write_run(tmp_path / name, seed=seed, better=0.1 * seed) for seed, name in enumerate(names)]
     comparison = compare(runs)
-    assert comparison["bootstrap"] == {"resamples": 10_000, "seed": 1, "unit": "dialog", "units": DIALOGS}
-    assert comparison["runs"][0]["p"] == {}
+    assert comparison.bootstrap == Resampling(10_000, 1, "dialog", DIALOGS)
+    assert comparison.runs[0].p == {}
     console = Console(width=width, record=True, file=io.StringIO())
     for part in comparison_tables(comparison):
         console.print(part)
@@ -155,10 +156,10 @@ def test_the_tables_show_every_score_of_every_run_and_every_p(tmp_path: Path, wi
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     assert str(tmp_path) in re.sub(r"\s", "", text), "the common folder is named once"
-    for row in comparison["runs"]:
-        for value in (f"{row['perplexity']:.2f}", f"{row['bleu']['4']['recall']:.3f}", "1,234,567"):
+    for row in comparison.runs:
+        for value in (f"{row.perplexity:.2f}", f"{row.score('bleu/4/recall'):.3f}", "1,234,567"):
             assert value in text
-        assert {f"{p:.4f}" for p in row["p"].values()} <= set(text.split())
+        assert {f"{p:.4f}" for p in row.p.values()} <= set(text.split())
 
 
 def test_one_run_alone_is_a_table_too(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "a", name="valid")
     with pytest.raises(ConfigError, match="choose one with --name: test, valid"):
         compare([a])
-    assert compare([a], name="valid")["name"] == "valid"
+    assert compare([a], name="valid").name == "valid"
     with pytest.raises(ConfigError, match="at least 1000"):
         compare([a], name="test", resamples=10)
     with pytest.raises(ConfigError, match="no run"):

@@ -72,10 +72,10 @@ def test_an_ensemble_of_one_run_twice_is_the_run(runs: list[Path], corpus: Path)
 def test_an_evaluation_is_kept_under_a_name_of_its_own(runs: list[Path]) -> None:
     alone = evaluate(runs[0])
     result = evaluate(runs[0], others=runs[1:])
-    assert result["name"] == f"{alone['name']}.with-two"
-    assert result["ensemble_with"][0]["run"] == str(runs[1])
-    assert result["parameters"] > alone["parameters"]
-    assert result["perplexity"] != alone["perplexity"]
+    assert result.name == f"{alone.name}.with-two"
+    assert [member.run for member in result.ensemble_with or ()] == [str(runs[1])]
+    assert result.subject.parameters > alone.subject.parameters
+    assert result.likelihood.perplexity != alone.likelihood.perplexity
     reply = open_conversation(runs[0], "best", None, runs[1:]).say("is it raining")
     assert reply.source
     assert reply.source.run == f"{runs[0]} + {runs[1]}"
@@ -85,10 +85,10 @@ def test_the_evaluation_of_an_ensemble_is_compared_with_that_of_a_run(
     runs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone, joined = evaluate(runs[1]), evaluate(runs[0], others=runs[1:])
-    file = runs[0] / "evaluation" / f"{joined['name']}.json"
-    rows = compare([runs[1], file], name=alone["name"])["runs"]
-    assert [row["run"] for row in rows] == [str(runs[1]), str(file)]
-    assert [row["perplexity"] for row in rows] == [alone["perplexity"], joined["perplexity"]]
+    file = runs[0] / "evaluation" / f"{joined.name}.json"
+    rows = compare([runs[1], file], name=alone.name).runs
+    assert [row.run for row in rows] == [str(runs[1]), str(file)]
+    assert [row.perplexity for row in rows] == [one.likelihood.perplexity for one in (alone, joined)]
     with pytest.raises(SystemExit) as ended:
         main(["compare", str(file), str(file)])
     assert ended.value.code == 0

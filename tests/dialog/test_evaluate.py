@@ -15,16 +15,32 @@ import torch
 from dialog.batches import list_examples
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance
-from dialog.evaluate import bleu_tokens, evaluate, evaluation_name, perplexities, rescore, score_responses
+from dialog.evaluate import (
+    bleu_tokens,
+    evaluate,
+    evaluation_name,
+    perplexities,
+    rescore,
+    score_responses,
+)
 from dialog.metrics.distinct import diversity, loops, warnings
 from dialog.metrics.references import build_references, write_references
-from dialog.metrics.scores import CONSTANT_ANSWERS, Responses, Scorer, responses_report
-from dialog.tables import evaluation_tables, score_tables
+from dialog.metrics.scores import (
+    CONSTANT_ANSWERS,
+    BleuVersion,
+    Responses,
+    Scorer,
+    Spread,
+    responses_report,
+)
+from dialog.results import DialogEvaluation
+from dialog.tables import evaluation_tables, shown_systems
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
 from lm.config.load import Resolved, save_config
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.heads.config import HeadConfig
+from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec, build_codec
 from tests.support.signals import signal_at
@@ -56,9 +72,9 @@ def test_sacrebleu_equals_its_command_line(tmp_path: Path, sizes: tuple[int, ...
     command = [sys.executable, "-m", "sacrebleu", *files, "-i", str(answers), "--tokenize", "none", "--force"]
     done = subprocess.run([*command, "-w", "12"], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    ours = score_responses(hypotheses, references)["sacrebleu"]
-    assert round(ours["score"], 12) == told["score"]
-    assert ours["signature"] == told["signature"]
+    ours = score_responses(hypotheses, references).sacrebleu
+    assert round(ours.score, 12) == told["score"]
+    assert ours.signature == told["signature"]
 
 
 def test_sacrebleu_takes_different_numbers_of_references() -> None:
@@ -70,26 +86,26 @@ def test_sacrebleu_takes_different_numbers_of_references() -> None:
     ]
     metric = BLEU(tokenize="none", force=True)
     expected = metric.corpus_score([" ".join(group[0]) for group in hypotheses], streams).score
-    ours = score_responses(hypotheses, references)["sacrebleu"]
-    assert ours["score"] == expected
-    assert ours["signature"].startswith("nrefs:var|")
+    ours = score_responses(hypotheses, references).sacrebleu
+    assert ours.score == expected
+    assert ours.signature.startswith("nrefs:var|")
 
 
 def test_a_blank_inside_a_token_does_not_split_it() -> None:
     four = ["a b", "c", " ", "d\u2028e"]
-    assert score_responses([[four]], [[four]])["sacrebleu"]["score"] == pytest.approx(100)
-    assert score_responses([[["a b", "c", "d", "e"]]], [[["a", "b c", "d", "e"]]])["sacrebleu"]["score"] < 100
+    assert score_responses([[four]], [[four]]).sacrebleu.score == pytest.approx(100)
+    assert score_responses([[["a b", "c", "d", "e"]]], [[["a", "b c", "d", "e"]]]).sacrebleu.score < 100
 
 
 def test_diversity_by_hand() -> None:
     found = diversity([[["a", "a", "b"], ["a", "b"]], [["a", "a", "b"], ["c"]], [["yes"], ["yes"]]])
-    assert found["intra_distinct_1"] == pytest.approx(((2 / 3 + 1) / 2 + (2 / 3 + 1) / 2 + 1) / 3)
-    assert found["inter_distinct_1"] == pytest.approx((2 / 5 + 3 / 4 + 1 / 2) / 3)
-    assert found["intra_distinct_2"] == pytest.approx((1 + 1 / 2 + 0) / 3)
-    assert found["inter_distinct_2"] == pytest.approx((2 / 3 + 1 + 0) / 3)
-    assert found["mean_length"] == pytest.approx(7 / 3)
-    assert found["most_common_share"] == pytest.approx(2 / 3)
-    assert found["most_common_answer"] == ["a", "a", "b"]
+    assert found.intra_distinct_1 == pytest.approx(((2 / 3 + 1) / 2 + (2 / 3 + 1) / 2 + 1) / 3)
+    assert found.inter_distinct_1 == pytest.approx((2 / 5 + 3 / 4 + 1 / 2) / 3)
+    assert found.intra_distinct_2 == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert found.inter_distinct_2 == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert found.mean_length == pytest.approx(7 / 3)
+    assert found.most_common_share == pytest.approx(2 / 3)
+    assert found.most_common_answer == ["a", "a", "b"]
 
 
 def test_loops_and_one_answer_for_most_are_warned_of() -> None:
@@ -98,8 +114,7 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     loop = ["i", "'", "m", "afraid"] * 3
 
     def warned(hypotheses: Groups) -> list[str]:
-        result, _ = responses_report(Responses(hypotheses, references), str.split)
-        return warnings(result | {"contexts": len(hypotheses)})
+        return warnings(diversity(hypotheses), diversity(references), len(hypotheses))
 
     assert warned(references) == []
     (told,) = warned([*([loop] for _ in range(4)), *references[4:]])
@@ -110,9 +125,9 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     assert "decode.method=sample" in told
     assert len(warned([[loop]] * 30)) == 2
     looping = [[group[0] * 3] for group in references]
-    result, _ = responses_report(Responses(looping, looping), str.split)
-    assert result["looping_share"] == 1
-    assert warnings(result | {"contexts": 30}) == [], "people who repeat themselves are no fault of the model"
+    found = diversity(looping)
+    assert found.looping_share == 1
+    assert warnings(found, found, 30) == [], "people who repeat themselves are no fault of the model"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -129,65 +144,65 @@ def test_a_loop_is_a_trigram_at_three_places(seed: int) -> None:
 
 def test_the_length_ratio_by_hand() -> None:
     result = score_responses([[["a"]], [["b", "c"]]], [[["x"] * 2, ["x"] * 4], [["x"]]])
-    assert result["length_ratio"] == 3 / 4
-    assert score_responses([[["a"]]], [[[]]])["length_ratio"] is None
+    assert result.length_ratio == 3 / 4
+    assert score_responses([[["a"]]], [[[]]]).length_ratio is None
 
 
 def test_every_output_names_its_versions_and_edge_cases() -> None:
     result = score_responses([[[], ["yeah"]], [["so"], ["so", "then"]]], [[["yeah"]], [["so"], ["now"]]])
-    assert result["bleu_versions"]["bleu_legacy"] == {
-        "smoothing": "method7 of NLTK 3.4 or earlier, 0 where it is undefined",
-        "weights": "padded",
-    }
-    assert result["references"] == {"contexts": 2, "min": 1, "mean": 1.5, "max": 2}
-    assert result["edge_cases"] == {
+    smoothing = "method7 of NLTK 3.4 or earlier, 0 where it is undefined"
+    assert result.bleu_versions["bleu_legacy"] == BleuVersion(smoothing, "padded")
+    assert result.references == Spread(contexts=2, min=1, mean=1.5, max=2)
+    assert result.edge_cases == {
         "empty_hypotheses": 1,
         "single_token_hypotheses": 2,
         "empty_references": 0,
         "legacy_undefined_pairs": 2,
         "hypotheses_without_bigram": 3,
     }
-    assert result["legacy_undefined_share"] == pytest.approx(2 / 3)  # "so then" against "so" is defined
-    assert {"1", "2", "3", "4"} == set(result["bleu"]) == set(result["bleu_legacy"])
+    assert result.legacy_undefined_share == pytest.approx(2 / 3)  # "so then" against "so" is defined
+    assert {"1", "2", "3", "4"} == set(result.bleu["bleu"]) == set(result.bleu["bleu_legacy"])
 
 
 def test_yardsticks_are_what_scoring_them_gives() -> None:
     references = [*groups(5, 12, (3,)), [["yeah"]]]
     hypotheses = groups(6, 13, (5,))
-    result, _ = responses_report(Responses(hypotheses, references), str.split)
+    report, _ = responses_report(Responses(hypotheses, references), str.split)
     others = Scorer([group[1:] for group in references[:-1]])
-    human = result["yardsticks"]["true_response"]
-    assert human["bleu"] == others.score([[group[0]] for group in references[:-1]])[0]["bleu"]
-    assert human["skipped"] == result["without_true_response"]["skipped"] == 1
-    assert result["without_true_response"]["bleu"] == others.score(hypotheses[:-1])[0]["bleu"]
-    constants = result["yardsticks"]["constant_answers"]
+    human, apart = report.yardsticks.true_response, report.without_true_response
+    assert human.scores == others.score([[group[0]] for group in references[:-1]])[0]
+    assert apart is not None
+    assert human.skipped == apart.skipped == 1
+    assert apart.bleu == others.score(hypotheses[:-1])[0].bleu
+    constants = report.yardsticks.constant_answers
     assert list(constants) == [*CONSTANT_ANSWERS, "all five"]
-    assert constants["yeah"]["bleu"] == score_responses([[["yeah"]]] * 13, references)["bleu"]
-    assert constants["all five"]["hypotheses"]["max"] == 5
-    assert constants["yeah"]["said_share"] == constants["all five"]["said_share"] == pytest.approx(1 / 13)
-    assert constants["oh"]["said_share"] == 0
-    result |= {"perplexity": 2.0, "nll": 0.7, "tokens": 9, "contexts": 13}
-    shown = [row["answers"] for row in score_tables("x", result)[1].rows]
-    assert shown == ["model", "true response", "'yeah'", "'all five'"], "only what this corpus says"
+    assert constants["yeah"].scores == score_responses([[["yeah"]]] * 13, references)
+    assert constants["all five"].scores.hypotheses.max == 5
+    assert constants["yeah"].said_share == constants["all five"].said_share == pytest.approx(1 / 13)
+    assert constants["oh"].said_share == 0
+    assert list(shown_systems(report)) == ["model", "true response", "'yeah'", "'all five'"], (
+        "what this corpus says"
+    )
 
 
 def test_with_one_reference_the_true_response_is_the_ceiling() -> None:
     references = groups(5, 12, (1,))
-    result, _ = responses_report(Responses(groups(6, 12, (5,)), references), str.split)
-    human = result["yardsticks"]["true_response"]
-    assert "itself" in human["treatment"]
-    assert "without_true_response" not in result
-    assert all(human["bleu"][n]["precision"] > result["bleu"][n]["recall"] for n in "1234")
+    report, _ = responses_report(Responses(groups(6, 12, (5,)), references), str.split)
+    human = report.yardsticks.true_response
+    assert "itself" in human.treatment
+    assert "without_true_response" not in as_json(report)
+    own, best = report.scores.bleu["bleu"], human.scores.bleu["bleu"]
+    assert all(best[n].precision > own[n].recall for n in "1234")
 
 
 def test_constant_answers_can_beat_people_on_precision() -> None:
     """The reason for the warning in every output: people say something, constant answers hit often."""
     rng = random.Random(7)
     references = [[rng.choices(WORDS, k=8), ["yeah"], rng.choices(WORDS, k=8)] for _ in range(30)]
-    yardsticks = responses_report(Responses(references, references), str.split)[0]["yardsticks"]
-    person, constant = yardsticks["true_response"], yardsticks["constant_answers"]["yeah"]
-    assert constant["bleu"]["1"]["precision"] > person["bleu"]["1"]["precision"]
-    assert "constant answers can have a higher precision" in yardsticks["note"]
+    yardsticks = responses_report(Responses(references, references), str.split)[0].yardsticks
+    person, constant = yardsticks.true_response, yardsticks.constant_answers["yeah"]
+    assert constant.scores.bleu["bleu"]["1"].precision > person.scores.bleu["bleu"]["1"].precision
+    assert "constant answers can have a higher precision" in yardsticks.note
 
 
 def test_mismatches_that_sacrebleu_accepts_are_refused() -> None:
@@ -205,12 +220,12 @@ def test_perplexities_by_hand() -> None:
     scores = [TargetScore(i // 9, i % 9, rng.uniform(1, 30), rng.randint(1, 12)) for i in range(70)]
     result = perplexities(scores, "run", 40)
     tokens = sum(s.tokens for s in scores)
-    assert result["perplexity"] == pytest.approx(math.exp(sum(s.nll for s in scores) / tokens))
-    assert (result["tokens"], result["contexts"]) == (tokens, 70)
+    assert result.perplexity == pytest.approx(math.exp(sum(s.nll for s in scores) / tokens))
+    assert (result.tokens, result.contexts) == (tokens, 70)
     batches = [scores[:30], scores[30:60], scores[60:]]
     means = [math.exp(sum(s.nll for s in b) / sum(s.tokens for s in b)) for b in batches]
-    assert result["perplexity_batch_mean"] == pytest.approx(sum(means) / 3)
-    assert result["perplexity_batch_size"] == 30
+    assert result.perplexity_batch_mean == pytest.approx(sum(means) / 3)
+    assert result.perplexity_batch_size == 30
 
 
 @pytest.mark.parametrize("nll", [math.nan, math.inf, -math.inf, 1e6])
@@ -296,7 +311,8 @@ def run(in_tmp: Path) -> Path:
 
 
 def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
-    result = evaluate(run)
+    evaluation = evaluate(run)
+    result = as_json(evaluation)
     assert (result["contexts"], result["data"]["name"], result["head"]) == (15, "test", "softmax")
     scores = TrainedModel.load(run).nll(conversations(2))
     assert result["nll"] == pytest.approx(
@@ -312,9 +328,9 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
     assert (result["responses_cut"], result["tokens_cut"]) == (0, 0)
     assert result["near_guessing"] == (result["perplexity"] > result["vocabulary"] / 2)
     assert result["near_guessing"]  # random weights
-    assert any("near guessing among" in str(line) for line in evaluation_tables(result)[1:])
+    assert any("near guessing among" in str(line) for line in evaluation_tables(evaluation)[1:])
     record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))
-    assert record["result"] == json.loads(json.dumps(result))
+    assert record["result"] == result
     contexts = record["contexts"]
     assert sum(contexts["nll"]) / sum(contexts["tokens"]) == pytest.approx(result["nll"])
     precision = [row[1] for row in contexts["bleu"]["precision"]]
@@ -356,14 +372,15 @@ def test_what_is_cut_from_responses_is_told(run: Path) -> None:
     saved["config"]["data"]["max_response"] = 4
     (run / "config.json").write_text(json.dumps(saved))
     result = evaluate(run)
+    found = result.likelihood
     lengths = [len(e.response.text.split()) for e in list_examples(conversations(2), 9)]
-    assert result["responses_cut"] == sum(length > 2 for length in lengths) > 0
-    assert result["tokens_cut"] == sum(max(0, length - 2) for length in lengths)
-    assert result["tokens"] + result["tokens_cut"] == whole["tokens"]
+    assert found.responses_cut == sum(length > 2 for length in lengths) > 0
+    assert found.tokens_cut == sum(max(0, length - 2) for length in lengths)
+    assert found.tokens + found.tokens_cut == whole.likelihood.tokens
     assert {"responses_cut", "tokens_cut"} <= set(_measures(result))
 
 
-def _measures(result: dict[str, Any]) -> list[str]:
+def _measures(result: DialogEvaluation) -> list[str]:
     """The names in the first table that is shown."""
     shown: Any = evaluation_tables(result)[0]
     return [row["measure"] for row in shown.cells()]
@@ -378,7 +395,7 @@ def test_hypotheses_are_written_and_score_the_same_again(run: Path) -> None:
     assert all(len(row["hypotheses"]) == len(row["scores"]) == 2 for row in rows)
     assert all(row["scores"] == sorted(row["scores"], reverse=True) for row in rows)
     again = rescore(Path("hyps.jsonl"))
-    assert all(result[key] == again[key] for key in again)
+    assert result.report.scores == again
 
 
 def test_responses_are_scored_against_the_true_response_alone(tmp_path: Path) -> None:
@@ -389,9 +406,9 @@ def test_responses_are_scored_against_the_true_response_alone(tmp_path: Path) ->
     path.write_text("".join(json.dumps({"hypotheses": h, "references": r}) + "\n" for h, r in rows))
     single, several = rescore(path, true_only=True), rescore(path)
     assert single == score_responses(hypotheses, [listed[:1] for listed in references])
-    assert single["references"]["mean"] == 1
-    assert several["references"]["mean"] == 2.5
-    assert single["bleu"] != several["bleu"]
+    assert single.references.mean == 1
+    assert several.references.mean == 2.5
+    assert single.bleu != several.bleu
 
 
 def test_batch_size_changes_nothing(run: Path) -> None:
@@ -409,14 +426,15 @@ def test_references_and_limit_and_overrides(run: Path) -> None:
         Path("refs.json"), build_references(conversations(1, 20), conversations(2), neighbours=3)
     )
     result = evaluate(run, references=Path("refs.json"), limit=7, overrides=["decode.nbest=1"])
-    assert result["contexts"] == 7
-    assert result["hypotheses"]["max"] == 1
-    assert result["references"] == {"contexts": 7, "min": 4, "mean": 4, "max": 4}
-    assert result["decode"]["nbest"] == 1
-    assert result["data"]["references_file"] == "refs.json"
-    assert "true response first" in result["data"]["references_layout"]
+    data = as_json(result)["data"]
+    assert result.likelihood.contexts == 7
+    assert result.report.scores.hypotheses.max == 1
+    assert result.report.scores.references == Spread(contexts=7, min=4, mean=4, max=4)
+    assert result.decode.nbest == 1
+    assert data["references_file"] == "refs.json"
+    assert "true response first" in data["references_layout"]
     assert [path.name for path in (run / "evaluation").iterdir()] == ["test+refs.first-7.nbest-1.json"]
-    assert evaluate(run, references=Path("refs.json"))["data"]["sha256"] != result["data"]["sha256"]
+    assert evaluate(run, references=Path("refs.json")).subject.data.sha256 != data["sha256"]
 
 
 def test_evaluations_do_not_replace_each_other(run: Path) -> None:
@@ -424,19 +442,19 @@ def test_evaluations_do_not_replace_each_other(run: Path) -> None:
     for folder, seed in (("a", 2), ("b", 3)):
         Path(folder).mkdir()
         write_dialogs(Path(folder) / "test.jsonl", conversations(seed))
-    assert evaluate(run)["name"] == evaluate(run, data="a/test.jsonl")["name"] == "test"
+    assert evaluate(run).name == evaluate(run, data="a/test.jsonl").name == "test"
     changed = evaluate(run, checkpoint="last", overrides=["decode.beam=2", "decode.nbest=2"], limit=4)
-    assert changed["name"] == "test.first-4.last.beam-2"
+    assert changed.name == "test.first-4.last.beam-2"
     other = evaluate(run, data="b/test.jsonl")
-    assert other["name"] == evaluate(run, data="b/test.jsonl")["name"]
-    assert other["name"] == f"test.{other['data']['sha256'][:6]}"
+    assert other.name == evaluate(run, data="b/test.jsonl").name
+    assert other.name == f"test.{other.subject.data.sha256[:6]}"
     names = {path.stem for path in (run / "evaluation").iterdir()}
-    assert names == {"test", changed["name"], other["name"]}
+    assert names == {"test", changed.name, other.name}
     for name in names:
         record = json.loads((run / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
         assert record["result"]["name"] == name
     (run / "evaluation" / "test.json").write_text("damaged", encoding="utf-8")
-    assert evaluate(run)["name"] == "test"
+    assert evaluate(run).name == "test"
 
 
 def refusal(run: Path, kind: type[Exception], **options: Any) -> str:

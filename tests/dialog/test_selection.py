@@ -106,9 +106,9 @@ def test_mutual_information_reorders_the_candidates(runs: dict[str, Path], corpu
 def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]) -> None:
     keys = ["method=sample", "select=mbr", "candidates=9", "nbest=2", "mbr_metric=chrf"]
     result = evaluate(runs["forward"], overrides=[f"decode.{key}" for key in keys])
-    assert result["decode"]["select"] == "mbr"
-    assert ".select-mbr" in result["name"]
-    assert evaluate(runs["one"])["perplexity"] > 1
+    assert result.decode.select == "mbr"
+    assert ".select-mbr" in result.name
+    assert evaluate(runs["one"]).likelihood.perplexity > 1
     with pytest.raises(ConfigError, match="has no references for a backward run"):
         evaluate(runs["one"], references=Path("some.json"))
 

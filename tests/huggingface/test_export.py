@@ -64,8 +64,8 @@ def test_scores_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, h
         with torch.no_grad():
             log_probs = model(ids).logits[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
             loss = model(ids, labels=ids).loss
-        assert log_probs.tolist() == pytest.approx(row["log_probs"], abs=2e-5)
-        assert float(loss) == pytest.approx(row["nll"], abs=2e-5)
+        assert log_probs.tolist() == pytest.approx(row.log_probs, abs=2e-5)
+        assert float(loss) == pytest.approx(row.nll, abs=2e-5)
     import_run(tmp_path / "exported", tmp_path / "back")
     back = TrainedLm.load(tmp_path / "back").model.state_dict()
     ours = trained.model.state_dict()

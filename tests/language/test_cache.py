@@ -74,6 +74,39 @@ def test_a_token_is_scored_before_the_cache_contains_it() -> None:
     assert (both[0][30:] != both[1][30:]).any()
 
 
+def test_before_its_first_word_the_cache_knows_nothing() -> None:
+    """The log-probabilities of words outside of the cache are −∞ exactly, for every θ."""
+    trained = tiny_lm(dropout=0.0)
+    ids = ids_of(trained, 50)
+    found = cache_scores(trained, ids, 3, [0.0, 0.7]).cache
+    known = [ids[place] in ids[max(0, place - 3) : place] for place in range(len(ids))]
+    assert 0 < sum(known) < len(ids)
+    np.testing.assert_array_equal(np.isfinite(found), [known] * 2)
+    assert (found[:, ~np.array(known)] == -np.inf).all()
+
+
+def test_memory_and_result_do_not_depend_on_blocks_and_the_number_of_thetas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = tiny_lm(dropout=0.0)
+    ids = ids_of(trained, 270)
+    whole = cache_scores(trained, ids, 200, [0.3]).cache
+    largest = 0
+    multiply = torch.Tensor.__matmul__
+
+    def watched(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        product = multiply(one, other)
+        largest = max(largest, product.numel())
+        return product
+
+    monkeypatch.setattr("lm.language.cache._BLOCK", 1000)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    found = cache_scores(trained, ids, 200, [0.1, 0.3, 0.5]).cache
+    np.testing.assert_allclose(found[1], whole[0], rtol=1e-12)
+    assert 0 < largest <= 1000
+
+
 def test_probabilities_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = tiny_lm(dropout=0.0)
     honest = trained.model.head.log_probs
@@ -92,9 +125,9 @@ def test_the_search_finds_the_best_of_its_grid(tmp_path: Path) -> None:
         for place, theta in enumerate(THETAS)
         for share in SHARES
     }
-    assert means[found["theta"], found["share"]] == pytest.approx(min(means.values()))
-    assert len(found["searched"]) == len(THETAS)
-    assert found["searched_tokens"] == len(ids)
+    assert means[found.theta, found.share] == pytest.approx(min(means.values()))
+    assert len(found.searched) == len(THETAS)
+    assert found.searched_tokens == len(ids)
 
 
 def test_the_command_keeps_the_result_beside_the_static_one(
@@ -116,7 +149,10 @@ def test_the_command_keeps_the_result_beside_the_static_one(
     assert sum(kept["contexts"]["cache"]) == pytest.approx(result["cache"]["nll"] * result["cache"]["tokens"])
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-3", "5,1", "5,1,1", "5,-1,0.1", "5,nan,0.1", "5,1,0.1,2"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "0", "-3", "5,1", "5,1,1", "5,-1,0.1", "5,nan,0.1", "5,1e300,0.1", "5,1,0.1,2", "9" * 30],
+)
 def test_a_bad_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--cache"):
         CacheSetting.parse(text)

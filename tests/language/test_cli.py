@@ -24,10 +24,10 @@ from lm.language.generate import GenerateOptions
 from lm.language.prepare import PrepareOptions
 from lm.language.sources import ReadOptions
 from lm.language.trained import TrainedLm
-from lm.runs.evaluations import keep
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck
 from lm.text.vocabulary import Codec
+from tests.support.kept_records import keep_record
 from tests.support.tiny_lm import text_of, tiny_lm
 
 TINY = """
@@ -91,7 +91,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not ending.value.code, arguments
     (folder / "talk").mkdir()
     save_config(Resolved(DialogConfig(), {}), folder / "talk" / "config.json")
-    keep(folder / "talk", "test", {"data": {"sha256": ""}, "perplexity": 2.0}, {"nll": [1.0]})
+    keep_record(folder / "talk", "test", {"data": {"sha256": ""}, "perplexity": 2.0}, {"nll": [1.0]})
     return folder
 
 

@@ -11,7 +11,7 @@ from lm.language.compare import compare
 from lm.language.evaluate import evaluate
 from lm.language.tables import comparison_tables
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import keep
+from tests.support.kept_records import keep_record
 from tests.support.tiny_lm import cells, write_run
 
 
@@ -34,12 +34,12 @@ def keep_run(run: Path, seed: int = 1, better: float = 0.0, units: int = 40, **f
     contexts = {"nll": nll.tolist(), "tokens": tokens.tolist()}
     if "mc_dropout" in facts:
         contexts["mc_dropout"] = (nll - 0.2 * tokens * (seed == 2)).tolist()
-    keep(run, "test", result, contexts)
+    keep_record(run, "test", result, contexts)
     return run
 
 
 def p_of(*runs: Path) -> float:
-    p: float = compare(runs, resamples=2000)["runs"][1]["p"]["perplexity"]
+    p: float = compare(runs, resamples=2000).runs[1].p["perplexity"]
     return p
 
 
@@ -79,8 +79,8 @@ def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path
     assert p_of(first, better) == p_of(better, first) == pytest.approx(2 / 2001)
     assert p_of(keep_run(tmp_path / "d", units=4), keep_run(tmp_path / "e", units=4)) is None
     result = compare([first, same, better], resamples=1000)
-    assert result["runs"][0]["p"] == {}
-    assert result["bootstrap"]["units"] == 40
+    assert result.runs[0].p == {}
+    assert result.bootstrap.units == 40
     scores, p = map(cells, comparison_tables(result))
     assert list(scores[0]) == ["run", "head", "parameters", "checkpoint", "perplexity", "nats a token"]
     assert [row["run"] for row in scores] == ["a", "b", "c"]
@@ -92,11 +92,11 @@ def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> Non
     refined = {"mc_dropout": {"perplexity": 50.0}}
     runs = [keep_run(tmp_path / "a", 1, **refined), keep_run(tmp_path / "b", 2, **refined)]
     result = compare(runs, resamples=1000)
-    assert result["scores"] == ["perplexity", "mc_dropout"]
-    assert result["runs"][1]["p"]["mc_dropout"] == pytest.approx(2 / 1001)
-    assert result["runs"][1]["mc_dropout"] == 50.0
+    assert result.scores == ["perplexity", "mc_dropout"]
+    assert result.runs[1].p["mc_dropout"] == pytest.approx(2 / 1001)
+    assert result.runs[1].facts["mc_dropout"] == 50.0
     without = compare([*runs, keep_run(tmp_path / "c")], resamples=1000)
-    assert without["scores"] == ["perplexity"]
+    assert without.scores == ["perplexity"]
     scores, p = map(cells, comparison_tables(result))
     assert list(scores[0])[4:] == ["perplexity", "mc_dropout", "nats a token"]
     assert p[0]["mc_dropout"] == "0.0020"
@@ -132,8 +132,8 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
         runs.append(write_run(tmp_path / str(len(runs)) / "run", **head))
         evaluate(runs[-1])
     result = compare(runs, resamples=1000)
-    assert result["name"] == "test"
-    assert [row["head"] for row in result["runs"]] == ["softmax", "mos"]
+    assert result.name == "test"
+    assert [row.facts["head"] for row in result.runs] == ["softmax", "mos"]
     evaluate(runs[0], limit=9)
     evaluate(runs[1], limit=9)
     with pytest.raises(ConfigError, match="choose one"):
@@ -144,7 +144,7 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
 def test_an_evaluation_of_weights_that_have_changed_is_refused(tmp_path: Path, checkpoint: str) -> None:
     run = write_run(tmp_path / "run")
     evaluate(run, checkpoint=checkpoint)
-    assert compare([run])["runs"][0]["checkpoint"] == checkpoint
+    assert compare([run]).runs[0].facts["checkpoint"] == checkpoint
     store = CheckpointStore(run / "checkpoints")
     weights = {name: tensor + 1 for name, tensor in store.weights("best").items()}
     store.commit(4, {"model": weights}, {}, {})
@@ -152,7 +152,7 @@ def test_an_evaluation_of_weights_that_have_changed_is_refused(tmp_path: Path, c
     with pytest.raises(DataError, match=rf"checkpoint {checkpoint} has changed since; run `lm evaluate` aga"):
         compare([run])
     evaluate(run, checkpoint=checkpoint)
-    assert compare([run])["runs"][0]["checkpoint"] == checkpoint
+    assert compare([run]).runs[0].facts["checkpoint"] == checkpoint
 
 
 def test_nothing_is_scored_where_the_result_cannot_be_kept(
@@ -175,7 +175,7 @@ def test_nothing_is_scored_where_the_result_cannot_be_kept(
 def test_runs_evaluated_with_other_options_are_told_which(tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     for run, name in zip(runs, ("test", "test.temperature"), strict=True):
-        keep(keep_run(run), name, {"data": {"sha256": "d" * 64}}, {})
+        keep_record(keep_run(run), name, {"data": {"sha256": "d" * 64}}, {})
     (runs[1] / "evaluation" / "test.json").unlink()
     with pytest.raises(
         DataError, match=r"a: test; .*b: test.temperature.* same options .*--temperature-search"

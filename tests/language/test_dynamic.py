@@ -32,6 +32,7 @@ from lm.language.scoring import token_nll
 from lm.language.setting_search import Grid, require_free
 from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
+from lm.results import as_json
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
@@ -275,20 +276,20 @@ def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     strong = DynamicSetting(1e-3, 1e-3, 1e-3)
     result = dynamic(run, setting=strong)
-    assert result["static"]["nll"] == pytest.approx(evaluate(run)["nll"], abs=1e-6)
-    assert result["nll"] != result["static"]["nll"]
-    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
-    assert sum(kept["contexts"]["nll"]) / result["tokens"] == pytest.approx(result["nll"])
+    assert result.static.nll == pytest.approx(evaluate(run).likelihood.nll, abs=1e-6)
+    assert result.likelihood.nll != result.static.nll
+    kept = json.loads((run / "evaluation" / f"{result.name}.json").read_text())
+    assert sum(kept["contexts"]["nll"]) / result.likelihood.tokens == pytest.approx(result.likelihood.nll)
     commits = sorted((run / "dynamic" / "statistics").rglob("*.safetensors"))
     times = [path.stat().st_mtime_ns for path in commits]
     again = dynamic(run, setting=strong)
-    assert again["nll"] == result["nll"]
+    assert again.likelihood == result.likelihood
     assert [path.stat().st_mtime_ns for path in commits] == times, "they are not made again"
     (tmp_path / "train.txt").write_text((tmp_path / "train.txt").read_text() + "rain\n" * 200)
-    assert dynamic(run, setting=strong)["nll"] != result["nll"], "of other data they are"
+    assert dynamic(run, setting=strong).likelihood != result.likelihood, "of other data they are"
     rows = cells(dynamic_tables(result)[0])
     assert rows[-1]["measure"] == "perplexity, static"
-    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
+    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result.likelihood.perplexity, abs=0.005)
 
 
 def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +299,14 @@ def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     valid = str(tmp_path / "valid.txt")
     result = dynamic(run, data=valid, setting=DynamicSetting(1e-3, 1e-3), compat="paper", search=Grid())
-    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+    kept = json.loads((run / "evaluation" / f"{result.name}.json").read_text())
     scored = len(load_split(valid, TrainedLm.load(run).codec)) - 1
-    assert result["tokens"] == result["scored"] == scored == sum(kept["contexts"]["tokens"])
-    assert result["nll"] == pytest.approx(sum(kept["contexts"]["nll"]) / scored)
-    assert result["searched"][0]["nll"] == pytest.approx(result["nll"], rel=1e-12)
-    assert result["static"]["tokens"] == scored + 1
+    found, search = result.likelihood, result.search
+    assert found.tokens == found.scored == scored == sum(kept["contexts"]["tokens"])
+    assert found.nll == pytest.approx(sum(kept["contexts"]["nll"]) / scored)
+    assert search is not None
+    assert search.searched[0].nll == pytest.approx(found.nll, rel=1e-12)
+    assert result.static.tokens == scored + 1
 
 
 def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
@@ -360,15 +363,17 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     result = dynamic(run, search=Grid(), progress=lambda done, total: told.append((done, total)))
     reached = {total for done, total in told if done == total}
     assert reached == {total for _, total in told}, "the search too, though one of its settings diverges"
-    assert result["searched"][: len(finished)] == finished
-    assert len(result["searched"]) == 6
-    values = [row["nll"] for row in result["searched"]]
+    assert result.search is not None
+    searched = result.search.searched
+    assert as_json(searched[0]) == finished[0]
+    assert len(searched) == 6
+    values = [row.nll for row in searched]
     assert values[4] is values[5] is None, "what diverges has no result"
-    best = min((row for row in result["searched"] if row["nll"]), key=lambda row: row["nll"])
-    assert (result["setting"]["lr"], result["setting"]["decay"]) == (best["lr"], best["decay"])
-    assert result["data"]["name"] == "test"
-    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=DynamicSetting(best["lr"], best["decay"]))
-    assert alone["nll"] == pytest.approx(best["nll"], abs=1e-9)
+    best = min((row for row in searched if row.nll), key=lambda row: row.nll or 0)
+    assert (result.setting.lr, result.setting.decay) == (best.lr, best.decay)
+    assert result.subject.data.name == "test"
+    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=DynamicSetting(best.lr, best.decay))
+    assert alone.likelihood.nll == pytest.approx(best.nll, abs=1e-9)
     rows = cells(dynamic_tables(result)[0])
     assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
     assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
@@ -387,11 +392,12 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
         (replace(DYNAMIC_SETTINGS["default"], window=10), "grid-window-10"),
     ]:
         result = dynamic(run, setting=setting, search=Grid())
-        assert result["name"] == f"test.dynamic.{label}"
-        windows, tensors = result["statistics"]["windows"], result["statistics"]["tensors"]
+        assert result.name == f"test.dynamic.{label}"
+        windows, tensors = result.statistics.windows, result.statistics.tensors
+        assert result.search is not None
         eps = setting.normalised(windows, tensors).eps
-        assert {row["eps"] for row in result["searched"]} == {eps} == {result["setting"]["eps"]}
-        assert result["setting"]["scaling"] == "normalised"
+        assert {row.eps for row in result.search.searched} == {eps} == {result.setting.eps}
+        assert result.setting.scaling == "normalised"
     kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
     assert len(kept) == 4
     for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
@@ -401,4 +407,4 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
     assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
     require_free(Grid(), ["eps", "scaling", "window"])
     named = dynamic(run, setting=DYNAMIC_SETTINGS["paper-awd"])
-    assert named["name"] == "test.dynamic.paper-awd"
+    assert named.name == "test.dynamic.paper-awd"

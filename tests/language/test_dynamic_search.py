@@ -15,9 +15,10 @@ from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
 from lm.language.scoring import token_nll
-from lm.language.setting_search import Draws, require_free
+from lm.language.setting_search import Draws, TriedSetting, require_free
 from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
+from lm.results import as_json
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
 
@@ -72,15 +73,17 @@ def test_a_run_is_evaluated_with_temperature_and_dropout(tmp_path: Path) -> None
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     wanted, told = Refinements(True, 2, 0.8), list[tuple[int, int]]()
     result = dynamic(run, setting=MILD, wanted=wanted, progress=lambda *at: told.append(at))
-    assert told[-1][0] == told[-1][1] == 7 * result["tokens"], "static, and three dynamic ones twice"
+    assert told[-1][0] == told[-1][1] == 7 * result.likelihood.tokens, "static, and three dynamic ones twice"
     static = evaluate(run, wanted=wanted)
     for name in ("temperature_search", "mc_temperature"):
-        assert result[name]["multiplier"] == static[name]["multiplier"] in MULTIPLIERS
-        assert result[name]["nll"] != static[name]["nll"]
-    assert result["name"].endswith(".temperature.mc-2-rate-0.8")
-    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
+        mine, theirs = as_json(result)[name], as_json(static)[name]
+        assert mine["multiplier"] == theirs["multiplier"] in MULTIPLIERS
+        assert mine["nll"] != theirs["nll"]
+    assert result.name.endswith(".temperature.mc-2-rate-0.8")
+    kept = json.loads((run / "evaluation" / f"{result.name}.json").read_text())
     for name in ("temperature_search", "mc_dropout", "mc_temperature"):
-        assert sum(kept["contexts"][name]) / result["tokens"] == pytest.approx(result[name]["nll"])
+        mean = sum(kept["contexts"][name]) / result.likelihood.tokens
+        assert mean == pytest.approx(result.refined[name].likelihood.nll)
     rows = cells(dynamic_tables(result)[0])
     assert [row["measure"] for row in rows[-4:]] == [
         "perplexity, best temperature", "perplexity, MC dropout",
@@ -91,7 +94,7 @@ def test_a_run_is_evaluated_with_temperature_and_dropout(tmp_path: Path) -> None
 def test_settings_are_drawn_from_the_published_ranges() -> None:
     assert RANGES == {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}
     base = DynamicSetting(1, 1, 1, "elements", 20)
-    rows: list[dict[str, float | None]] = []
+    rows: list[TriedSetting] = []
     for place in range(12):
         setting = Draws(12).propose(base, rows)
         assert setting == Draws(99).propose(base, rows), "what is drawn follows from what is finished"
@@ -99,11 +102,11 @@ def test_settings_are_drawn_from_the_published_ranges() -> None:
         for name, (low, high) in RANGES.items():
             scale = 1 / 20 if name == "eps" else 1.0
             assert low * scale <= getattr(setting, name) <= high * scale
-        numbers = {name: getattr(setting, name) for name in RANGES}
-        rows.append({**numbers, "nll": None if place % 3 else float(place)})
-    spread = math.log10(max(row["lr"] or 0 for row in rows) / min(row["lr"] or 1 for row in rows))
+        nll = None if place % 3 else float(place)
+        rows.append(TriedSetting(setting.lr, setting.decay, setting.eps, nll, nll))
+    spread = math.log10(max(row.lr for row in rows) / min(row.lr for row in rows))
     assert spread > 1, "by orders of magnitude"
-    assert len({row["lr"] for row in rows}) == 12
+    assert len({row.lr for row in rows}) == 12
 
 
 def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
@@ -117,14 +120,16 @@ def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
     first = json.loads(path.read_text())["results"]
     assert len(first) == 1
     result = dynamic(run, setting=base, search=Draws(3))
-    assert result["searched"][:1] == first
-    assert (result["searched_by"], result["name"]) == ("--trials", "test.dynamic.trials-3-elements")
-    best = min(result["searched"], key=lambda row: row["nll"])
-    assert [result["setting"][name] for name in RANGES] == [best[name] for name in RANGES]
+    assert result.search is not None
+    searched = result.search.searched
+    assert as_json(searched[0]) == first[0]
+    assert (result.search.searched_by, result.name) == ("--trials", "test.dynamic.trials-3-elements")
+    best = min(searched, key=lambda row: row.nll or math.inf)
+    assert [getattr(result.setting, name) for name in RANGES] == [getattr(best, name) for name in RANGES]
     more = dynamic(run, setting=base, search=Draws(4))
-    assert more["searched"][:3] == result["searched"]
+    assert as_json(more)["searched"][:3] == as_json(result)["searched"]
     fewer = dynamic(run, setting=base, search=Draws(2))
-    assert fewer["searched"] == result["searched"][:2]
+    assert as_json(fewer)["searched"] == as_json(result)["searched"][:2]
     assert len(json.loads(path.read_text())["results"]) == 4, "none is lost"
 
 
@@ -144,7 +149,7 @@ def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> Non
         for name, saving in (("exact", {}), ("hasty", {"skip_below": 0.4, "products": "bfloat16"}))
         if (tmp_path / name).mkdir() is None
     )
-    assert dynamic(exact, setting=MILD)["nll"] == dynamic(hasty, setting=MILD)["nll"]
+    assert dynamic(exact, setting=MILD).likelihood == dynamic(hasty, setting=MILD).likelihood
 
 
 def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

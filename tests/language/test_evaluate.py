@@ -28,10 +28,12 @@ from lm.language.refinements import (
     search_temperature,
     with_dropout,
 )
+from lm.language.results import TemperatureChoice
 from lm.language.scoring import score_file, score_lines, token_nll
 from lm.language.tables import evaluation_tables, scoring_tables
 from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
+from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.recurrent import RecurrentRates
 from tests.support.signals import signal_at
@@ -85,8 +87,8 @@ def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
     assert (len(nll), tokens) == (40, 41)
     assert nll.sum() == pytest.approx(total, abs=1e-10)
     result = likelihood(nll, trained, Text("t", "t", ids, "x", None))
-    assert result["nll"] == pytest.approx(total / 41, abs=1e-12)
-    assert (result["tokens"], result["scored"]) == (41, 40)
+    assert result.nll == pytest.approx(total / 41, abs=1e-12)
+    assert (result.tokens, result.scored) == (41, 40)
     with pytest.raises(DataError, match="too few"):
         token_nll(trained, ids[:1], paper=True)
 
@@ -95,11 +97,10 @@ def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
     nll = np.full(30, 1.5)
     words = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", 120))
     characters = likelihood(nll, tiny_lm(codec=tiny_codec("char")), Text("t", "t", np.zeros(30, int), "x", 7))
-    assert words["bits_per_character"] == pytest.approx(30 * 1.5 / math.log(2) / 120)
-    assert characters["bits_per_character"] == pytest.approx(1.5 / math.log(2))
-    assert "bits_per_character" not in likelihood(
-        nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None)
-    )
+    assert words.bits_per_character == pytest.approx(30 * 1.5 / math.log(2) / 120)
+    assert characters.bits_per_character == pytest.approx(1.5 / math.log(2))
+    unknown = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None))
+    assert "bits_per_character" not in as_json(unknown)
     for bad in (math.nan, math.inf, 1e6):
         with pytest.raises(DivergenceError):
             likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
@@ -111,16 +112,16 @@ def test_buckets_split_the_loss_by_training_count() -> None:
     nll = np.random.default_rng(1).uniform(0, 9, 400)
     rows = frequency_buckets(nll, trained, Text("t", "t", ids, "x", None))
     edges = [(0, 0), (1, 10), (11, 100), (101, 1000), (1001, 10_000), (10_001, None)]
-    assert [(row["least"], row["most"]) for row in rows] == edges
+    assert [(row.least, row.most) for row in rows] == edges
     counts = [trained.codec.vocabulary.counts[token] for token in ids]
     for row in rows:
-        most = math.inf if row["most"] is None else row["most"]
-        inside = [n for n, count in zip(nll, counts, strict=True) if row["least"] <= count <= most]
-        assert row["tokens"] == len(inside) > 0
-        assert row["nll"] == pytest.approx(np.mean(inside))
-    assert sum(row["nll"] * row["share"] for row in rows) == pytest.approx(nll.mean())
+        most = math.inf if row.most is None else row.most
+        inside = [n for n, count in zip(nll, counts, strict=True) if row.least <= count <= most]
+        assert row.tokens == len(inside) > 0
+        assert row.nll == pytest.approx(np.mean(inside))
+    assert sum(row.nll * row.share for row in rows) == pytest.approx(nll.mean())
     late = frequency_buckets(nll[1:], trained, Text("t", "t", ids, "x", None))
-    assert sum(row["tokens"] for row in late) == 399
+    assert sum(row.tokens for row in late) == 399
     without = frequency_buckets(nll[1:], trained, Text("t", "t", ids[1:], "x", None))
     assert late == without, "what is not scored is at the beginning"
 
@@ -179,22 +180,27 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     lines = (tmp_path / "test.txt").read_text().split("\n")[:-1]
     ids = np.array([token for line in lines for token in trained.codec.encode(line)])
     expected = by_hand(trained, ids)
-    assert result["nll"] == pytest.approx(expected.mean(), rel=1e-5)
-    assert result["perplexity"] == pytest.approx(math.exp(expected.mean()), rel=1e-4)
-    assert result["tokens"] == len(ids) == told[-1][0] / 6 == told[-1][1] / 6
+    measured = result.likelihood
+    assert measured.nll == pytest.approx(expected.mean(), rel=1e-5)
+    assert measured.perplexity == pytest.approx(math.exp(expected.mean()), rel=1e-4)
+    assert measured.tokens == len(ids) == told[-1][0] / 6 == told[-1][1] / 6
     characters = sum(len(line) + 1 for line in lines)
     bits = expected.sum() / math.log(2) / characters
-    assert result["bits_per_character"] == pytest.approx(bits, rel=1e-5)
-    search = result["temperature_search"]
-    values = [row["nll"] for row in search["searched"]]
-    assert [row["multiplier"] for row in search["searched"]] == list(MULTIPLIERS[: len(values)])
-    place = MULTIPLIERS.index(search["multiplier"])
+    assert measured.bits_per_character == pytest.approx(bits, rel=1e-5)
+    search = result.refined["temperature_search"].choice
+    assert isinstance(search, TemperatureChoice)
+    values = [row.nll for row in search.searched]
+    assert [row.multiplier for row in search.searched] == list(MULTIPLIERS[: len(values)])
+    place = MULTIPLIERS.index(search.multiplier)
     assert values[place] == min(values)
     assert len(values) in (len(MULTIPLIERS), place + 3)
-    assert search["nll"] == pytest.approx(by_hand(trained, ids, 1 / search["multiplier"]).mean(), rel=1e-5)
-    assert result["mc_dropout"]["nll"] != result["nll"]
-    kept = json.loads((run / "evaluation" / f"{result['name']}.json").read_text())
-    assert kept["result"]["perplexity"] == result["perplexity"]
+    found = {name: one.likelihood.nll for name, one in result.refined.items()}
+    at_best = by_hand(trained, ids, 1 / search.multiplier).mean()
+    assert found["temperature_search"] == pytest.approx(at_best, rel=1e-5)
+    assert found["mc_dropout"] != measured.nll
+    kept = json.loads((run / "evaluation" / f"{result.name}.json").read_text())
+    assert kept["result"] == as_json(result)
+    assert kept["result"]["perplexity"] == measured.perplexity
     assert sum(kept["contexts"]["nll"]) == pytest.approx(expected.sum(), rel=1e-5)
     assert {"temperature_search", "mc_dropout", "mc_temperature"} <= set(kept["contexts"])
     details = kept["details"]
@@ -205,11 +211,10 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
         assert passage["words"] == trained.codec.vocabulary.words(ids[at].tolist())
         assert passage["nll"] == pytest.approx(expected[at].tolist(), rel=1e-4)
     whole = components_of_run(trained, ids)
-    assert details["components"]["usage"] == pytest.approx(whole["usage"], rel=1e-4)
-    tempered, sampler = result["mc_temperature"], with_dropout(trained.model, 0.8)
+    assert details["components"]["usage"] == pytest.approx(whole.prior.usage, rel=1e-4)
+    tempered, sampler = kept["result"]["mc_temperature"], with_dropout(trained.model, 0.8)
     again = mc_nll(trained, sampler, ids, 2, tempered["temperature"])
     assert tempered["nll"] == pytest.approx(again.mean(), rel=1e-6)
-    assert json.dumps(result, allow_nan=False)
     likelihoods, by_frequency, *lines = evaluation_tables(result)
     rows = cells(likelihoods)
     assert [row["measure"] for row in rows] == [
@@ -220,9 +225,9 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
             "perplexity, MC dropout, best temperature",
         ),
     ]
-    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(result["perplexity"], abs=0.005)
+    assert float(rows[0]["value"].replace(",", "")) == pytest.approx(measured.perplexity, abs=0.005)
     assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
-    assert lines[-1] == f"kept as {result['name']}"
+    assert lines[-1] == f"kept as {result.name}"
 
 
 def test_an_ensemble_has_the_mean_of_probabilities(tmp_path: Path) -> None:
@@ -231,9 +236,10 @@ def test_an_ensemble_has_the_mean_of_probabilities(tmp_path: Path) -> None:
     ids = load_split(str(tmp_path / "test.txt"), models[0].codec).ids()
     mean = np.mean([np.exp(-token_nll(model, ids)) for model in models], axis=0)
     result = evaluate(runs[0], others=runs[1:])
-    assert result["nll"] == pytest.approx(-np.log(mean).mean(), abs=1e-9)
-    assert result["name"] == "test.with-two"
-    assert evaluate(runs[1], others=[runs[1]])["nll"] == pytest.approx(evaluate(runs[1])["nll"], abs=1e-9)
+    assert result.likelihood.nll == pytest.approx(-np.log(mean).mean(), abs=1e-9)
+    assert result.name == "test.with-two"
+    twice, once = evaluate(runs[1], others=[runs[1]]), evaluate(runs[1])
+    assert twice.likelihood.nll == pytest.approx(once.likelihood.nll, abs=1e-9)
     with pytest.raises(ConfigError, match="leave out --temperature-search"):
         evaluate(runs[0], others=runs[1:], wanted=Refinements(temperature_search=True))
     (tmp_path / "else").mkdir()
@@ -258,12 +264,12 @@ def test_an_evaluation_is_filed_under_the_weights_that_it_measured(
 
     monkeypatch.setattr(TrainedLm, "load", slow)
     result = evaluate(run)
-    assert result["weights"] == store.fingerprint("best") == store.fingerprint("step-5")
+    assert result.subject.weights == store.fingerprint("best") == store.fingerprint("step-5")
     monkeypatch.undo()
     assert (
-        result["nll"]
-        == evaluate(run, checkpoint="step-5")["nll"]
-        != evaluate(run, checkpoint="step-3")["nll"]
+        result.likelihood
+        == evaluate(run, checkpoint="step-5").likelihood
+        != evaluate(run, checkpoint="step-3").likelihood
     )
 
 
@@ -273,10 +279,10 @@ def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> Non
     ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
     for paper in (False, True):
         search = search_temperature(trained, paper=paper)
-        assert search["searched_tokens"] == len(ids) - paper
-        for row in search["searched"]:
-            nll = token_nll(trained, ids, paper=paper, temperature=1 / row["multiplier"])
-            assert row["nll"] == pytest.approx(nll.mean(), abs=1e-12)
+        assert search.searched_tokens == len(ids) - paper
+        for row in search.searched:
+            nll = token_nll(trained, ids, paper=paper, temperature=1 / row.multiplier)
+            assert row.nll == pytest.approx(nll.mean(), abs=1e-12)
 
 
 def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path) -> None:
@@ -285,26 +291,24 @@ def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path)
     sampler = with_dropout(trained.model, 0.8)
     ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
     search = search_mc_temperature(trained, sampler, 2)
-    values = {row["multiplier"]: row["nll"] for row in search["searched"]}
+    values = {row.multiplier: row.nll for row in search.searched}
     for multiplier, value in list(values.items())[:2]:
         expected = mc_nll(trained, sampler, ids, 2, 1 / multiplier).mean()
         assert value == pytest.approx(expected, abs=1e-12)
-    assert values[search["multiplier"]] == min(values.values())
-    assert search["temperature"] == 1 / search["multiplier"]
+    assert values[search.multiplier] == min(values.values())
+    assert search.temperature == 1 / search.multiplier
 
 
 def test_names_tell_what_is_unusual(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    assert evaluate(run)["name"] == "test"
-    assert (
-        evaluate(run, limit=20, compat="paper", checkpoint="step-3")["name"] == "test.first-20.step-3.paper"
-    )
-    assert evaluate(run, data=str(tmp_path / "valid.txt"))["name"] == "valid"
-    assert evaluate(run, limit=20)["tokens"] == 20
+    assert evaluate(run).name == "test"
+    assert evaluate(run, limit=20, compat="paper", checkpoint="step-3").name == "test.first-20.step-3.paper"
+    assert evaluate(run, data=str(tmp_path / "valid.txt")).name == "valid"
+    assert evaluate(run, limit=20).likelihood.tokens == 20
     other = tmp_path / "other" / "test.txt"
     other.parent.mkdir()
     other.write_text("you like the rain\n")
-    assert evaluate(run, data=str(other))["name"].startswith("test.")
+    assert evaluate(run, data=str(other)).name.startswith("test.")
 
 
 def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
@@ -339,9 +343,9 @@ def test_lines_are_scored_after_the_lines_before_them(tmp_path: Path, independen
     rows = list(score_lines(trained, path, independent=independent))
     lines = path.read_text().split("\n")[:-1]
     ids = [np.array(trained.codec.encode(line)) for line in lines]
-    assert [row["line"] for row in rows] == list(range(1, 10))
-    assert [row["tokens"] for row in rows] == [[*line.split(), "<eos>"] for line in lines]
-    found = np.concatenate([row["log_probs"] for row in rows])
+    assert [row.line for row in rows] == list(range(1, 10))
+    assert [row.tokens for row in rows] == [[*line.split(), "<eos>"] for line in lines]
+    found = np.concatenate([row.log_probs for row in rows])
     whole = (
         np.concatenate([by_hand(trained, i) for i in ids])
         if independent
@@ -349,8 +353,8 @@ def test_lines_are_scored_after_the_lines_before_them(tmp_path: Path, independen
     )
     np.testing.assert_allclose(found, -whole, atol=1e-5)
     for row in rows:
-        assert row["nll"] == pytest.approx(-np.mean(row["log_probs"]))
-        assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
+        assert row.nll == pytest.approx(-np.mean(row.log_probs))
+        assert row.perplexity == pytest.approx(math.exp(row.nll))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +372,7 @@ def test_score_reads_a_text_as_evaluate_does(kind: str, text: bytes, tmp_path: P
     ids = load_split(str(path), TrainedLm.load(run).codec).ids()
     result = score_file(run, path, tmp_path / "scores.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert result["tokens"] == len(ids)
+    assert result.tokens == len(ids)
     expected = token_nll(TrainedLm.load(run), ids)
     np.testing.assert_allclose([-value for row in rows for value in row["log_probs"]], expected, atol=1e-5)
 
@@ -380,20 +384,18 @@ def test_a_long_line_of_bytes_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     whole = list(score_lines(trained, path, independent=True))
     monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 3)
     pieces = list(score_lines(trained, path, independent=True))
-    assert [row["line"] for row in pieces] == [1, 1, 1, 2, 2]
+    assert [row.line for row in pieces] == [1, 1, 1, 2, 2]
     for number, row in enumerate(whole, 1):
-        values = [value for piece in pieces if piece["line"] == number for value in piece["log_probs"]]
-        np.testing.assert_allclose(values, row["log_probs"], atol=1e-5)
+        values = [value for piece in pieces if piece.line == number for value in piece.log_probs]
+        np.testing.assert_allclose(values, row.log_probs, atol=1e-5)
 
 
 def test_groups_of_lines_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     trained = TrainedLm.load(run)
-    whole = [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")]
+    whole = [row.nll for row in score_lines(trained, tmp_path / "test.txt")]
     monkeypatch.setattr("lm.language.scoring.TOKENS_TOGETHER", 3)
-    assert [row["nll"] for row in score_lines(trained, tmp_path / "test.txt")] == pytest.approx(
-        whole, abs=1e-5
-    )
+    assert [row.nll for row in score_lines(trained, tmp_path / "test.txt")] == pytest.approx(whole, abs=1e-5)
 
 
 def test_a_scored_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -404,8 +406,8 @@ def test_a_scored_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*scores*"))
     result = score_file(run, tmp_path / "test.txt", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert (result["lines"], result["tokens"]) == (len(rows), sum(len(row["tokens"]) for row in rows))
-    assert result["nll"] == pytest.approx(evaluate(run)["nll"], abs=1e-5)
+    assert (result.lines, result.tokens) == (len(rows), sum(len(row["tokens"]) for row in rows))
+    assert result.nll == pytest.approx(evaluate(run).likelihood.nll, abs=1e-5)
     shown = {row["measure"]: row["value"] for row in cells(scoring_tables(result)[0])}
     assert list(shown) == ["lines", "tokens", "nll", "perplexity"]
-    assert shown["tokens"] == f"{result['tokens']:,}"
+    assert shown["tokens"] == f"{result.tokens:,}"

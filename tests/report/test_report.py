@@ -18,7 +18,7 @@ from dialog.compare import compare
 from dialog.config import DialogConfig
 from dialog.report import dialog_family
 from lm.analysis.report import lm_family
-from lm.bootstrap import intervals
+from lm.bootstrap import Interval, intervals
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
@@ -26,8 +26,10 @@ from lm.report.charts import linear_ticks, log_ticks
 from lm.report.commands import train_command
 from lm.report.page import report_of
 from lm.report.verdict import judgement, reading, seed_sentence
-from lm.runs.evaluations import keep, load_evaluation, spread
+from lm.runs.compare import ComparedRun, ComparedRuns, Resampling
+from lm.runs.evaluations import load_evaluation, spread
 from tests.dialog.test_compare import write_run
+from tests.support.kept_records import keep_record
 
 HOSTILE = "<script>alert('&\"')</script>"
 EVIL = "</pre><img src=http://x.test/?\u202e\x1b[31m>"
@@ -54,7 +56,7 @@ def dialog_run(
     details = {"samples": samples, "components": use, "command": f"dialog evaluate {folder}"}
     result = made.result | {"bleu": facts.get("bleu", made.result["bleu"]), "inter_distinct_2": 0.5}
     result |= {"data": {"sha256": "d", "name": text}, "warnings": [text]}
-    keep(folder, "test", result, made.contexts, details)
+    keep_record(folder, "test", result, made.contexts, details)
     return folder
 
 
@@ -149,18 +151,23 @@ def test_the_command_writes_only_its_own_kind_of_file(tmp_path: Path, ending: Ca
 # The verdict
 
 
-def compared(*perplexities: float, p: float | None = 0.001, units: int = 40, guess: bool = False) -> Any:
+def compared(
+    *perplexities: float, p: float | None = 0.001, units: int = 40, guess: bool = False
+) -> ComparedRuns:
     """A comparison of runs a, b, … with these perplexities, the lowest first."""
     first = perplexities[0]
     runs = [
-        {
-            **{"run": name, "perplexity": value, "near_guessing": guess, "p": {"perplexity": p}},
-            **{"interval": {"perplexity": [value, value - 1, value + 1]}},
-            "change": {"perplexity": [value / first - 1, value / first - 1.01, value / first - 0.99]},
-        }
+        ComparedRun(
+            run=name,
+            facts={"perplexity": value},
+            near_guessing=guess,
+            p={"perplexity": p},
+            interval={"perplexity": Interval(value, value - 1, value + 1)},
+            change={"perplexity": Interval(value / first - 1, value / first - 1.01, value / first - 0.99)},
+        )
         for name, value in zip("abc", perplexities, strict=False)
     ]
-    return {"runs": runs, "bootstrap": {"units": units}}
+    return ComparedRuns("test", {}, Resampling(1000, 1, "dialog", units), runs)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +177,13 @@ def compared(*perplexities: float, p: float | None = 0.001, units: int = 40, gue
         (compared(50.0, 50.2, p=0.3), "No clear difference between a and b", False),
         (compared(50.0, 60.0, 70.0), "a is the best of 3 runs", True),
         (compared(50.0, 60.0, 70.0, p=0.2), "its lead over b and c may be noise", False),
-        (compared(50.0, 60.0, units=4, p=None), "too short to tell", False),
-        (compared(50.0, 60.0, guess=True, p=None), "None of the runs has learnt", False),
+        (compared(50.0, 60.0, units=4, p=None), "too short to decide", False),
+        (compared(50.0, 60.0, guess=True, p=None), "No comparison: every run", False),
         (compared(50.0), "a has a perplexity of 50.00.", True),
     ],
 )  # fmt: skip
 def test_the_verdict_says_who_is_better_by_how_much_and_if_that_is_noise(
-    comparison: Any, headline: str, clear: bool
+    comparison: ComparedRuns, headline: str, clear: bool
 ) -> None:
     told = judgement(comparison, {name: name for name in "abc"}, "conversations")
     assert headline in told.headline
@@ -230,13 +237,13 @@ def test_intervals_are_quantiles_of_resampled_ratios() -> None:
 
 def test_changes_turn_round_with_the_runs(tmp_path: Path) -> None:
     first, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.02)
-    there = compare([first, other], resamples=1000)["runs"][1]["change"]
-    back = compare([other, first], resamples=1000)["runs"][1]["change"]
+    there = compare([first, other], resamples=1000).runs[1].change
+    back = compare([other, first], resamples=1000).runs[1].change
     for mine, theirs in zip(there["perplexity"], (back["perplexity"][i] for i in (0, 2, 1)), strict=True):
         assert (1 + mine) * (1 + theirs) == pytest.approx(1)
     assert there["bleu/1/recall"] == pytest.approx([-back["bleu/1/recall"][i] for i in (0, 2, 1)])
-    rows = compare([first, other], resamples=1000)["runs"]
-    before, after = (row["bleu"]["1"]["recall"] for row in rows)
+    rows = compare([first, other], resamples=1000).runs
+    before, after = (row.score("bleu/1/recall") for row in rows)
     assert there["bleu/1/recall"][0] == pytest.approx(after - before)
 
 
@@ -291,7 +298,7 @@ def lm_run(folder: Path, seed: int) -> Path:
         **{"perplexity": value, "vocabulary_sha256": "v", "data": {"sha256": "d", "name": "test"}},
     }  # fmt: skip
     samples = [{"index": 3, "words": ["<b>", "a"], "nll": [1.0 + 2 * seed, 2.0]}]
-    keep(folder, "test", result, {"nll": nll.tolist(), "tokens": [1000] * 30}, {"samples": samples})
+    keep_record(folder, "test", result, {"nll": nll.tolist(), "tokens": [1000] * 30}, {"samples": samples})
     return folder
 
 
