@@ -10,7 +10,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ MODULES = (
     "lm.config.load",
     "lm.errors",
 )
+PLAIN_BASES = {"NamedTuple", "Protocol", "Exception"}
 
 
 def configs() -> str:
@@ -150,13 +151,14 @@ def api() -> str:
 
 def module_part(name: str) -> str:
     """A module: its first line, and its classes and functions."""
-    tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    source = (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
     parts = [f"## {name}\n", f"{summary(tree)}\n"]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             methods = {inner.name: inner for inner in node.body if isinstance(inner, ast.FunctionDef)}
-            made = signature(methods["__init__"]) if "__init__" in methods else ""
-            parts.append(entry(node, f"class {node.name}{made}"))
+            made = signature(methods["__init__"]) if "__init__" in methods else bases(node)
+            parts.append(entry(node, f"class {node.name}{made}", fields(node, source)))
             parts += [
                 entry(method, f"{node.name}.{signature(method, named=True)}")
                 for method in methods.values()
@@ -167,10 +169,32 @@ def module_part(name: str) -> str:
     return "\n".join(parts)
 
 
-def entry(node: ast.ClassDef | ast.FunctionDef, title: str) -> str:
-    """Signature, first line, and the rest of a docstring as it is."""
+def bases(node: ast.ClassDef) -> str:
+    """The classes of the project that a class extends."""
+    own = [base for base in map(ast.unparse, node.bases) if base.isidentifier() and base not in PLAIN_BASES]
+    return f"({', '.join(own)})" if own else ""
+
+
+def fields(node: ast.ClassDef, source: str) -> list[str]:
+    """The public fields of a dataclass or named tuple, with their types, defaults and comments."""
+    kinds = [*node.bases, *(getattr(one, "func", one) for one in node.decorator_list)]
+    if not {"NamedTuple", "dataclass"} & set(map(ast.unparse, kinds)):
+        return []
+    lines = source.splitlines()
+    return [
+        line.strip()
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_")
+        for line in lines[part.lineno - 1 : part.end_lineno]
+    ]
+
+
+def entry(node: ast.ClassDef | ast.FunctionDef, title: str, more: Sequence[str] = ()) -> str:
+    """Signature, first line, the rest of a docstring as it is, and ``more`` lines."""
     _, _, rest = (ast.get_docstring(node) or "").partition("\n")
-    block = f"{title}\n" + "".join(f"\n    {line}".rstrip(" ") for line in rest.strip("\n").splitlines())
+    text = rest.strip("\n").splitlines()
+    body = [*text, *([""] if text and more else []), *more]
+    block = f"{title}\n" + "".join(f"\n    {line}".rstrip(" ") for line in body)
     return f"### {node.name if isinstance(node, ast.ClassDef) else title.partition('(')[0]}\n\n" + (
         f"{summary(node)}\n\n```text\n{block.rstrip()}\n```\n"
     )
