@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lm import bootstrap
-from lm.bootstrap import Floats
+from lm.arrays import Floats
 from lm.console.options import RESAMPLES
 from lm.console.shared_tables import guessing_warning, p_tables
 from lm.console.tables import Table

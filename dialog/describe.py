@@ -13,7 +13,7 @@ from lm.engine.shapes import shapes_only
 from lm.heads.head import Head
 from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK
 
-PARTS = ("embedding", "encoder", "decoder", "head")
+_PARTS = ("embedding", "encoder", "decoder", "head")
 
 
 def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
     vocabulary = largest_vocabulary(config.data) if vocab_size is None else vocab_size
     with shapes_only():
         model = Seq2Seq(config, vocabulary)
-    counts = dict.fromkeys(PARTS, 0)
+    counts = dict.fromkeys(_PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[name.split(".")[0]] += parameter.numel()
     total = sum(counts.values())

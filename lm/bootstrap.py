@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from lm.arrays import Floats
 from lm.errors import ConfigError
-
-Floats = NDArray[np.float64]
 
 FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # minimum for a meaningful p-value

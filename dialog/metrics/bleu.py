@@ -42,14 +42,12 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lm.arrays import Floats, Ints
 from lm.errors import DataError
 
 Variant = Literal["nltk", "legacy"]
 NgramWeights = Literal["padded", "short"]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Tokens = Sequence[str]
 
 MAX_ORDER = 4

@@ -22,7 +22,7 @@ from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
 from lm.heads.registry import HEADS
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Check, Query
+from lm.serve.batching import Check, Job
 from lm.serve.failure import ApiError
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
 from lm.text.vocabulary import Codec
@@ -87,12 +87,12 @@ class ServedDialog:
             "decode": self.model.config.decode.model_dump(exclude={"mmi_run"}),
         }
 
-    def chat_job(self, request: ChatRequest) -> Query:
+    def chat_job(self, request: ChatRequest) -> Job:
         """A job for the reply to a conversation."""
         said = [Utterance(SPEAKERS[one.role], one_line(one.text)) for one in request.messages]
         return self._job(said, request)
 
-    def completion_jobs(self, request: CompletionRequest) -> list[Query]:
+    def completion_jobs(self, request: CompletionRequest) -> list[Job]:
         """A job for every prompt. Its lines are said in turn, the last one by the human."""
         jobs = []
         for prompt in request.prompt:
@@ -102,13 +102,13 @@ class ServedDialog:
             jobs.append(self._job(said, request))
         return jobs
 
-    def inspect_job(self, request: InspectRequest) -> Query:
+    def inspect_job(self, request: InspectRequest) -> Job:
         """A job for the distributions at every word of one reply, and the candidates of the beam."""
         job = self.chat_job(request)
         inspected = partial(self._inspected, choice=request.choice, top=request.top)
-        return Query(object(), inspected, job.body)
+        return Job(object(), inspected, job.body)
 
-    def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Query:
+    def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Job:
         usual = self.model.config.decode
         decode = decoding(request, usual)
         require_short_phrases(decode, usual, self.model.codec)
@@ -116,9 +116,9 @@ class ServedDialog:
         # A seed is of one request, so requests with different seeds are decoded together.
         group = (id(self), decode.model_copy(update={"seed": 0}))
         wish = _Wish(example, decode, request.n, request.stop, request.listed)
-        return Query(group, self._answers, wish)
+        return Job(group, self._answers, wish)
 
-    def _answers(self, jobs: Sequence[Query], check: Check) -> list[Answer]:
+    def _answers(self, jobs: Sequence[Job], check: Check) -> list[Answer]:
         wishes: list[_Wish] = [job.body for job in jobs]
         found = self.model.respond(
             [wish.example for wish in wishes],
@@ -148,9 +148,7 @@ class ServedDialog:
             ]
         return Choice(tuple(tokens), found.finished)
 
-    def _inspected(
-        self, jobs: Sequence[Query], check: Check, *, choice: int, top: int
-    ) -> list[dict[str, Any]]:
+    def _inspected(self, jobs: Sequence[Job], check: Check, *, choice: int, top: int) -> list[dict[str, Any]]:
         (wish,) = (job.body for job in jobs)
         (found,) = self.model.respond([wish.example], wish.decode, seeds=[wish.decode.seed], check=check)
         if choice >= len(found):

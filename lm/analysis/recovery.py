@@ -8,16 +8,13 @@ N tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lm.arrays import Floats
 from lm.bootstrap import half_interval
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from lm.language.scoring import Floats
 
 STEPS = 5  # tokens after a surprise
 
@@ -47,7 +44,7 @@ class Surprises:
     least: float
 
 
-def recovery(losses: "Mapping[str, Floats]", share: float = 0.1) -> tuple[Surprises, dict[str, Recovery]]:
+def recovery(losses: Mapping[str, Floats], share: float = 0.1) -> tuple[Surprises, dict[str, Recovery]]:
     """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
     Surprises have the largest mean over all models, so that all models are compared at the same positions.

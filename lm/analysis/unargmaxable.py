@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lm.arrays import Floats, Ints
 from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.heads.head import Head
@@ -34,7 +34,6 @@ from lm.trunks.recurrent import RecurrentTrunk
 if TYPE_CHECKING:
     from lm.language.trained import TrainedLm
 
-Floats = NDArray[np.float64]
 
 WITNESS_ROUNDS = 60  # of the search for a witness before linear programs
 RIVALS = 40  # words that a linear program starts with, and that it gets in each round
@@ -50,7 +49,7 @@ class Logits:
     bias: Floats  # (V,)
     bound: float
 
-    def without_witness(self, words: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
+    def without_witness(self, words: Ints) -> tuple[Ints, Floats]:
         """Words for which a quick search finds no x that prefers them, and its last x of each, (n, D).
 
         The search moves x along w_v − w_u for the strongest rival u, as a perceptron does.
@@ -73,7 +72,7 @@ class Logits:
             x = np.clip(x + reach * step / np.sqrt(1 + round_ / 4), -self.bound, self.bound)
         return words, x
 
-    def margins(self, x: Floats, words: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    def margins(self, x: Floats, words: Ints) -> tuple[Floats, Ints]:
         """Logit of each word minus that of its strongest rival at its x (n, D), and the rivals."""
         margins, rivals = np.empty(len(words)), np.empty(len(words), np.int64)
         for start in range(0, len(words), 512):

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.arrays import Floats
 from lm.cells.layers import Layer
 from lm.errors import DataError, DivergenceError, require
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel
-from lm.language.scoring import Floats, no_advance
+from lm.language.scoring import no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.steps import OnProgress, no_progress

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.arrays import Floats
 from lm.errors import ConfigError, DivergenceError, require
 from lm.language.results import CacheChoice, CacheUse, TriedCache
-from lm.language.scoring import Floats, no_advance, searched_text
+from lm.language.scoring import no_advance, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 

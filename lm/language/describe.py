@@ -14,7 +14,7 @@ from lm.language.sizes import sized
 from lm.language.windows import longest
 from lm.text.vocabulary import Codec
 
-PARTS = ("embedding", "layers", "head")
+_PARTS = ("embedding", "layers", "head")
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
         model = LanguageModel(config, vocabulary)
     freeze(config.train, model)
     carried = model.initial_state(config.train.batch_size).tensors()
-    counts = dict.fromkeys(PARTS, 0)
+    counts = dict.fromkeys(_PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[name.split(".")[0]] += parameter.numel()
     return {

@@ -3,8 +3,8 @@
 import numpy as np
 from torch import Tensor
 
+from lm.arrays import Floats
 from lm.heads.usage import use_in_sample
-from lm.language.scoring import Floats
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.results import as_json

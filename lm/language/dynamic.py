@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from lm.arrays import Floats
 from lm.disk.filelock import alone
 from lm.disk.storage import JSON, make_folder, move, remove_tree
 from lm.errors import require, visible
@@ -38,7 +39,7 @@ from lm.language.evaluate import (
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.results import Compat, Likelihood, LmEvaluation
-from lm.language.scoring import Floats, token_nll
+from lm.language.scoring import token_nll
 from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.results import Merged

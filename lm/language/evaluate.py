@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from lm.arrays import Floats
 from lm.errors import ConfigError, visible
 from lm.language.cache import cached_nll
 from lm.language.corpus import load_split
@@ -28,7 +29,7 @@ from lm.language.results import (
     RefinementChoice,
     StaticEvaluation,
 )
-from lm.language.scoring import Floats, token_nll
+from lm.language.scoring import token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite

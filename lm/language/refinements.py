@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.arrays import Floats
 from lm.errors import ConfigError
 from lm.language.cache import CacheSetting
 from lm.language.model import LanguageModel
 from lm.language.results import DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
-from lm.language.scoring import Floats, hidden_nll, no_advance, searched_text, token_nll, windows_of
+from lm.language.scoring import hidden_nll, no_advance, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.parallel.slices import joined_rows, own_part

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.arrays import Floats
 from lm.disk.storage import write_atomic
 from lm.errors import visible
 from lm.heads.states import Layers
@@ -37,8 +37,6 @@ from lm.results import as_json
 from lm.runs.evaluations import loaded
 from lm.runs.outputs import require_output
 from lm.text.lines import InputLog
-
-Floats = NDArray[np.float64]
 
 SEARCHED = 50_000  # validation tokens for the choice of a temperature or of a cache
 TOKENS_TOGETHER = 4096  # tokens of consecutive lines in a batch

@@ -22,7 +22,7 @@ from lm.language.generate import (
 from lm.language.trained import TrainedLm
 from lm.runs.evaluations import loaded
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Check, Query
+from lm.serve.batching import Check, Job
 from lm.serve.failure import ApiError
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, refused
 
@@ -77,14 +77,14 @@ class ServedLm:
         """Raise ApiError, as :meth:`chat_job`."""
         self.chat_job(request)
 
-    def completion_jobs(self, request: CompletionRequest) -> list[Query]:
-        """A query for every prompt."""
+    def completion_jobs(self, request: CompletionRequest) -> list[Job]:
+        """A job for every prompt."""
         options = generating(request)
         # A seed is of one request, so requests with different seeds are written together.
         group = (id(self), replace(options, seed=0, count=1))
         codec = self.trained.codec
         return [
-            Query(
+            Job(
                 group,
                 self._answers,
                 _Wish(prompt, prompt_ids(codec, prompt, "prompt"), options, request.stop, request.listed),
@@ -92,8 +92,8 @@ class ServedLm:
             for prompt in request.prompt
         ]
 
-    def _answers(self, queries: Sequence[Query], check: Check) -> list[Answer]:
-        wishes: list[_Wish] = [query.body for query in queries]
+    def _answers(self, jobs: Sequence[Job], check: Check) -> list[Answer]:
+        wishes: list[_Wish] = [job.body for job in jobs]
         texts = [_Growing(self.trained, wish) for wish in wishes for _ in range(wish.options.count)]
         starts = [read_prompt(self.trained, wish.ids) for wish in wishes]
         counts = [wish.options.count for wish in wishes]

@@ -9,7 +9,8 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from lm import bootstrap
-from lm.bootstrap import Floats, Interval, by_unit
+from lm.arrays import Floats
+from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, Json, common_name, evaluation_at, load_evaluation, lookup

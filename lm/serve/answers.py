@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-LOWEST = -9999.0  # the API's number for log 0
+LOG_ZERO = -9999.0  # the API's number for log 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _named(name: str, text: str, log_prob: float | None) -> dict[str, Any]:
 
 
 def _number(log_prob: float | None) -> float:
-    return LOWEST if log_prob is None else max(log_prob, LOWEST)
+    return LOG_ZERO if log_prob is None else max(log_prob, LOG_ZERO)
 
 
 def _event(envelope: dict[str, Any], choices: list[dict[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from lm.ending import shortage
 from lm.errors import ConfigError, DataError, DivergenceError
 from lm.serve.answers import Answer, Form
-from lm.serve.batching import Batcher, Query
+from lm.serve.batching import Batcher, Job
 from lm.serve.failure import ApiError, quoted
 from lm.serve.gate import Gatekeeper, Policy, read_body
 from lm.serve.metrics import CONTENT_TYPE, Metrics
@@ -45,15 +45,15 @@ class Served(Protocol):
         """Facts for ``/v1/models`` and the page."""
         ...
 
-    def chat_job(self, request: ChatRequest) -> Query:
+    def chat_job(self, request: ChatRequest) -> Job:
         """A job whose result is an :class:`Answer`."""
         ...
 
-    def inspect_job(self, request: InspectRequest) -> Query:
+    def inspect_job(self, request: InspectRequest) -> Job:
         """A job whose result is a JSON object."""
         ...
 
-    def completion_jobs(self, request: CompletionRequest) -> Sequence[Query]:
+    def completion_jobs(self, request: CompletionRequest) -> Sequence[Job]:
         """A job for every prompt, whose results are :class:`Answer`."""
         ...
 
@@ -151,7 +151,7 @@ class Server:
         events = iter(list(style.events(answer, usage=usage)))
         return StreamingResponse(_paced(events), media_type="text/event-stream")
 
-    async def _results(self, http: HttpRequest, jobs: Sequence[Query]) -> list[Any]:
+    async def _results(self, http: HttpRequest, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs. A client that leaves cancels those that have not begun."""
         futures = self.batcher.submit(*jobs)
         leaving, begun = asyncio.create_task(_left(http)), set(futures)
@@ -169,7 +169,7 @@ class Server:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # of one that nobody asks for
 
-    async def _result(self, http: HttpRequest, job: Query) -> Any:
+    async def _result(self, http: HttpRequest, job: Job) -> Any:
         (result,) = await self._results(http, [job])
         return result
 

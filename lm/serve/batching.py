@@ -16,7 +16,7 @@ Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class Job:
     """Work for one request.
 
     Jobs of equal ``group`` may run together. ``run`` takes them and returns a result for each. It calls the
@@ -24,11 +24,11 @@ class Query:
     """
 
     group: Hashable
-    run: "Callable[[Sequence[Query], Check], Sequence[Any]]"
+    run: "Callable[[Sequence[Job], Check], Sequence[Any]]"
     body: Any
 
 
-Entry = tuple[Query, "asyncio.Future[Any]"]
+Entry = tuple[Job, "asyncio.Future[Any]"]
 
 
 class TooSlowError(ApiError):
@@ -72,7 +72,7 @@ class Batcher:
         """The number of waiting jobs."""
         return sum(not future.done() for _, future in self._waiting)
 
-    def submit(self, *jobs: Query) -> "list[asyncio.Future[Any]]":
+    def submit(self, *jobs: Job) -> "list[asyncio.Future[Any]]":
         """Enqueue the jobs of a request. ApiError 429 if too many wait, 503 after :meth:`close`."""
         if self._closed:
             raise ApiError(503, "the server is stopping", code="server_stopping")
@@ -155,7 +155,7 @@ class Batcher:
         self._arrived.set()
 
 
-def _outcome(jobs: Sequence[Query], check: Check) -> list[Any] | Exception:
+def _outcome(jobs: Sequence[Job], check: Check) -> list[Any] | Exception:
     """The results of a batch, or the exception that ends it, of a kind that a future can hold."""
     try:
         results = list(jobs[0].run(jobs, check))

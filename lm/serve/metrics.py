@@ -14,7 +14,7 @@ class Metrics:
 
     waiting: Callable[[], int]  # the number of waiting jobs now
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by endpoint and status
-    slow: Counter[tuple[str, float]] = field(default_factory=Counter)  # by endpoint and bound, cumulative
+    within: Counter[tuple[str, float]] = field(default_factory=Counter)  # by endpoint and bound
     seconds: dict[str, float] = field(default_factory=dict)  # by endpoint
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # by model, and read or written
     batches: int = 0
@@ -26,7 +26,7 @@ class Metrics:
         self.requests[endpoint, status] += 1
         self.seconds[endpoint] = self.seconds.get(endpoint, 0.0) + seconds
         for bound in SECONDS:
-            self.slow[endpoint, bound] += seconds <= bound
+            self.within[endpoint, bound] += seconds <= bound
 
     def ran(self, jobs: int) -> None:
         """Count a batch."""
@@ -46,7 +46,7 @@ class Metrics:
             of = f'endpoint="{endpoint}"'
             count = sum(n for (name, _), n in self.requests.items() if name == endpoint)
             for bound in SECONDS:
-                cumulative = self.slow[endpoint, bound]
+                cumulative = self.within[endpoint, bound]
                 yield f'highrank_request_seconds_bucket{{{of},le="{bound:g}"}} {cumulative}'
             yield f'highrank_request_seconds_bucket{{{of},le="+Inf"}} {count}'
             yield f"highrank_request_seconds_sum{{{of}}} {total:.6f}"

@@ -90,7 +90,7 @@ def _search(
 ) -> None:
     from lm.engine.progress import PlainReporter, make_reporter
     from lm.tuning.search import Search
-    from lm.tuning.workers import Job, work_together
+    from lm.tuning.workers import SearchJob, work_together
 
     processors = len(os.sched_getaffinity(0))
     if workers > _WORKERS * processors:
@@ -101,7 +101,7 @@ def _search(
     search = Search(folder, plan)  # in the parent, so that an error is reported only once
     if workers > 1:
         threads = max(1, processors // workers)
-        work_together(Job(folder, plan, train, trials, minutes, threads), workers)
+        work_together(SearchJob(folder, plan, train, trials, minutes, threads), workers)
         return
 
     def report(run: Path) -> "Reporter":

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Job:
+class SearchJob:
     """Arguments of a worker."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Job:
     threads: int  # of torch
 
 
-def work_together(job: Job, workers: int) -> None:
+def work_together(job: SearchJob, workers: int) -> None:
     """Run ``workers`` processes on a search to its end. If one fails, all are stopped.
 
     Raises Interrupted after a signal, once all have saved. Raises the error of the first failed worker.
@@ -99,7 +99,7 @@ def _failure(number: int, process: SpawnProcess, connection: Connection) -> High
     return HighrankError(f"worker {number} ended with exit code {process.exitcode}; {again}")
 
 
-def _worker(job: Job, connection: Connection) -> None:
+def _worker(job: SearchJob, connection: Connection) -> None:
     """Main function of a worker."""
     os.setsid()
     EarlyStop().install()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm.serve.batching import Batcher, Check, Query, TooSlowError
+from lm.serve.batching import Batcher, Check, Job, TooSlowError
 from lm.serve.failure import ApiError
 
 
@@ -18,10 +18,10 @@ class Work:
         self.batches: list[list[Any]] = []
         self.begun, self.released = threading.Event(), threading.Event()
 
-    def job(self, body: Any, group: str = "one") -> Query:
-        return Query(group, self._run, body)
+    def job(self, body: Any, group: str = "one") -> Job:
+        return Job(group, self._run, body)
 
-    def _run(self, jobs: Sequence[Query], check: Check) -> list[Any]:
+    def _run(self, jobs: Sequence[Job], check: Check) -> list[Any]:
         self.batches.append([job.body for job in jobs])
         self.begun.set()
         assert self.released.wait(10)

@@ -11,7 +11,7 @@ from typing import Any
 from lm.serve import app
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.app import Server
-from lm.serve.batching import Check, Query
+from lm.serve.batching import Check, Job
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
 from lm.serve.server import Limits, answer_at
@@ -30,16 +30,16 @@ class ToyServed:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
 
-    def chat_job(self, request: ChatRequest) -> Query:
-        return Query("chat", self._answers, request.messages[-1].text)
+    def chat_job(self, request: ChatRequest) -> Job:
+        return Job("chat", self._answers, request.messages[-1].text)
 
-    def inspect_job(self, request: InspectRequest) -> Query:
-        return Query(object(), lambda jobs, check: [{"steps": []}], None)
+    def inspect_job(self, request: InspectRequest) -> Job:
+        return Job(object(), lambda jobs, check: [{"steps": []}], None)
 
-    def completion_jobs(self, request: CompletionRequest) -> Sequence[Query]:
-        return [Query("completion", self._answers, prompt) for prompt in request.prompt]
+    def completion_jobs(self, request: CompletionRequest) -> Sequence[Job]:
+        return [Job("completion", self._answers, prompt) for prompt in request.prompt]
 
-    def _answers(self, jobs: Sequence[Query], check: Check) -> list[Answer]:
+    def _answers(self, jobs: Sequence[Job], check: Check) -> list[Answer]:
         self.batches.append([job.body for job in jobs])
         for job in jobs:
             if job.body.startswith("sleep "):

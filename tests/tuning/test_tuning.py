@@ -23,7 +23,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Trials
-from lm.tuning.workers import Job, _failure, work_together
+from lm.tuning.workers import SearchJob, _failure, work_together
 
 N = 12  # more than the ten random ones that TPE begins with
 
@@ -265,10 +265,10 @@ def end_by_kill(connection: object) -> None:
 @pytest.mark.slow
 def test_workers_share_the_trials_and_tell_what_ended_them(folder: Path) -> None:
     planned = plan(folder, prune=False)
-    work_together(Job(folder / "search", planned, train, 6, 0.0, 1), 2)
+    work_together(SearchJob(folder / "search", planned, train, 6, 0.0, 1), 2)
     rows = Trials(folder / "search", planned.space, "tpe", 1).rows()
     assert [row["state"] for row in rows] == ["finished"] * 6
-    broken = Job(folder / "nowhere.toml" / "x", planned, train, 6, 0.0, 1)
+    broken = SearchJob(folder / "nowhere.toml" / "x", planned, train, 6, 0.0, 1)
     (folder / "nowhere.toml").touch()
     with pytest.raises(StorageError, match="a part of the path is a file"):
         work_together(broken, 2)
@@ -278,7 +278,7 @@ def test_workers_share_the_trials_and_tell_what_ended_them(folder: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signal.Signals) -> None:
     planned = plan(folder, prune=False, overrides=["train.max_steps=100000"])
-    job = Job(folder / "search", planned, train, 2, 0.0, 1)
+    job = SearchJob(folder / "search", planned, train, 2, 0.0, 1)
     if not (pid := os.fork()):
         try:
             work_together(job, 2)
