@@ -326,15 +326,14 @@ def generate(
     """
     lm_config(run)
     from lm.console.terminal import sanitize
-    from lm.language.generate import GenerateOptions, as_read
+    from lm.language.generate import GenerateOptions, as_read, prompt_notes
     from lm.language.generate import generate as write
     from lm.language.trained import TrainedLm
-    from lm.text.vocabulary import unknown_words
 
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
     trained = TrainedLm.load(run, checkpoint)
-    if told := unknown_words(trained.codec, prompt):
-        typer.echo(sanitize(told), err=True)
+    for note in prompt_notes(trained, prompt, options):
+        typer.echo(sanitize(note), err=True)
     begun, number = sanitize(as_read(trained.codec, prompt)), -1
     for piece in write(trained, prompt, options):
         if piece.sample != number:

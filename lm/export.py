@@ -5,6 +5,7 @@ from pathlib import Path
 from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors
+from lm.errors import ConfigError
 from lm.hf import HighrankLanguageModel, HighrankLmConfig
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
@@ -17,6 +18,7 @@ from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
 from lm.runs.inputs import CONFIG
 from lm.text.vocabulary import Codec
+from lm.trunks.config import pretrained_path
 
 _CARD = CardFamily(
     command="lm",
@@ -33,11 +35,13 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
     """Write the model of a run as a folder that transformers opens after ``import lm.hf``.
 
     Raises:
-        ConfigError: a tokenizer that transformers cannot have.
+        ConfigError: a tokenizer that transformers cannot have, or a pretrained trunk.
         StorageError: a bad run, a folder that holds anything but an unchanged export, or a full disk.
     """
     require_exportable(out)
     trained = TrainedLm.load(run, checkpoint)
+    if pretrained_path(trained.config.model.trunk):
+        raise ConfigError(f"{run}: its trunk is a pretrained model, which is not exported; name another run")
     vocabulary = trained.codec.vocabulary
     tokenizer = fast_tokenizer(trained.codec)
     config = sized(trained.config, len(vocabulary))

@@ -85,9 +85,18 @@ def _checked(path: Path, values: Any) -> Any:
     if values.get("quantization_config"):
         raise StorageError(f"{path}: has quantised weights; choose the model in full precision")
     try:
-        return CONFIG_MAPPING[kind].from_dict(dict(values))
+        return CONFIG_MAPPING[kind].from_dict(_plain(values))
     except Exception as error:  # of each kind's own checks
         raise StorageError(f"{path}: no config of {kind} ({_brief(error)}); download it again") from error
+
+
+def _plain(values: Any) -> Any:
+    """Values without those that name other files, or kernels, which transformers would download and run."""
+    if not isinstance(values, dict):
+        return values
+    kept = {key: value for key, value in values.items() if not key.endswith("_implementation")}
+    kept.pop("transformers_weights", None)
+    return {key: _plain(value) for key, value in kept.items()}
 
 
 @lru_cache(maxsize=4)

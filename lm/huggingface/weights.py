@@ -14,18 +14,24 @@ from lm.disk.storage import parse_json, read_file, sha256_file
 from lm.errors import ConfigError, StorageError
 from lm.heads.head import Head
 from lm.heads.start import start_as
+from lm.huggingface.architecture import Architecture
 from lm.huggingface.causal import require_linear
 from lm.huggingface.folder import WEIGHTS
 from lm.huggingface.trunk import PretrainedTrunk
 
-INDEX = "model.safetensors.index.json"
+INDEX, ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 _LIMIT = 1 << 26  # bytes of an index
 _TRIED = 4  # tokens that both models read
 _CLOSE = 1e-3  # largest difference of hidden states by another order of sums
 
 
 def require_weights(folder: Path) -> list[Path]:
-    """Files with the weights of a folder. StorageError if none is in safetensors, or one is missing."""
+    """Files with the weights of a folder.
+
+    StorageError if none is in safetensors, one is missing, or an adapter would change them.
+    """
+    if (folder / ADAPTER).exists():
+        raise StorageError(f"{folder / ADAPTER}: the folder has an adapter; merge it into the model first")
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -49,16 +55,19 @@ def weights_hash(files: Sequence[Path]) -> str:
 
 
 def load_pretrained(
-    folder: Path, trunk: PretrainedTrunk, embedding: nn.Embedding, head: Head, *, start_head: bool
+    found: Architecture, trunk: PretrainedTrunk, embedding: nn.Embedding, head: Head, *, start_head: bool
 ) -> None:
     """Load the weights of a folder; with ``start_head`` also into the head, see :mod:`lm.heads.start`.
+
+    ``found`` is the architecture in the folder.
 
     Raises:
         ConfigError: a head that cannot begin as the model's output layer.
         StorageError: weights that are damaged, incomplete, or of a kind that cannot be a trunk.
     """
+    folder = found.path.parent
     trunk.network = nn.Identity()  # frees the random weights
-    model = _opened(folder)
+    model = _opened(folder, found.config)
     layer, words = model.get_output_embeddings(), model.get_input_embeddings()
     if start_head:
         require_linear(model, layer)
@@ -69,8 +78,8 @@ def load_pretrained(
         embedding.weight.copy_(words.weight)
     trunk.adopt(model)
     trunk.eval()
-    found = _read_in_two(folder, trunk, vectors)
-    if not torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE):
+    read = _read_in_two(folder, trunk, vectors)
+    if not torch.allclose(read, expected, rtol=_CLOSE, atol=_CLOSE):
         raise StorageError(
             f"{folder}: as a trunk, a model of the kind {model.config.model_type} has other outputs, because"
             " it changes its inputs in its own way; choose another model"
@@ -100,7 +109,7 @@ def _read_in_two(folder: Path, trunk: PretrainedTrunk, vectors: Tensor) -> Tenso
     return torch.cat(read)[:, 0]
 
 
-def _opened(folder: Path) -> Any:
+def _opened(folder: Path, config: Any) -> Any:
     """The model of a folder in float32, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
@@ -109,6 +118,7 @@ def _opened(folder: Path) -> Any:
         with _silence():
             opened = AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=config,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,

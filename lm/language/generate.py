@@ -13,8 +13,9 @@ from lm.errors import DivergenceError, require
 from lm.heads.sampling import INFINITY, draw_tokens
 from lm.heads.states import Layers
 from lm.language.model import Outputs
+from lm.language.pretrained import block_note
 from lm.language.trained import READ_LENGTH, TrainedLm
-from lm.text.vocabulary import Codec
+from lm.text.vocabulary import Codec, unknown_words
 from lm.trunks.trunk import TrunkState
 
 _INCOMPLETE = "\ufffd"  # placeholder for the bytes of an incomplete character
@@ -91,6 +92,13 @@ def prompt_ids(codec: Codec, prompt: str, place: str) -> list[int]:
     for line in prompt.split("\n"):
         said += codec.encode(line, place)
     return said[:-1]
+
+
+def prompt_notes(trained: TrainedLm, prompt: str, options: GenerateOptions) -> list[str]:
+    """Notes for the user on unknown words of a prompt, and on a text longer than the model reads at once."""
+    length = len(prompt_ids(trained.codec, prompt, "--prompt")) + options.max_tokens
+    unknown = unknown_words(trained.codec, prompt)
+    return [*([unknown] if unknown else []), *block_note(trained.config, length)]
 
 
 def read_prompt(trained: TrainedLm, ids: Sequence[int]) -> Outputs:

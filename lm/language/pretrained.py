@@ -71,6 +71,14 @@ def require_vocabulary(config: LmConfig, codec: Codec) -> None:
         )
 
 
+def block_note(config: LmConfig, tokens: int = 0) -> list[str]:
+    """A note on the blocks in which a pretrained trunk reads a text of more ``tokens``; 0 = of any length."""
+    span = config.model.attention_span
+    if pretrained_path(config.model.trunk) is None or 0 < tokens <= span:
+        return []
+    return [f"the model begins a text anew after every {span:,} tokens (model.attention_span)"]
+
+
 def start_pretrained(config: LmConfig, model: LanguageModel) -> str | None:
     """Load the weights of a pretrained trunk. Return their hash, None for other trunks.
 
@@ -85,7 +93,7 @@ def start_pretrained(config: LmConfig, model: LanguageModel) -> str | None:
     assert isinstance(model.layers, PretrainedTrunk)
     digest = weights_hash(require_weights(path))
     start_head = config.head.start == "pretrained"
-    load_pretrained(path, model.layers, model.embedding, model.head, start_head=start_head)
+    load_pretrained(read_architecture(path), model.layers, model.embedding, model.head, start_head=start_head)
     return digest
 
 

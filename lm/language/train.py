@@ -16,6 +16,7 @@ from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
 from lm.language.pretrained import (
+    block_note,
     local,
     require_pretrained,
     require_vocabulary,
@@ -103,7 +104,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
         hashes[VECTORS_HASH] = vectors.sha256
     freeze(config.train, model)
     task = LmTask(config, words.eos, model, *splits, place.device, words.bos)
-    notes = [vectors.coverage] if vectors else ()
+    notes = [*block_note(config), *([vectors.coverage] if vectors else [])]
     return Ready(task, hashes, notes, trunk_file(config), config.head.start == "pretrained")
 
 

@@ -171,7 +171,9 @@ def test_the_commands_train_and_use_a_pretrained_model(
     assert np.allclose(losses, token_nll(trained, ids, window=5), atol=1e-5)
     scores = [score for row in score_lines(trained, Path("text/test.txt")) for score in row["log_probs"]]
     assert np.allclose(losses, -np.array(scores), atol=1e-5)
-    assert ending(main, "generate", "cut", "--prompt", "ab cd", "--max-tokens", "20")[0] == 0
+    code, _, error = ending(main, "generate", "cut", "--prompt", "ab cd", "--max-tokens", "20")
+    assert (code, error.count("anew after every 16 tokens")) == (0, 1)
+    assert ending(main, "generate", "cut", "--max-tokens", "9")[2] == ""
     again = [piece.text for piece in generate(trained, "a", GenerateOptions(max_tokens=2 * SPAN, seed=3))]
     assert len(again) == 2 * SPAN
 
@@ -276,6 +278,7 @@ BAD: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "other width": (change("config.json", n_embd=32), 4, "are not those of its config.json"),
     "other vocabulary": (change("config.json", vocab_size=400), 3, "not that of the tokenizer"),
     "small vocabulary": (change("config.json", vocab_size=200), 4, "use the files of one model"),
+    "adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), 4, "merge it"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), 4, "config.json"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), 4, "no tokenizer"),
     "missing shard": (shard, 4, "missing; download all files"),
@@ -296,6 +299,14 @@ def test_a_bad_folder_gets_one_line_with_the_remedy(
         assert (code, error.count("\n")) == (expected, 1), (name, error)
         assert said in error, (name, error)
         assert not Path("run", "checkpoints").exists()
+
+
+def test_a_config_names_no_kernels_and_no_other_files(tmp_path: Path) -> None:
+    """Transformers would download a kernel by this name, and read another file of weights."""
+    save_pretrained(tmp_path, text_of(90, 7))
+    edit(tmp_path / "config.json", attn_implementation="org/kernel", transformers_weights="other.safetensors")
+    _, model = started(tmp_path, {"kind": "softmax"})
+    assert model.layers.network.config._attn_implementation == "sdpa"
 
 
 UNFIT: list[tuple[list[str], int, str]] = [
