@@ -27,7 +27,8 @@ EXTRAS = ("hf",)
 QUICK = (
     "tests/config/test_load.py", "tests/console", "tests/text", "tests/disk/test_storage.py",
     "tests/heads/test_heads.py", "tests/language/test_model.py", "tests/dialog/test_bleu.py",
-    "tests/dialog/test_chat.py", "tests/huggingface/test_export.py", "tests/huggingface/test_tokenizer.py",
+    "tests/dialog/test_chat.py", "tests/dialog/test_export.py", "tests/huggingface/test_export.py",
+    "tests/huggingface/test_tokenizer.py",
 )  # fmt: skip
 
 
