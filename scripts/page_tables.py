@@ -29,6 +29,11 @@ def fixed(digits: int) -> Form:
     return shown
 
 
+def seconds(value: float) -> str:
+    """A time in its first three digits."""
+    return f"{value:.3g}"
+
+
 def share(value: float) -> str:
     """A number below 1 without its zero."""
     return f"{value:.3f}".removeprefix("0")
@@ -181,6 +186,36 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             (f"{measure}, V = {vocab:,}", f"{key}_{vocab}", fixed(2))
             for vocab in (1000, 10_000, 100_000)
             for measure, key in (("accuracy", "accuracy"), ("nats", "nll"))
+        ),
+    ),
+    "reverse_copy": (
+        "reverse_copy",
+        "length",
+        (
+            ("LSTM, nats a token", "lstm", fixed(2)),
+            ("Mogrifier, nats a token", "mogrifier", fixed(2)),
+        ),
+    ),
+    "speed": (
+        "speed",
+        "work",
+        (
+            ("naive: s", "naive", seconds),
+            ("float32: s", "float32", seconds),
+            ("times as fast as naive", "over_naive", fixed(1)),
+            ("times the floor", "over_floor", fixed(2)),
+            ("bfloat16 products: s", "bfloat16", seconds),
+            ("times as fast as naive", "bfloat16_over_naive", fixed(1)),
+            ("times the floor", "bfloat16_over_floor", fixed(1)),
+        ),
+    ),
+    "speed_epyc": (
+        "speed_epyc",
+        "work; the other code",
+        (
+            ("other: s", "other", fixed(1)),
+            ("float32: s", "float32", fixed(1)),
+            ("times as fast", "gain", fixed(1)),
         ),
     ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),
