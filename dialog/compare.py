@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lm import bootstrap
 from lm.arrays import Floats
 from lm.console.options import RESAMPLES
 from lm.console.shared_tables import guessing_warning, p_tables
 from lm.console.tables import Table
 from lm.errors import visible
-from lm.runs.compare import ComparedRun, ComparedRuns, Comparison, PartSums, Resampling
+from lm.runs.compare import ComparedRun, ComparedRuns, Comparison, PartSums
 from lm.runs.evaluations import Evaluation
 
 _ORDERS = ("1", "2", "3", "4")
@@ -64,38 +63,21 @@ _COMPARISON = Comparison(
         ("turn", _OTHER_CONTEXTS),
         ("tokens", "they count different tokens of the same text; train them with equal data.max_response"),
     ),
+    unit="dialog",
+    units_of=lambda evaluation: evaluation.contexts["dialog"],
 )
 
 
 def compare(
-    runs: Sequence[Path], *, name: str | None = None, resamples: int = RESAMPLES, seed: int = 1
+    runs: Sequence[Path], name: str | None = None, resamples: int = RESAMPLES, seed: int = 1
 ) -> ComparedRuns:
-    """Compare evaluations of the same data.
+    """Compare runs, or files of evaluations, on the same conversations.
 
-    Args:
-        runs: run folders. The first is the baseline of the others.
-        name: file name of the evaluations in ``RUN/evaluation``. By default the only one that all runs have.
-        resamples: number of bootstrap resamples, at least 1,000.
-        seed: seed of the resamples.
-
-    Returns:
-        Scores are ``perplexity``, and those of BLEU such as ``bleu/1/precision``. The units of the bootstrap
-        are dialogs.
-
-    Raises:
-        ConfigError: no run, too few resamples, or several evaluations to choose from.
-        DataError: a run without the evaluation, or runs evaluated on different data or counting other tokens.
-        StorageError: a damaged evaluation.
+    Scores are ``perplexity``, and those of BLEU such as ``bleu/1/precision``. Arguments and errors are those
+    of :meth:`lm.runs.compare.Comparison.open` and :meth:`lm.runs.compare.Comparison.compared`.
     """
     name, evaluations = _COMPARISON.open(runs, name)
-    first = evaluations[0]
-    counts = bootstrap.draws(len(set(first.contexts["dialog"])), resamples, seed)
-    return ComparedRuns(
-        name=name,
-        data=first.result["data"],
-        bootstrap=Resampling(resamples, seed, "dialog", counts.shape[1]),
-        runs=_COMPARISON.rows(evaluations, _sums, first.contexts["dialog"], counts),
-    )
+    return _COMPARISON.compared(name, evaluations, _sums, resamples, seed)
 
 
 def _sums(evaluation: Evaluation) -> PartSums:

@@ -1,16 +1,13 @@
 """Dialog models' part of the report: replies side by side, and remarks on them."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from dialog.compare import COMPARED_SCORES, compare, comparison_tables
 from dialog.config import DialogConfig
-from lm.console.tables import Table
 from lm.console.terminal import sanitize
 from lm.numbers import number
 from lm.report.page import colour_of
-from lm.report.parts import Names, PagePart, PageSection, Paragraph, Reply, ReportFamily, SampleCard
-from lm.runs.compare import ComparedRuns
+from lm.report.parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."
@@ -22,23 +19,12 @@ def dialog_family() -> ReportFamily:
         program="dialog",
         schema=DialogConfig,
         units="conversations",
-        compare=_compared,
-        scores=_scores,
-        remarks=_remarks,
+        compare=compare,
+        tables=comparison_tables,
+        scores=lambda comparison: COMPARED_SCORES,
         samples=_samples,
-        further=_further,
+        remarks=_remarks,
     )
-
-
-def _compared(
-    runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[ComparedRuns, Sequence[Table | str]]:
-    result = compare(runs, name=name, resamples=resamples)
-    return result, comparison_tables(result)
-
-
-def _scores(comparison: ComparedRuns) -> Mapping[str, str]:
-    return COMPARED_SCORES
 
 
 def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
@@ -79,10 +65,6 @@ def _samples(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
         heading = f"Dialog {first['dialog'][index] + 1}, turn {first['turn'][index] + 1}"
         found.append(SampleCard(heading, [_plain(line) for line in truth["context"]], replies))
     return found
-
-
-def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
-    return []
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,6 @@
 """Language models' part of the report: passages word by word, and measured ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lm.analysis.spectrum import RankResult
@@ -14,7 +14,6 @@ from lm.numbers import number
 from lm.report.charts import Series, line_chart
 from lm.report.page import colour_of
 from lm.report.parts import Names, PagePart, PageSection, PageTable, Paragraph, Passage, ReportFamily, Word
-from lm.runs.compare import ComparedRuns
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."
@@ -29,27 +28,12 @@ def lm_family() -> ReportFamily:
         program="lm",
         schema=LmConfig,
         units="blocks of tokens",
-        compare=_compared,
-        scores=_scores,
-        remarks=_remarks,
+        compare=compare,
+        tables=comparison_tables,
+        scores=lambda comparison: {score: score for score in comparison.scores or ()},
         samples=_passages,
         further=_further,
     )
-
-
-def _compared(
-    runs: Sequence[Path], name: str | None, resamples: int
-) -> tuple[ComparedRuns, Sequence[Table | str]]:
-    result = compare(runs, name, resamples)
-    return result, comparison_tables(result)
-
-
-def _scores(comparison: ComparedRuns) -> Mapping[str, str]:
-    return {score: score for score in comparison.scores or ()}
-
-
-def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
-    return []
 
 
 def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:

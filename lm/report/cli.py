@@ -51,9 +51,10 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         json_file: JsonFile = None,
     ) -> None:
         found, others = _runs_among(runs, files=True)
-        result, tables = family().compare(found, name, resamples)
+        chosen = family()
+        result = chosen.compare(found, name, resamples)
         write_result(json_file, result)
-        show(*tables, *others)
+        show(*chosen.tables(result), *others)
 
     @app.command(help=f"{REPORT}\n\nExample: {program} report {runs_named} --out report.html")
     def report(

@@ -51,7 +51,7 @@ def report_of(
     """
     runs = [*dict.fromkeys(runs)]
     configs = {str(run): config_of(run, family.schema) for run in runs}
-    comparison, tables = family.compare(runs, name, resamples)
+    comparison = family.compare(runs, name, resamples)
     names = _names(runs)
     evaluations = [load_evaluation(run, comparison.name, (), (), family.program) for run in runs]
     flats = {run: flat_config(resolved.config) for run, resolved in configs.items()}
@@ -60,7 +60,7 @@ def report_of(
     seeds = [seed_sentence(perplexities, flats, names)] if len(runs) > 1 else []
     remarks = family.remarks(evaluations, names)
     sections = [
-        PageSection("scores", "Scores", _scores(family, comparison, tables, names)),
+        PageSection("scores", "Scores", _scores(family, comparison, names)),
         PageSection("curves", "Learning curves", _curves(runs, names)),
         *family.further(runs, names),
         PageSection("components", "Components", _components(evaluations, names)),
@@ -106,7 +106,7 @@ def _verdict(
     order = sorted(range(len(runs)), key=lambda index: comparison.runs[index].perplexity)
     if order[0] != 0:
         ordered = [runs[index] for index in order]
-        comparison, _ = family.compare(ordered, comparison.name, resamples)
+        comparison = family.compare(ordered, comparison.name, resamples)
     return judgement(comparison, names, family.units)
 
 
@@ -128,11 +128,9 @@ def _lead(comparison: ComparedRuns, names: Names) -> PagePart | None:
     return interval_chart(title, listed, rows)
 
 
-def _scores(
-    family: ReportFamily, comparison: ComparedRuns, tables: Sequence[Table | str], names: Names
-) -> list[PagePart]:
+def _scores(family: ReportFamily, comparison: ComparedRuns, names: Names) -> list[PagePart]:
     """A table of changes for every run but the first, all measures, and the remarks of ``compare``."""
-    scores = family.scores(comparison)
+    scores, tables = family.scores(comparison), family.tables(comparison)
     first, *others = comparison.runs
     grids: list[PagePart] = [_changes(first, row, scores, names) for row in others]
     if others and len(scores) > 1:

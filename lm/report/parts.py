@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -130,20 +130,25 @@ class PageSection:
     parts: Sequence[PagePart]
 
 
+def _nothing(_: Sequence[object], names: Names) -> list[Any]:
+    return []
+
+
 @dataclass(frozen=True)
 class ReportFamily:
     """Differences between the reports of dialog models and of language models.
 
-    ``compare`` returns the result of the family's ``compare`` and its tables. ``scores`` returns keys of
-    scores with p-values by label, the perplexity first. ``units`` names what the bootstrap resamples.
-    ``remarks`` are sentences of the verdict on other scores than perplexity.
+    ``scores`` returns the keys of the tested scores by label, the perplexity first. ``units`` names the units
+    of the bootstrap. ``remarks`` are sentences of the verdict on other scores than perplexity, and
+    ``further`` are sections that only this family has.
     """
 
     program: str
     schema: type[BaseModel]
     units: str
-    compare: Callable[[Sequence[Path], str | None, int], tuple[ComparedRuns, Sequence[Table | str]]]
+    compare: Callable[[Sequence[Path], str | None, int], ComparedRuns]
+    tables: Callable[[ComparedRuns], Sequence[Table | str]]
     scores: Callable[[ComparedRuns], Mapping[str, str]]
-    remarks: Callable[[Sequence[Evaluation], Names], list[str]]
     samples: Callable[[Sequence[Evaluation], Names], list[PagePart]]
-    further: Callable[[Sequence[Path], Names], list[PageSection]]
+    remarks: Callable[[Sequence[Evaluation], Names], list[str]] = _nothing
+    further: Callable[[Sequence[Path], Names], list[PageSection]] = _nothing

@@ -73,6 +73,7 @@ class Comparison:
 
     ``kept`` are the fields of a result that a comparison shows, and ``needed`` are further required fields.
     ``columns`` are the sums by unit. ``same`` are columns that must be equal, each with its error message.
+    ``unit`` names a unit of the bootstrap, and ``units_of`` returns that of every part of a text.
     ``perplexities`` are the scores whose sums are nats.
     """
 
@@ -82,6 +83,8 @@ class Comparison:
     needed: Keys
     columns: Keys
     same: tuple[tuple[str, str], ...]
+    unit: str
+    units_of: Callable[[Evaluation], Sequence[int]]
     perplexities: frozenset[str] = frozenset({"perplexity"})
 
     def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
@@ -109,21 +112,42 @@ class Comparison:
             self._require_same(found[0], other)
         return places[0][1], found
 
-    def rows(
+    def compared(
+        self,
+        name: str,
+        evaluations: Sequence[Evaluation],
+        sums: Callable[[Evaluation], PartSums],
+        resamples: int,
+        seed: int,
+    ) -> ComparedRuns:
+        """Compare evaluations of :meth:`open`.
+
+        Args:
+            name: name of the first evaluation.
+            evaluations: the evaluations. The first is the baseline of the others.
+            sums: returns the sums of each part of the text, and the sizes of the parts, by score.
+            resamples: number of bootstrap resamples, at least 1,000; ConfigError for fewer.
+            seed: seed of the resamples.
+        """
+        units = self.units_of(evaluations[0])
+        counts = bootstrap.draws(len(set(units)), resamples, seed)
+        return ComparedRuns(
+            name=name,
+            data=evaluations[0].result["data"],
+            bootstrap=Resampling(resamples, seed, self.unit, counts.shape[1]),
+            runs=self._rows(evaluations, sums, units, counts),
+        )
+
+    def _rows(
         self,
         evaluations: Sequence[Evaluation],
         sums: Callable[[Evaluation], PartSums],
         units: ArrayLike,
         counts: Floats,
     ) -> list[ComparedRun]:
-        """Every run with its p-values, changes and intervals by score.
+        """Every run with its p-values, changes and intervals by score, from (R, U) resamples of the units.
 
-        Args:
-            evaluations: evaluations of :meth:`open`.
-            sums: returns the sums of each part of the text, and the sizes of the parts, by score.
-            units: the unit of every part, such as its dialog. Neighbouring parts of a unit are resampled
-                together.
-            counts: (R, U) resamples of the units.
+        Neighbouring parts of a unit are resampled together.
         """
         first, rows = evaluations[0], list[ComparedRun]()
         base = sums(first)
