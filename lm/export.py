@@ -5,7 +5,6 @@ from pathlib import Path
 from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors
-from lm.errors import ConfigError
 from lm.hf import HighrankLanguageModel, HighrankLmConfig
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
@@ -13,12 +12,13 @@ from lm.huggingface.run_files import own_files, write_run
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
+from lm.language.pretrained import trunk_file
 from lm.language.sizes import sized
 from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
-from lm.runs.inputs import CONFIG
+from lm.runs.inputs import CONFIG, TRUNK, RunFile
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.config import pretrained_name, pretrained_path
 
 _CARD = CardFamily(
     command="lm",
@@ -35,18 +35,14 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
     """Write the model of a run as a folder that transformers opens after ``import lm.hf``.
 
     Raises:
-        ConfigError: a tokenizer that transformers cannot have, or a pretrained trunk.
+        ConfigError: a tokenizer that transformers cannot have.
         StorageError: a bad run, a folder that holds anything but an unchanged export, or a full disk.
     """
     require_exportable(out)
     trained = TrainedLm.load(run, checkpoint)
-    if pretrained_path(trained.config.model.trunk):
-        raise ConfigError(f"{run}: its trunk is a pretrained model, which is not exported; name another run")
-    vocabulary = trained.codec.vocabulary
     tokenizer = fast_tokenizer(trained.codec)
-    config = sized(trained.config, len(vocabulary))
     with shapes_only():
-        model = HighrankLanguageModel(HighrankLmConfig.of(config, len(vocabulary), vocabulary.eos))
+        model = HighrankLanguageModel(HighrankLmConfig.of(trained.config, trained.codec.vocabulary))
     model.model = trained.model.cpu()
     count = sum(parameter.numel() for parameter in model.parameters())
     card = model_card(Exported(run, checkpoint, trained.config, count, licence), out.absolute().name, _CARD)
@@ -61,7 +57,11 @@ def import_run(folder: Path, run: Path) -> None:
     """
     own, tensors = read_export(folder, "lm")
     resolved, codec = read_config(own / CONFIG, LmConfig), Codec.load(own)
-    vocabulary = codec.vocabulary
-    model = LanguageModel(sized(resolved.config, len(vocabulary)), len(vocabulary), vocabulary.eos)
+    config, vocabulary, files = resolved.config, codec.vocabulary, dict[RunFile, bytes]()
+    if pretrained_path(config.model.trunk):
+        trunk = config.model.model_copy(update={"trunk": pretrained_name(own / TRUNK)})
+        config = config.model_copy(update={"model": trunk})
+        files = trunk_file(config)
+    model = LanguageModel(sized(config, len(vocabulary)), len(vocabulary), vocabulary.eos)
     load_model_tensors(model, whole_tensors(model, tensors))
-    write_run(run, resolved, codec, model)
+    write_run(run, resolved, codec, model, files)

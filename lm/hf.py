@@ -6,6 +6,9 @@ Importing the module registers them. ``AutoModelForCausalLM.from_pretrained`` th
 B sequences · T tokens · V words.
 """
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -14,18 +17,30 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
+from lm.huggingface.architecture import architecture_of, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
 from lm.language.config import LmConfig
-from lm.language.model import LanguageModel
+from lm.language.model import LanguageModel, pretrained_trunk
+from lm.language.sizes import sized, with_architecture
+from lm.runs.inputs import TRUNK
+from lm.text.vocabulary import Vocabulary
+from lm.trunks.config import pretrained_name, pretrained_path
 from lm.trunks.trunk import TrunkState
+
+_INSIDE = pretrained_name(Path(TRUNK))  # name of a trunk whose config is in that of the model
 
 
 class HighrankLmConfig(PreTrainedConfig):
-    """Config of an exported language model. ``settings`` is the run's own config with resolved sizes."""
+    """Config of an exported language model.
+
+    ``settings`` is the run's own config with resolved sizes, and ``trunk`` the config of a pretrained trunk.
+    """
 
     model_type = "highrank_lm"
     settings: dict[str, Any] | None = None
+    trunk: dict[str, Any] | None = None
+    line_end_id: int | None = None
     vocab_size: int = 1
     hidden_size: int = 1
     num_hidden_layers: int = 1
@@ -35,22 +50,34 @@ class HighrankLmConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     @classmethod
-    def of(cls, config: LmConfig, vocab_size: int, eos: int) -> Self:
-        """The config of a model of ``vocab_size`` words, whose texts begin with the word ``eos``."""
+    def of(cls, run: LmConfig, vocabulary: Vocabulary) -> Self:
+        """The config of the model of a run."""
+        config, path, trunk = sized(run, len(vocabulary)), pretrained_path(run.model.trunk), None
+        if path:
+            trunk = json.loads(read_architecture(path).content)
+            run = run.model_copy(update={"model": run.model.model_copy(update={"trunk": _INSIDE})})
         return cls(
-            settings=config.model_dump(mode="json"),
-            vocab_size=vocab_size,
+            settings=(run if path else config).model_dump(mode="json"),
+            trunk=trunk,
+            line_end_id=vocabulary.eos,
+            vocab_size=len(vocabulary),
             hidden_size=config.model.hidden_sizes[-1],
             num_hidden_layers=len(config.model.hidden_sizes),
-            bos_token_id=eos,
-            eos_token_id=eos,
-            pad_token_id=eos,
+            bos_token_id=vocabulary.bos,
+            eos_token_id=_end_of_text(trunk or {}, vocabulary),
+            pad_token_id=vocabulary.bos,
             tie_word_embeddings=config.head.tied,
         )
 
     def lm_config(self) -> LmConfig:
         """The run's own config."""
         return LmConfig.model_validate(tuples(self.settings or {}))
+
+
+def _end_of_text(trunk: Mapping[str, Any], vocabulary: Vocabulary) -> int:
+    """Id of the token that ends a generated text: that of a pretrained model, or the one that begins it."""
+    end = trunk.get("eos_token_id")
+    return end if isinstance(end, int) and 0 <= end < len(vocabulary) else vocabulary.bos
 
 
 class HighrankLanguageModel(ExportedModel):
@@ -64,7 +91,13 @@ class HighrankLanguageModel(ExportedModel):
 
     def __init__(self, config: HighrankLmConfig) -> None:
         super().__init__(config)
-        self.model = LanguageModel(config.lm_config(), config.vocab_size, config.eos_token_id)
+        own, words, trunk = config.lm_config(), config.vocab_size, None
+        if values := config.trunk:
+            found = architecture_of(values, json.dumps(values).encode(), Path(TRUNK))
+            own = with_architecture(own, found, words)
+            trunk = pretrained_trunk(own, found)
+        line_end = config.eos_token_id if config.line_end_id is None else config.line_end_id
+        self.model = LanguageModel(own, words, line_end, trunk)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(

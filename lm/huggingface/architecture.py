@@ -1,6 +1,7 @@
 """The architecture of a pretrained model: its ``config.json``, checked before anything large is made."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,7 +49,11 @@ def read_architecture(path: Path) -> Architecture:
     if not path.is_file():
         require_folder(path)
         path = path / MODEL_CONFIG
-    values, content = read_settings(path)
+    return architecture_of(*read_settings(path), path)
+
+
+def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Architecture:
+    """The architecture of the values of a ``config.json`` and their bytes. Raises as of its folder."""
     kind = _checked(path, values)
     for name, limit in _NUMBERS.items():
         size = getattr(kind, name, None)

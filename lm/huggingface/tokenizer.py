@@ -10,8 +10,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from lm.errors import ConfigError
+from lm.text.pretrained import PretrainedTokenizer
 from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, SPACE, UNK, SentencePiece
-from lm.text.vocabulary import EOS_WORD, Codec
+from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 
 _WORD = r"[\p{L}\p{N}_]"  # of Python's \w, which has no combining marks
 _SPACE = r"\s\x1c-\x1f"
@@ -24,6 +25,8 @@ def fast_tokenizer(codec: Codec) -> PreTrainedTokenizerFast:
 
     ConfigError for sentencepiece's bpe, whose merges transformers applies in another order.
     """
+    if isinstance(codec.tokenizer, PretrainedTokenizer):
+        return _pretrained(codec.tokenizer, codec.vocabulary)
     framed, vocabulary = codec.vocabulary.framed, codec.vocabulary
     begin, end = (BOS, EOS) if framed else (EOS_WORD, EOS_WORD)
     tokenizer = Tokenizer(_model(codec))
@@ -46,6 +49,31 @@ def fast_tokenizer(codec: Codec) -> PreTrainedTokenizerFast:
         unk_token=UNK if vocabulary.unk is not None else None,
         pad_token=PAD if framed else EOS_WORD,
         padding_side="right" if framed else "left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _pretrained(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
+    """A pretrained model's own tokenizer, which begins a text and ends lines as ours does."""
+    tokenizer = stored.library
+    begin, end = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
+    splits, normalizer = tokenizer.pre_tokenizer, tokenizer.normalizer
+    if tokenizer.decode([vocabulary.eos], skip_special_tokens=False) == "\n":
+        alone = pre_tokenizers.Split("\n", "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([alone, *([splits] if splits else [])])
+    else:
+        line_end = normalizers.Replace("\n", end)
+        tokenizer.normalizer = normalizers.Sequence([*([normalizer] if normalizer else []), line_end])
+        tokenizer.add_special_tokens([AddedToken(end, normalized=True, special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[begin, "$A"], pair=None, special_tokens=[(begin, vocabulary.bos)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=begin,
+        eos_token=begin,
+        pad_token=begin,
+        padding_side="left",
         clean_up_tokenization_spaces=False,
     )
 

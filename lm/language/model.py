@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lm.heads.head import Head
 from lm.heads.states import Layers
+from lm.huggingface.architecture import Architecture, read_architecture
 from lm.language.config import LmConfig
 from lm.regularize import masked, word_dropout
 from lm.trunks.config import pretrained_path
@@ -40,19 +41,22 @@ class LanguageModel(nn.Module):
             in the published places.
         vocab_size: V.
         eos: id of ``<eos>``, at which an episodic model resets its state. Only reading needs it.
+        trunk: a trunk of the kind and sizes of the config; default: a new one.
 
     Raises:
         ConfigError: a tied head whose context size is not the embedding size.
         ValueError: sizes that a budget or a ratio leaves unresolved.
     """
 
-    def __init__(self, config: LmConfig, vocab_size: int, eos: int | None = None) -> None:
+    def __init__(
+        self, config: LmConfig, vocab_size: int, eos: int | None = None, trunk: AnyTrunk | None = None
+    ) -> None:
         super().__init__()
         if config.model.budget or config.model.input_embedding_ratio is not None:
             raise ValueError("the config has unresolved sizes; call sized() first")
         self.config, self.eos = config.model, eos
         self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
-        self.layers: AnyTrunk = _trunk(config)
+        self.layers: AnyTrunk = trunk or new_trunk(config)
         embedding = self.embedding.weight
         assert isinstance(embedding, nn.Parameter)
         self.head = Head(config.head, self.layers.size, vocab_size, embedding, self.layers.lower_sizes)
@@ -105,15 +109,19 @@ class LanguageModel(nn.Module):
         return tokens != self.eos
 
 
-def _trunk(config: LmConfig) -> AnyTrunk:
+def pretrained_trunk(config: LmConfig, found: Architecture) -> AnyTrunk:
+    """A new trunk of an architecture of transformers, with random weights."""
+    from lm.huggingface.trunk import PretrainedTrunk
+
+    model, lower = config.model, len(config.head.lower_components)
+    return PretrainedTrunk(found, model.attention_span, lower, model.recompute)
+
+
+def new_trunk(config: LmConfig) -> AnyTrunk:
     """A new trunk of the kind and sizes of a config."""
     model, sizes = config.model, (config.model.embedding_size, *config.model.hidden_sizes)
     if path := pretrained_path(model.trunk):
-        from lm.huggingface.architecture import read_architecture
-        from lm.huggingface.trunk import PretrainedTrunk
-
-        lower = len(config.head.lower_components)
-        return PretrainedTrunk(read_architecture(path), model.attention_span, lower, model.recompute)
+        return pretrained_trunk(config, read_architecture(path))
     if model.trunk == "transformer":
         return TransformerTrunk(
             config.transformer, sizes, model.attention_span, model.hidden_dropout, model.dropout_masks

@@ -16,7 +16,7 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
     fit the budget. ConfigError if there is no such n. A pretrained trunk has the sizes of its own config.
     """
     if path := pretrained_path(config.model.trunk):
-        return _with_architecture(config, read_architecture(path), vocab_size)
+        return with_architecture(config, read_architecture(path), vocab_size)
     budget, shares = config.model.budget, config.model.hidden_sizes
     unit = config.transformer.multiple if config.model.trunk == "transformer" else 1
     if not budget:
@@ -43,7 +43,7 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
     return candidate(fits)
 
 
-def _with_architecture(config: LmConfig, found: Architecture, vocab_size: int) -> LmConfig:
+def with_architecture(config: LmConfig, found: Architecture, vocab_size: int) -> LmConfig:
     """The config with the sizes of a pretrained model. Raises DataError for another vocabulary."""
     span = config.model.attention_span
     if found.positions and span > found.positions:

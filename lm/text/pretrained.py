@@ -52,9 +52,14 @@ class PretrainedTokenizer:
             raise TypeError("the tokenizer is not a text")
         return dict(stored)
 
+    @property
+    def library(self) -> Any:
+        """A new tokenizer of the library."""
+        return library_tokenizer(self._stored["tokenizer"])
+
     @cached_property
     def _tokenizer(self) -> Any:
-        return library_tokenizer(self._stored["tokenizer"])
+        return self.library
 
     @property
     def begin(self) -> int:

@@ -169,7 +169,7 @@ def test_the_commands_train_and_use_a_pretrained_model(
     losses = token_nll(trained, ids)
     assert losses.shape == (len(ids),)
     assert np.allclose(losses, token_nll(trained, ids, window=5), atol=1e-5)
-    scores = [score for row in score_lines(trained, Path("text/test.txt")) for score in row["log_probs"]]
+    scores = [score for row in score_lines(trained, Path("text/test.txt")) for score in row.log_probs]
     assert np.allclose(losses, -np.array(scores), atol=1e-5)
     code, _, error = ending(main, "generate", "cut", "--prompt", "ab cd", "--max-tokens", "20")
     assert (code, error.count("anew after every 16 tokens")) == (0, 1)
@@ -237,6 +237,38 @@ def test_the_tokenizer_gives_the_ids_of_transformers(corpus: Path) -> None:
     assert loaded.fingerprint == codec.fingerprint
     assert loaded.vocabulary.bos == codec.vocabulary.bos
     assert loaded.encode("ab cd") == codec.encode("ab cd")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_exported_run_has_the_scores_and_the_way_back(corpus: Path, kind: str) -> None:
+    """Transformers opens it without the folder of the pretrained model, also beyond a block."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from lm.export import export_run, import_run
+
+    save_pretrained(corpus / "folder", text_of(90, 7), kind)
+    prepare("text", Path("data"), PrepareOptions(tokenizer="hf:folder"))
+    changes = ["train.max_steps=1", "head.kind=doc", "head.lower_components=[1]", "head.prior_bias=true"]
+    resolved = load_config("run.toml", LmConfig, family="lm", overrides=changes)
+    train(resolved, Path("run"), no_report)
+    shutil.rmtree("folder")
+    export_run(Path("run"), Path("out"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
+    text = Path("text/test.txt").read_text("utf-8")
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    trained = TrainedLm.load(Path("run"))
+    rows = list(score_lines(trained, Path("text/test.txt")))
+    assert ids[0, 1:].tolist() == [i for line in text.splitlines() for i in trained.codec.encode(line)]
+    with torch.no_grad():
+        log_probs = model(ids).logits[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+    assert np.allclose(log_probs, [score for row in rows for score in row.log_probs], atol=2e-5)
+    prompts = tokenizer(["ab cd", "a"], padding=True, return_tensors="pt")
+    together = model.generate(**prompts, max_new_tokens=2 * SPAN, num_beams=2, do_sample=False)
+    alone = model.generate(**tokenizer("a", return_tensors="pt"), max_new_tokens=2 * SPAN, num_beams=2)
+    assert together[1, -2 * SPAN :].tolist() == alone[0, -2 * SPAN :].tolist()
+    import_run(Path("out"), Path("back"))
+    again = score_lines(TrainedLm.load(Path("back")), Path("text/test.txt"))
+    assert [row.log_probs for row in again] == [row.log_probs for row in rows]
 
 
 def remove(name: str) -> Callable[[Path], None]:
