@@ -45,9 +45,9 @@ def begin() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Signal handler that exits at once, before the work begins or after its end."""
+    """Signal handler that exits at once, before the work begins or after its end. Rank 0 says so."""
     with suppress(OSError):
-        os.write(2, f"{INTERRUPTED}\n".encode())
+        os.write(2, f"{INTERRUPTED}\n".encode() if leads() else b"")
     os._exit(Interrupted.exit_code)
 
 

@@ -69,7 +69,8 @@ class StopFlag:
         """Restore the earlier handlers. No effect if nothing was installed."""
         while self._previous:
             number, handler = self._previous.popitem()
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if not _shield.closed:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __enter__(self) -> Self:
         self.install()
@@ -101,6 +102,7 @@ class _Shield:
     def __init__(self) -> None:
         self.depth = 0
         self.pending = False
+        self.closed = False
 
     def deliver(self) -> None:
         if self.pending and not self.depth:
@@ -115,6 +117,14 @@ def postpone() -> bool:
     """Return true if a signal must wait, so that its KeyboardInterrupt comes at the end of a section."""
     _shield.pending = _shield.depth > 0
     return _shield.pending
+
+
+def ignore_signals() -> None:
+    """Ignore all signals from now on, in a process of several that ends, which torchrun signals to end."""
+    if threading.current_thread() is threading.main_thread():
+        _shield.closed = True
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -108,8 +108,6 @@ def alone(path: Path, refusal: str) -> Iterator[None]:
             with delivered_signals():
                 yield
         finally:
-            try:
-                with suppress(OSError):
-                    os.unlink(path)
-            finally:
-                lock.release()
+            with suppress(OSError):
+                os.unlink(path)
+            lock.release()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
@@ -17,6 +18,7 @@ from lm.ending import INTERRUPTED, shortage
 from lm.errors import HighrankError, Interrupted, WorkerError
 from lm.launched import rank_and_size, several
 from lm.parallel.board import Board, hosted
+from lm.stop import ignore_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +135,8 @@ class ProcessGroup(Group):
             self._board.beat(self._exchanges)
             yield
         except RuntimeError as error:
-            raise self._lost() from error
+            clear_frames(error.__traceback__)  # they hold the group, which is closed
+            raise shortage(error) or self._lost() from error
 
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank ends. Of several, only the first prints its error."""
@@ -142,13 +145,17 @@ class ProcessGroup(Group):
 
     def _lost(self) -> HighrankError:
         """The error of an exchange in which others did not take part: theirs, or that they are lost."""
+        ignore_signals()
         behind = list(range(self.size))
         until = time.monotonic() + GRACE
         try:
+            self._board.beat(self._exchanges + 1)  # as every rank does that goes on
+            if self._dist.is_initialized():
+                self._dist.destroy_process_group()  # ends the exchange of those that wait for this rank
             while behind and time.monotonic() < until:  # others may be on their way
                 if failure := self._board.failure():
                     return _again(failure)
-                behind = self._board.behind(self._exchanges)
+                behind = self._board.behind(self._exchanges) or self._board.behind(self._exchanges + 1)
                 time.sleep(LOOK)
         except RuntimeError:  # the store went with the process that held it
             behind = [0]
@@ -257,6 +264,7 @@ def announce(error: BaseException) -> None:
 
 
 def _tell(board: Board, error: BaseException, rank: int) -> None:
+    ignore_signals()
     error.told = not board.tell_failure(_facts(error, rank))  # type: ignore[attr-defined]
 
 
@@ -290,6 +298,7 @@ def process_group(minutes: float = EVALUATION_MINUTES, key: str = "") -> "Iterat
     try:
         yield group
     except BaseException as error:
+        ignore_signals()  # of torchrun, which ends the others when one has ended
         if not getattr(error, "told", False):
             group.fail(error)
         raise

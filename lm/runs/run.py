@@ -34,6 +34,7 @@ from lm.disk.storage import (
     storage_errors,
 )
 from lm.errors import ConfigError, StorageError, visible
+from lm.launched import several
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import (
     CHECKPOINTS,
@@ -68,7 +69,7 @@ class Run:
         self._free = free
         self._files: dict[str, JSON] = {}
         self.folder = folder
-        self.stop = StopFlag(notice=NOTICE)  # only rank 0 has a Run
+        self.stop = StopFlag(notice="" if several() else NOTICE)  # torchrun sends signals of its own
         self.checkpoints = CheckpointStore(folder / CHECKPOINTS)
         self.checkpoints.clean()
         self.metrics = MetricsLog(folder / LOG)

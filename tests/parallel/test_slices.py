@@ -81,8 +81,8 @@ def test_divergence_of_slices_is_that_of_the_text() -> None:
     ids = ids_of(trained, 900)
     whole = expected_divergence(trained.log_probs(ids))
     found = divergence_of_run(trained, ids)
-    for key in ("expected_divergence", "mean_entropy"):
-        assert found[key] == pytest.approx(whole[key], rel=1e-9)
+    for name in ("expected_divergence", "mean_entropy"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-9)
 
 
 def test_a_temperature_is_chosen_with_the_bits_of_one_process(

@@ -1,8 +1,6 @@
 """Trainings by several processes: the bits of one process, and one line where something is wrong."""
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,8 @@ import pytest
 
 from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
-from tests.support.launching import command, ended, started, wait_for, workers
+from tests.support.forked import ranks
+from tests.support.launching import command, ended
 from tests.support.tiny_talk import TALK, write_talk
 from tests.support.tiny_training import write_corpus
 
@@ -44,6 +43,7 @@ shards = 4
 device = "cpu"
 """
 HEADS = {
+    "mos": (),
     "softmax": ("head.kind=softmax", "head.components=1"),
     "doc": ("head.kind=doc", "head.lower_components=[1]"),
     "few-streams": ("train.batch_size=2", "window.random=true", "window.rescale_lr=true"),  # empty shards
@@ -55,9 +55,15 @@ HEADS = {
         "transformer.heads=2",
         "model.weight_dropout=0.0",
         "window.state_reset=0.3",
-        "train.max_steps=4",
     ),
     "nt-asgd": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.max_steps=24"),
+}
+
+
+DIALOG_HEADS = {
+    "softmax": (),
+    "mos": ("optim.average=ema",),
+    "doc": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.validate_every=1"),
 }
 
 
@@ -77,9 +83,8 @@ def trained(
     """All that the last commit holds, as a hash, and the log."""
     settings = [part for override in overrides for part in ("--set", override)]
     family = "lm" if config == "tiny.toml" else "dialog"
-    line = command(family, "train", config, "--run", run, "--processes", str(processes), *settings)
-    end = ended(folder, line)
-    assert end.returncode == 0, end.stderr
+    with ranks(folder, processes, family, "train", config, "--run", run, *settings) as started:
+        assert started.ended().codes == [0] * processes, started.output
     return outcome(folder / run)
 
 
@@ -129,18 +134,34 @@ def test_every_number_of_processes_gives_the_bits_of_one(folder: Path, settings:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["softmax", "mos"])
+@pytest.mark.parametrize("head", DIALOG_HEADS)
 def test_dialog_models_have_the_bits_of_one_process(talk: Path, head: str) -> None:
-    alone = trained(talk, "run-1", 1, *TALK, config=f"smalltalk_{head}")
+    settings = (*TALK, *DIALOG_HEADS[head])
+    alone = trained(talk, "run-1", 1, *settings, config=f"smalltalk_{head}")
     for processes in (2, 4):
-        assert trained(talk, f"run-{processes}", processes, *TALK, config=f"smalltalk_{head}") == alone
+        assert trained(talk, f"run-{processes}", processes, *settings, config=f"smalltalk_{head}") == alone
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_any_number_of_processes(folder: Path) -> None:
-    for processes, steps in ((4, 5), (2, 9), (1, 13), (4, 16)):
-        found = trained(folder, "mixed", processes, f"train.max_steps={steps}")
-        assert found == trained(folder, "alone", 1, f"train.max_steps={steps}")
+def in_sittings(
+    folder: Path, run: str, sittings: dict[int, int], *settings: str, config: str = "tiny.toml"
+) -> tuple[str, bytes]:
+    """The outcome of a training that stops at steps, each reached by a number of processes."""
+    kept = [setting for setting in settings if not setting.startswith("train.max_steps")]
+    for step, processes in sittings.items():
+        found = trained(folder, run, processes, *kept, f"train.max_steps={step}", config=config)
+    return found
+
+
+@pytest.mark.parametrize("name", ["mos", "transformer", pytest.param("doc", marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_any_number_of_processes(folder: Path, name: str) -> None:
+    """Each number takes over the carried states of the one before, gathered at its last checkpoint."""
+    mixed = in_sittings(folder, "mixed", {3: 4, 5: 2, 6: 1, 7: 4}, *HEADS[name])
+    assert mixed == in_sittings(folder, "alone", {3: 1, 5: 1, 6: 1, 7: 1}, *HEADS[name])
+
+
+def test_a_dialog_model_goes_on_with_any_number_of_processes(talk: Path) -> None:
+    mixed = in_sittings(talk, "mixed", {2: 4, 4: 1, 5: 2}, *TALK, config="smalltalk_mos")
+    assert mixed == in_sittings(talk, "alone", {2: 1, 4: 1, 5: 1}, *TALK, config="smalltalk_mos")
 
 
 @pytest.mark.slow
@@ -150,43 +171,3 @@ def test_fast_sums_agree_to_rounding(folder: Path) -> None:
     exact, fast = (CheckpointStore(folder / run / "checkpoints").weights("last") for run in ("exact", "fast"))
     for name, tensor in exact.items():
         assert (tensor - fast[name]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), name
-
-
-@pytest.mark.slow
-def test_a_killed_process_brings_all_back(folder: Path) -> None:
-    """``torchrun --max-restarts`` starts all again, and the end is that of an undisturbed run."""
-    settings = ("--set", "train.max_steps=300", "--set", "train.checkpoint_every=20")
-    torchrun = ("--nproc-per-node", "2", "--max-restarts", "2")
-    line = command("lm", "train", "tiny.toml", *settings, torchrun=torchrun)
-    with started(folder, line) as process:
-        wait_for(folder / "runs/tiny/checkpoints/step-00000040")
-        os.kill(workers(process)[-1], signal.SIGKILL)
-        output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, output
-    alone = trained(folder, "alone", 1, "train.max_steps=300", "train.checkpoint_every=20")
-    assert outcome(folder / "runs/tiny") == alone
-
-
-@pytest.mark.slow
-def test_a_silent_process_ends_the_others_and_is_named(folder: Path) -> None:
-    settings = ("--set", "train.max_steps=100000", "--set", "train.exchange_minutes=0.1")
-    with started(folder, command("lm", "train", "tiny.toml", "--processes", "2", *settings)) as process:
-        wait_for(folder / "runs/tiny/checkpoints/step-00000004")
-        stopped = workers(process)[-1]
-        os.kill(stopped, signal.SIGSTOP)
-        output, _ = process.communicate(timeout=100)
-    assert process.returncode == 7, output
-    assert "is lost, or silent for train.exchange_minutes = 0.1; run the same command again" in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whom", ["launcher", "rank"])
-def test_a_signal_saves_once_and_ends_all(folder: Path, whom: str) -> None:
-    line = command("lm", "train", "tiny.toml", "--processes", "2", "--set", "train.max_steps=100000")
-    with started(folder, line) as process:
-        wait_for(folder / "runs/tiny/checkpoints/step-00000004")
-        os.kill(process.pid if whom == "launcher" else workers(process)[-1], signal.SIGTERM)
-        output, _ = process.communicate(timeout=100)
-    assert process.returncode == 75, output
-    assert output.count("run the same command again to resume") == 1
-    assert "internal error" not in output

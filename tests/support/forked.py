@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -50,22 +50,28 @@ class Ranks:
         for process in self.processes:
             process.start()
 
-    def ended(self, seconds: float = 60.0) -> "Ranks":
-        """Wait for the end, which a failure brings to all, as torchrun does."""
-        until, told = time.monotonic() + seconds, False
-        while alive := [process for process in self.processes if process.is_alive()]:
-            assert time.monotonic() < until, f"ranks go on: {self.output}"
-            if not told and any(process.exitcode for process in self.processes):
-                told = True
-                for process in alive:
-                    self.signal(self.processes.index(process), signal.SIGTERM)
+    def ended(self, seconds: float = 60.0, patience: float = 30.0) -> "Ranks":
+        """Wait for the end of all ranks.
+
+        A failure brings SIGTERM to the others, and SIGKILL after ``patience`` seconds, as torchrun does.
+        """
+        until, failed = time.monotonic() + seconds, 0.0
+        while alive := [rank for rank, process in enumerate(self.processes) if process.is_alive()]:
+            now = time.monotonic()
+            assert now < until, f"ranks go on: {self.output}"
+            number = signal.SIGKILL if failed and now > failed + patience else signal.SIGTERM
+            if number is signal.SIGKILL or (not failed and any(self.codes)):
+                failed = now
+                for rank in alive:
+                    self.signal(rank, number)
             time.sleep(0.01)
         return self
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid
         assert pid is not None
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, number)
 
     @property
     def codes(self) -> list[int | None]:
@@ -76,6 +82,12 @@ class Ranks:
         """Standard output and standard error of all ranks."""
         paths = [self.folder / f"rank-{rank}.out" for rank in range(self.size)]
         return "".join(path.read_text() for path in paths if path.exists())
+
+    @property
+    def errors(self) -> list[str]:
+        """Lines about the end of a rank, or about a signal."""
+        about = ("rank ", "another rank", "internal error", "stopping", "interrupted", "Traceback")
+        return [line for line in self.output.splitlines() if line.startswith(about)]
 
     def wait_for(self, name: str) -> None:
         """Wait until a file of the folder is there."""
