@@ -254,6 +254,7 @@ class Codec:
             tokens, counts = zip(*json.loads(_read(path)), strict=True)
             if not all(isinstance(token, str) for token in tokens):
                 raise ValueError("tokens must be strings")
+            "".join(tokens).encode()  # ValueError for half of a surrogate pair, which no text has
             begin = tokenizer.begin if isinstance(tokenizer, PretrainedTokenizer) else None
             return cls(tokenizer, Vocabulary(tokens, counts, begin))
         except OSError as error:

@@ -306,6 +306,20 @@ MUTANTS = (
         "system/test_matrix.py::test_power_fails_while_a_corpus_is_prepared",
     ),
     Mutant(
+        "foreign files in an exported folder",
+        "lm/huggingface/folder.py",
+        "    for path in strangers(out, (_LIST, *written)):\n",
+        "    for path in strangers(out, ())[:0]:\n",
+        "huggingface/test_export.py::test_an_export_replaces_only_what_an_export_wrote",
+    ),
+    Mutant(
+        "return of the older folder after a kill",
+        "lm/disk/new_folder.py",
+        "            move(self._old, self._final)\n",
+        "            pass\n",
+        "disk/test_new_folder.py::test_a_kill_leaves_the_older_or_the_new_folder",
+    ),
+    Mutant(
         "gradient of every rank",
         "lm/parallel/group.py",
         "            gathered += every\n",

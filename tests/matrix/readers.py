@@ -21,7 +21,9 @@ from dialog.metrics.references import build_references, read_references, write_r
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config, read_config
 from lm.config.write import config_text
+from lm.disk.storage import remove_tree
 from lm.errors import HighrankError
+from lm.huggingface.folder import require_exportable
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.prepare import PrepareOptions as LmPrepareOptions
@@ -132,7 +134,12 @@ def sound(source: Path) -> None:
 def all_readers(folder: Path) -> list[Reader]:
     """Every reader with a good file, which it accepts."""
     folder.mkdir(exist_ok=True)
-    made = [*dialog_readers(folder), *lm_readers(folder), *own_readers(folder)]
+    made = [
+        *dialog_readers(folder),
+        *lm_readers(folder),
+        *own_readers(folder),
+        *exported_readers(folder),
+    ]
     for reader in made:
         path = folder / reader.name / reader.file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +226,28 @@ def own_readers(folder: Path) -> Iterator[Reader]:
             place.name, data, f"step-00000003/{name}",
             lambda place: Commit.read(place / "step-00000003").tensors("model"),
         )  # fmt: skip
+
+
+def exported_readers(folder: Path) -> Iterator[Reader]:
+    """What ``lm import`` reads, and the list that ``lm export`` reads before it replaces a folder."""
+    from lm.export import export_run, import_run
+
+    made = folder / "exported"
+    export_run(folder / "trained" / "run", made)
+
+    def imported(place: Path) -> None:
+        remove_tree(place / "run")
+        import_run(place / "out", place / "run")
+
+    files = ("model.safetensors", "config.json", "highrank/config.json", "highrank/vocabulary.json")
+    for name in files:
+        place = folder / f"exported-{name.replace('/', '-').split('.')[0]}"
+        shutil.copytree(made, place / "out")
+        yield Reader(place.name, (made / name).read_bytes(), f"out/{name}", imported)
+    shutil.copytree(made, folder / "exported-list" / "out")
+    name = "highrank/manifest.json"
+    data = (made / name).read_bytes()
+    yield Reader("exported-list", data, f"out/{name}", lambda place: require_exportable(place / "out"))
 
 
 @contextmanager

@@ -229,6 +229,7 @@ def test_unknown_kind_and_small_sizes_are_refused() -> None:
         ("vocabulary.json", b'[["<pad>", 0], ["<unk>", 0]]'),
         ("vocabulary.json", b'[["<pad>", 0], ["<unk>", 0], ["<s>", 1], ["</s>", 1], ["a", 1], ["a", 1]]'),
         ("vocabulary.json", b'[["<pad>", 0], ["<unk>", 0], ["<s>", 1], ["</s>", 1], [3, 1]]'),
+        ("vocabulary.json", b'[["<pad>", 0], ["<unk>", 0], ["<s>", 1], ["</s>", 1], ["\\ud800", 1]]'),
         ("vocabulary.json", b'[["<pad>", 0], ["<unk>", 0], ["<s>", 1], ["</s>"]]'),
     ],
 )
