@@ -37,6 +37,20 @@ for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(_number, lambda number, frame: None)
 
 
+_MEMORY, _ROOM = Path("/dev/shm"), 2 << 30  # a file system in memory, and the bytes that the tests may need
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the folders of tests in memory if there is room: otherwise, half of the time is waiting for a disk.
+
+    ``--basetemp FOLDER`` names another place. Parallel processes get a part of the folder of the first one.
+    """
+    if config.option.basetemp is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM:
+        config.option.basetemp = tempfile.mkdtemp(prefix="highrank-tests-", dir=_MEMORY)
+        atexit.register(shutil.rmtree, config.option.basetemp, ignore_errors=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take longest first, so that parallel processes end together."""
     slowest = ("tests/system/", "tests/engine/", "tests/dialog/", "tests/tuning/")
