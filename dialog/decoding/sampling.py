@@ -58,9 +58,10 @@ def sample(
     finished = torch.zeros_like(going, dtype=torch.bool)
     for time in range(length + 1):
         allowed = rules.apply(log_probs, tokens[going, :time], going // samples)
-        possible = (allowed.max(1).values > -INFINITY).nonzero().flatten()
-        going, log_probs = going[possible], log_probs[possible]
-        last = draw_tokens(allowed[possible], uniform[going, time], config)
+        possible = (allowed.amax(1) > -INFINITY).nonzero().flatten()
+        if len(possible) < len(going):
+            going, log_probs, allowed = going[possible], log_probs[possible], allowed[possible]
+        last = draw_tokens(allowed, uniform[going, time], config)
         ends = last == marks.eos
         gained = log_probs.gather(1, last.unsqueeze(1)).squeeze(1).double()
         on = (~ends).nonzero().flatten()

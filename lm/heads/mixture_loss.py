@@ -95,8 +95,7 @@ def one_pass_log_probs(
     log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
     for part in products.parts():
         logits = products.logits(contexts[part])
-        offsets = log_prior[part] - products.log_totals(logits).view_as(log_prior[part])
-        log_probs[part] = products.rows.mixed(logits, output.bias, output.shift, offsets)
+        log_probs[part] = products.rows.log_probs(logits, output.bias, output.shift, log_prior[part])
     return log_probs
 
 

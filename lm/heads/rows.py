@@ -16,6 +16,8 @@ from lm.heads.links import Link
 
 LOWEST = -1e38  # a logit without a share; finite, because it may be the only one of a row
 UNKNOWN_CACHE = 2**19  # bytes, if the system does not report a size
+# The sum of smaller shares is rounded.
+IMPROBABLE = {dtype: 1e8 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 ON_GPU = 2**26  # bytes of a block; smaller ones would leave processors idle
 
 
@@ -75,19 +77,47 @@ class Rows:
             totals[part] = scores.sum(1, keepdim=True).log_().add_(top)
         return totals
 
-    def mixed(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, offsets: Tensor) -> Tensor:
-        """log Σ_k exp(log g(z_nkv) + o_nk), (N, V), of logits (N·K, V) and ``offsets`` o (N, K)."""
-        tokens, components = offsets.shape
+    def log_probs(
+        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor
+    ) -> Tensor:
+        """log Σ_k π_k g(z_nkv) / Σ_v g(z_nkv), (N, V), of logits (N·K, V) and log π (N, K).
+
+        Mixtures add the shares of a block, which the totals need anyway, so an entry takes one exponential.
+        A block with a word so improbable that this would round is mixed in the log domain instead.
+        """
+        tokens, components = log_prior.shape
         mixed = logits.new_empty((tokens, logits.shape[1]), dtype=self.precision)
         for token in self._parts(tokens, components):
-            rows = slice(token.start * components, token.stop * components)
-            scores = self.link.log(self._copy(logits[rows], bias), shift)
-            scores = scores.add_(offsets[token].reshape(-1, 1))
-            if components == 1:
-                mixed[token] = scores
-            else:
-                torch.logsumexp(scores.unflatten(0, (-1, components)), 1, out=mixed[token])
+            block = logits[token.start * components : token.stop * components]
+            prior, out = log_prior[token].to(self.precision), mixed[token]
+            if not 1 < components <= self.block or not self._mix(block, bias, shift, prior, out):
+                self._mix_logs(block, bias, shift, prior, out)
         return mixed
+
+    def _mix(
+        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
+    ) -> bool:
+        """Write log-probabilities (n, V) by the sum of shares; false if some are too small for it."""
+        scores = self._copy(logits, bias)
+        peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)
+        self.link.shares_(scores, peak, shift, self._buffers[1:, : len(scores)])
+        weights = log_prior.exp() / scores.sum(1).view_as(log_prior)  # (n, K)
+        torch.bmm(weights[:, None], scores.unflatten(0, log_prior.shape), out=out[:, None])
+        if not bool(out.min() > IMPROBABLE[self.precision]):
+            return False
+        out.log_()
+        return True
+
+    def _mix_logs(
+        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
+    ) -> None:
+        """Write log-probabilities (n, V) by logsumexp over the components."""
+        offsets = log_prior.reshape(-1, 1) - self.log_totals(logits, bias, shift)
+        scores = self.link.log(self._copy(logits, bias), shift).add_(offsets).unflatten(0, log_prior.shape)
+        if log_prior.shape[1] == 1:
+            out.copy_(scores[:, 0])
+        else:
+            torch.logsumexp(scores, 1, out=out)
 
     def _parts(self, count: int, rows: int = 1) -> Iterator[slice]:
         """Blocks of ``count`` items with ``rows`` rows each."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 INFINITY = float("inf")
+DRAWN_ENTRIES = 2**15  # of a block of rows, which fits the cache
+CANDIDATES = 256  # most probable tokens among which a nucleus is sought first
 
 
 class Filters(Protocol):
@@ -34,22 +36,45 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
     kept, and of these the fewest that hold ``top_p`` of their probability (Holtzman et al. 2020). Every row
     needs a possible token.
     """
-    vocab = log_probs.shape[1]
-    tokens: Tensor | None = None
-    if 0 < filters.top_k < vocab or filters.top_p < 1:
-        log_probs, tokens = ranked(log_probs, min(filters.top_k or vocab, vocab))
+    rows = max(1, DRAWN_ENTRIES // log_probs.shape[1] if log_probs.is_cpu else len(log_probs))
+    parts = zip(log_probs.split(rows), uniform.split(rows), strict=True)
+    return torch.cat([_drawn(part, at, filters) for part, at in parts])
+
+
+def _drawn(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
+    """:func:`draw_tokens` for a block of rows."""
+    order: Tensor | None = None
+    if 0 < filters.top_k < log_probs.shape[1]:
+        log_probs, order = ranked(log_probs, filters.top_k)
     temperature = filters.temperature if filters.temperature_on == "mixture" else 1.0
-    log_probs = log_probs.double()
+    probs = log_probs.to(torch.float64, copy=True)
     # Relative to the best token, which stays possible at the lowest temperature.
-    probs = torch.softmax((log_probs - log_probs.max(1, keepdim=True).values) / temperature, 1)
+    probs.sub_(probs.amax(1, keepdim=True)).div_(temperature)
     if filters.top_p < 1:
-        before = probs.cumsum(1) - probs  # the probability of the better tokens
-        probs = probs.masked_fill(before >= filters.top_p, 0)
-    cumulative = probs.cumsum(1)
+        probs, places = _nucleus(log_probs, probs.softmax(1), filters.top_p)
+        order = places if order is None else order.gather(1, places)
+    else:
+        probs.exp_()
+    cumulative = probs.cumsum_(1)
     threshold = uniform.unsqueeze(1) * cumulative[:, -1:]
     # The first place beyond the threshold, so never a token with probability 0.
     place = torch.searchsorted(cumulative, threshold, right=True)
-    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
+    return (place if order is None else order.gather(1, place)).squeeze(1)
+
+
+def _nucleus(log_probs: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Probabilities of the best tokens, 0 behind the fewest that hold ``top_p``, and the tokens, (R, n).
+
+    ``log_probs`` (R, V) rank. Few tokens usually suffice, and then the others need no order.
+    """
+    vocab = probs.shape[1]
+    for count in (min(CANDIDATES, vocab), vocab):
+        tokens = ranked(log_probs, count)[1]
+        found = probs.gather(1, tokens)
+        before = found.cumsum(1) - found  # the probability of the better tokens
+        if count == vocab or bool((before[:, -1] >= top_p).all()):
+            break
+    return found.masked_fill_(before >= top_p, 0), tokens
 
 
 def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

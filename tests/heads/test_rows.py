@@ -73,15 +73,16 @@ def test_mixtures_are_the_formula(
 ) -> None:
     values, bias = logits(columns, magnitude, offset, dtype)
     shift = torch.tensor(0.3) if link is SIGSOFTMAX else None
-    offsets = torch.randn(9 // components, components)
+    log_prior = torch.randn(9 // components, components).log_softmax(1)
     kept, rows = values.clone(), Rows(link, values)
     exact = values.double() + bias
     log_g = link.log(exact, None if shift is None else shift.double())
     error = 6e-7 * (1 + 2 * exact.abs().max().item())
     totals = rows.log_totals(values, bias, shift)
     torch.testing.assert_close(totals.double(), log_g.logsumexp(1, keepdim=True), rtol=0, atol=error)
-    expected = (log_g.unflatten(0, offsets.shape) + offsets[..., None]).logsumexp(1)
-    mixed = rows.mixed(values, bias, shift, offsets)
+    parts = log_g.log_softmax(1).unflatten(0, log_prior.shape)
+    expected = (parts + log_prior[..., None].double()).logsumexp(1)
+    mixed = rows.log_probs(values, bias, shift, log_prior)
     torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=error)
     assert torch.equal(values, kept)
 
@@ -92,12 +93,12 @@ def test_blocks_change_no_more_than_rounding(
     link: Link, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values, bias = logits(1000, 3, 0, dtype)
-    words, offsets = torch.arange(9), torch.randn(3, 3)
+    words, log_prior = torch.arange(9), torch.randn(3, 3).log_softmax(1)
     found = []
     for size in (FEW, 10 * FEW, 1000 * FEW):
         monkeypatch.setattr(rows_module, "cache_bytes", lambda size=size: size)
         rows, shares = Rows(link, values), values.clone()
-        mixed, totals = rows.mixed(shares, bias, None, offsets), rows.log_totals(shares, bias, None)
+        mixed, totals = rows.log_probs(shares, bias, None, log_prior), rows.log_totals(shares, bias, None)
         found.append([mixed, totals, *rows.shares_(shares, words, bias, None), shares])
     for one, two, whole in zip(*found, strict=True):  # only vectors of other lengths end a block
         rounding = 2**-8 if whole.dtype == torch.bfloat16 else 2e-6
@@ -113,8 +114,8 @@ def test_a_nan_reaches_its_row_and_no_other(link: Link, dtype: torch.dtype, colu
     values[4, column] = float("nan")
     rows = Rows(link, values)
     assert rows.log_totals(values, bias, None).isnan().flatten().tolist() == [row == 4 for row in range(9)]
-    mixed = rows.mixed(values, bias, None, torch.zeros(3, 3))
-    assert mixed.isnan().nonzero().tolist() == [[1, column]]
+    mixed = rows.log_probs(values, bias, None, torch.zeros(3, 3).log_softmax(1))
+    assert mixed.isnan().all(1).tolist() == mixed.isnan().any(1).tolist() == [False, True, False]
     _, total = rows.shares_(values, torch.ones(9, dtype=torch.long), bias, None)
     assert total.isnan().flatten().tolist() == [row == 4 for row in range(9)]
     assert values[4, column].isnan()

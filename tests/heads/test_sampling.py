@@ -12,6 +12,7 @@ from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample, uniforms
 from dialog.decoding.steps import Marks
+from lm.heads import sampling
 from lm.heads.sampling import draw_tokens
 from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
@@ -60,6 +61,24 @@ def test_draws_from_the_tempered_and_filtered_distribution(
     config = decode(temperature=temperature, temperature_on=on, top_k=top_k, top_p=top_p)
     log_probs = torch.log_softmax(torch.tensor(logits, dtype=torch.float64), 0)
     assert (shares(log_probs, config) - reference(log_probs, config)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("spread", [0.2, 4.0])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.3}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}])
+def test_blocks_of_rows_and_a_search_among_few_words_change_no_token(
+    spread: float, more: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    log_probs = (torch.randn(64, 700) * spread).log_softmax(1)
+    log_probs[::2] = (log_probs[::2] * 4).round() / 4  # ties
+    uniform = torch.rand(64, dtype=torch.float64)
+    found = draw_tokens(log_probs, uniform, decode(**more))
+    monkeypatch.setattr(sampling, "DRAWN_ENTRIES", 10**6)
+    monkeypatch.setattr(sampling, "CANDIDATES", 700)
+    assert torch.equal(found, draw_tokens(log_probs, uniform, decode(**more)))
+    expected = torch.stack([reference(row, decode(**more)) for row in log_probs[:2].double()])
+    assert (shares(log_probs[0], decode(**more)) - expected[0]).abs().max() < 1e-3
+    assert (shares(log_probs[1], decode(**more)) - expected[1]).abs().max() < 1e-3
 
 
 def test_impossible_tokens_are_never_drawn() -> None:

@@ -397,6 +397,20 @@ MUTANTS = (
         "dialog/test_serve.py::test_no_folder_of_the_server_is_told",
     ),
     Mutant(
+        "log domain of improbable words",
+        "lm/heads/rows.py",
+        "        if not bool(out.min() > IMPROBABLE[self.precision]):\n",
+        "        if False:\n",
+        "heads/test_rows.py::test_mixtures_are_the_formula",
+    ),
+    Mutant(
+        "all words where few do not hold a nucleus",
+        "lm/heads/sampling.py",
+        "        if count == vocab or bool((before[:, -1] >= top_p).all()):\n",
+        "        if True:\n",
+        "heads/test_sampling.py::test_blocks_of_rows_and_a_search_among_few_words_change_no_token",
+    ),
+    Mutant(
         "length of a request's phrases",
         "dialog/serve/served.py",
         "        require_short_phrases(decode, usual, self.model.codec)\n",
