@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from lm.serve.failure import ApiError
 from lm.serve.thread import DaemonThread
 
-LINGER = 0.004  # seconds that a batch waits for more requests, if the one before it was not alone
+LINGER = 0.5  # times the duration of a batch, in which its clients are expected to ask again after it
 BATCH_SECONDS = 60.0  # that a batch may take
 Check = Callable[[], None]
 
@@ -93,7 +94,7 @@ class Batcher:
             thread.end()
 
     async def _work(self, thread: DaemonThread) -> None:
-        together = False
+        expected, until = 1, 0.0
         while True:
             if not self.waiting:
                 self._waiting.clear()
@@ -101,11 +102,19 @@ class Batcher:
                     return
                 self._arrived.clear()
                 await self._arrived.wait()
-            if together and self.waiting < self._most:  # their clients are about to ask again
-                await asyncio.sleep(LINGER)
+            await self._gather(min(expected, self._most), until)
             if batch := self._next():
+                begun = time.monotonic()
                 await self._run(batch, thread)
-                together = len(batch) > 1 or self.waiting > 0
+                ended = time.monotonic()
+                expected, until = len(batch) + self.waiting, ended + LINGER * (ended - begun)
+
+    async def _gather(self, expected: int, until: float) -> None:
+        """Wait for jobs up to an expected number or a time, since answered clients ask again."""
+        while self.waiting < expected and not self._closed and (left := until - time.monotonic()) > 0:
+            self._arrived.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), left)
 
     def _next(self) -> list[Entry]:
         """Take the oldest job, and others of its group."""

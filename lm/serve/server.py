@@ -15,6 +15,7 @@ from lm.errors import ConfigError, visible
 from lm.serve.app import Served, Server
 from lm.serve.connections import Connection
 from lm.serve.gate import Policy
+from lm.serve.memory import keep_freed_memory
 from lm.stop import StopFlag
 
 BACKLOG = 128  # connections that the system keeps until they are accepted
@@ -131,6 +132,7 @@ def answer_at(
 
     ``ready`` is called when the first request can be answered.
     """
+    keep_freed_memory()
     limits = limits or Limits()
     config = uvicorn.Config(
         server.app,

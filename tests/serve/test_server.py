@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
 
 from lm.errors import ConfigError
+from lm.serve import memory
 from lm.serve.server import Address, is_loopback, named_runs, read_keys
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,17 @@ CHAT = "/v1/chat/completions"
 
 def ask(text: str) -> dict[str, object]:
     return {"model": "toy", "messages": [{"role": "user", "content": text}]}
+
+
+def test_memory_is_kept_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    memory.keep_freed_memory()
+    assert [parameter for parameter, _ in calls] == [-3, -1]
+    del library.mallopt
+    memory.keep_freed_memory()
+    assert len(calls) == 2
 
 
 def test_only_the_loopback_address_needs_no_key(tmp_path: Path) -> None:
