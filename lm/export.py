@@ -16,7 +16,7 @@ from lm.language.pretrained import trunk_file
 from lm.language.sizes import sized
 from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
-from lm.runs.inputs import CONFIG, TRUNK, RunFile
+from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
 from lm.text.vocabulary import Codec
 from lm.trunks.config import pretrained_name, pretrained_path
 
@@ -45,7 +45,8 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
         model = HighrankLanguageModel(HighrankLmConfig.of(trained.config, trained.codec.vocabulary))
     model.model = trained.model.cpu()
     count = sum(parameter.numel() for parameter in model.parameters())
-    card = model_card(Exported(run, checkpoint, trained.config, count, licence), out.absolute().name, _CARD)
+    told = Exported(run, checkpoint, config_of(run, LmConfig).config, count, licence)
+    card = model_card(told, out.absolute().name, _CARD)
     write_export(out, model, tokenizer, card, own_files(run))
 
 

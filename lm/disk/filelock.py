@@ -108,6 +108,8 @@ def alone(path: Path, refusal: str) -> Iterator[None]:
             with delivered_signals():
                 yield
         finally:
-            with suppress(OSError):
-                os.unlink(path)
-            lock.release()
+            try:
+                with suppress(OSError):
+                    os.unlink(path)
+            finally:
+                lock.release()

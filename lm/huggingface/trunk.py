@@ -100,7 +100,7 @@ class PretrainedTrunk(Trunk[CacheState]):
         if not bool((state.lengths == size).all()):
             seen = (torch.arange(size + steps, device=device) >= size - lengths).long()  # (B, S + T)
         read = self.network(
-            inputs_embeds=words.transpose(0, 1),
+            inputs_embeds=words.transpose(0, 1).contiguous(),
             attention_mask=seen,
             position_ids=lengths + torch.arange(steps, device=device),
             past_key_values=cache,

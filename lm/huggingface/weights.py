@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.disk.storage import parse_json, read_file, sha256_file
-from lm.errors import ConfigError, StorageError
+from lm.errors import ConfigError, HighrankError, StorageError
 from lm.heads.head import Head
 from lm.heads.start import start_as
 from lm.huggingface.architecture import Architecture
@@ -22,6 +22,7 @@ from lm.huggingface.trunk import PretrainedTrunk
 INDEX, ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 _LIMIT = 1 << 26  # bytes of an index
 _TRIED = 4  # tokens that both models read
+_TOGETHER = 4096  # words whose vectors are copied at once
 _CLOSE = 1e-3  # largest difference of hidden states by another order of sums
 
 
@@ -68,21 +69,19 @@ def load_pretrained(
     folder = found.path.parent
     trunk.network = nn.Identity()  # frees the random weights
     model = _opened(folder, found.config)
-    layer, words = model.get_output_embeddings(), model.get_input_embeddings()
-    if start_head:
-        require_linear(model, layer)
-    tokens = torch.arange(_TRIED)[None] % len(words.weight)
-    with torch.no_grad():
-        expected = model.base_model(input_ids=tokens)[0][0]
-        vectors = words.weight[tokens[0], None]
-        embedding.weight.copy_(words.weight)
-    trunk.adopt(model)
-    trunk.eval()
-    read = _read_in_two(folder, trunk, vectors)
+    layer, tokens = model.get_output_embeddings(), torch.arange(_TRIED) % len(embedding.weight)
+    with _its_own_code(folder), torch.no_grad():
+        if start_head:
+            require_linear(model, layer)
+        expected = model.base_model(input_ids=tokens[None])[0][0]
+        _copy_vectors(model.get_input_embeddings(), embedding)
+        trunk.adopt(model)
+        trunk.eval()
+        read = _read_in_two(trunk, embedding(tokens)[:, None])
     if not torch.allclose(read, expected, rtol=_CLOSE, atol=_CLOSE):
         raise StorageError(
-            f"{folder}: as a trunk, a model of the kind {model.config.model_type} has other outputs, because"
-            " it changes its inputs in its own way; choose another model"
+            f"{folder}: a model of the kind {model.config.model_type} has other outputs where it reads a text"
+            " in parts, as a trunk does; choose another"
         )
     if start_head:
         weight = layer.weight.detach()
@@ -93,20 +92,36 @@ def load_pretrained(
         start_as(head, weight, None if layer.bias is None else layer.bias.detach())
 
 
-@torch.no_grad()
-def _read_in_two(folder: Path, trunk: PretrainedTrunk, vectors: Tensor) -> Tensor:
-    """Hidden states (T, H) of one stream (T, 1, E), of which the second half is read from cached keys."""
-    state, read = trunk.initial_state(1), []
+@contextmanager
+def _its_own_code(folder: Path) -> Iterator[None]:
+    """Context for code of transformers on a model, which raises any exception. It becomes StorageError."""
     try:
-        for part in vectors.split(_TRIED // 2):
-            outputs = trunk(part, state)
-            state = outputs.state
-            read.append(outputs.outputs)
-    except Exception as error:  # of a kind's own code
+        yield
+    except HighrankError:
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split())[:160]
         raise StorageError(
-            f"{folder}: its kind does not keep keys and values as a trunk needs them; choose another model"
+            f"{folder}: the model cannot be a trunk, which reads a text in parts ({detail}); choose another"
         ) from error
-    return torch.cat(read)[:, 0]
+
+
+def _copy_vectors(words: Any, embedding: nn.Embedding) -> None:
+    """Copy the vectors that a model's embedding returns, which some kinds scale."""
+    for ids in torch.arange(len(embedding.weight)).split(_TOGETHER):
+        embedding.weight[ids] = words(ids)
+
+
+def _read_in_two(trunk: PretrainedTrunk, vectors: Tensor) -> Tensor:
+    """Hidden states (T, H) of word vectors (T, 1, E) by the ways in which a trunk reads.
+
+    One stream reads the second half from cached keys. Beside it, another begins with the first half.
+    """
+    first, second = vectors.split(_TRIED // 2)
+    before = trunk(torch.cat((first, second), 1), trunk.initial_state(2)).state
+    state = before.forgetting(torch.tensor([True, False]))
+    read = trunk(torch.cat((second, first), 1), state).outputs
+    return torch.cat((read[:, 1], read[:, 0]))
 
 
 def _opened(folder: Path, config: Any) -> Any:

@@ -72,6 +72,21 @@ def test_who_waits_for_a_file_that_its_holder_removes_takes_the_next(tmp_path: P
     waiting.communicate(b"\n")
 
 
+def test_a_removal_that_ends_in_an_exception_releases_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "lock"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt) as _kept, alone(path, "in use"):
+            pass
+    with alone(path, "in use"):
+        pass
+
+
 def test_a_signature_is_all_that_the_file_has(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock")
     for signature in (b"a long one", b"short"):

@@ -45,4 +45,4 @@ def test_the_harness_has_our_scores(in_tmp: Path) -> None:
     lines = in_tmp / "lines.txt"
     lines.write_text("".join(f"{pair['good']}\n{pair['bad']}\n" for pair in pairs))
     ours = score_lines(TrainedLm.load(run), lines, independent=True)
-    assert found == pytest.approx([math.fsum(row["log_probs"]) for row in ours], abs=1e-4)
+    assert found == pytest.approx([math.fsum(row.log_probs) for row in ours], abs=1e-4)

@@ -2,13 +2,17 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
 from lm.errors import ConfigError
 from lm.huggingface.tokenizer import fast_tokenizer
+from lm.text.pretrained import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN
 from lm.text.vocabulary import Codec, Vocabulary, build_codec
 
@@ -70,6 +74,27 @@ def test_bytes_are_told_apart_and_decoded() -> None:
     tokenizer = fast_tokenizer(codec)
     text = "naïve – cat's"
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.Lowercase()], ids=str)
+def test_pretrained_pieces_without_a_line_end_get_one(normalizer: Any) -> None:
+    pieces = {
+        piece: index for index, piece in enumerate(["<s>", "</s>", "<unk>", "the", "cat", "is", ",", "mat"])
+    }
+    inner = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if normalizer:
+        inner.normalizer = normalizer
+    own = PretrainedTokenizer.of(inner.to_str(), 10, begin=0, end=1)
+    codec = Codec(own, Vocabulary(own.names, [1] * 10, begin=0))
+    tokenizer = fast_tokenizer(codec)
+    lines = ["the cat", "", "is , The dog", " mat  "]
+    for line in lines:
+        assert tokenizer(f"{line}\n")["input_ids"] == [0, *codec.encode(line)]
+    assert (
+        tokenizer("\n".join(lines))["input_ids"]
+        == [0, *(i for line in lines for i in codec.encode(line))][:-1]
+    )
 
 
 def test_merges_of_bpe_cannot_be_exported() -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from lm.cli import main
 from lm.config.load import load_config
 from lm.engine.events import no_report
+from lm.errors import StorageError
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.generate import GenerateOptions, generate
@@ -30,7 +31,7 @@ from lm.text.vocabulary import Codec
 from tests.support.pretrained import edit, save_model, save_pretrained, tiny_configs
 from tests.support.tiny_lm import text_of
 
-KINDS = ("gpt2", "llama", "qwen2")
+KINDS = ("gpt2", "llama", "qwen2", "gemma3")
 SPAN = 16
 CALM: dict[str, Any] = dict.fromkeys(
     ("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"), 0.0
@@ -331,6 +332,16 @@ def test_a_bad_folder_gets_one_line_with_the_remedy(
         assert (code, error.count("\n")) == (expected, 1), (name, error)
         assert said in error, (name, error)
         assert not Path("run", "checkpoints").exists()
+
+
+def test_a_kind_without_keys_and_values_is_refused(tmp_path: Path) -> None:
+    """A recurrent network reads the second half of a text without the first."""
+    from transformers import MambaConfig
+
+    save_model(tmp_path, MambaConfig(vocab_size=305, hidden_size=16, num_hidden_layers=2, state_size=4))
+    edit(tmp_path / "config.json", num_attention_heads=2)
+    with pytest.raises(StorageError, match="reads a text in parts"):
+        started(tmp_path, {"kind": "softmax"})
 
 
 def test_a_config_names_no_kernels_and_no_other_files(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     PreTrainedModel,
@@ -23,13 +24,16 @@ LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hid
 
 
 def tiny_configs(words: int) -> dict[str, Any]:
-    """Configs of three kinds; those of Qwen 2 slide a window over the text in the upper layer."""
+    """Configs of four kinds. Qwen 2 and Gemma 3 slide a window over the text; Gemma 3 scales its vectors."""
     marks: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     shared = {"vocab_size": words, "max_position_embeddings": POSITIONS, **LAYERS, **marks}
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     return {
         "gpt2": GPT2Config(
             vocab_size=words, n_embd=SIZE, n_layer=2, n_head=2, n_positions=POSITIONS, **marks
+        ),
+        "gemma3": Gemma3TextConfig(
+            intermediate_size=24, num_key_value_heads=1, head_dim=8, sliding_window=4, **shared
         ),
         "llama": LlamaConfig(intermediate_size=24, **shared),
         "qwen2": Qwen2Config(intermediate_size=24, num_key_value_heads=1, **window, **shared),
