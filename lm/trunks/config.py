@@ -13,8 +13,13 @@ _MULTIPLE = 8  # divides feed-forward sizes that follow from the width
 
 
 def trunk_kind(name: str) -> str:
-    """Kind of a trunk by its name in a config: recurrent, transformer, or hf for hf:FOLDER."""
-    return PRETRAINED if name.startswith(_PREFIX) and name != _PREFIX else name
+    """Kind of a trunk by its name in a config: recurrent, transformer, or hf for hf:FOLDER.
+
+    No kind is returned as it is.
+    """
+    if name in (PRETRAINED, _PREFIX):
+        return _PREFIX  # lacks the folder
+    return PRETRAINED if name.startswith(_PREFIX) else name
 
 
 def pretrained_path(name: str) -> Path | None:

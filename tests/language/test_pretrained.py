@@ -1,5 +1,7 @@
 """Language models on pretrained networks of transformers: prepared, trained, resumed, scored, refused."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 
 from lm.cli import main
 from lm.config.load import load_config
@@ -31,6 +35,7 @@ from lm.text.vocabulary import Codec
 from tests.support.pretrained import edit, save_model, save_pretrained, tiny_configs
 from tests.support.tiny_lm import text_of
 
+PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 KINDS = ("gpt2", "llama", "qwen2", "gemma3")
 SPAN = 16
 CALM: dict[str, Any] = dict.fromkeys(
@@ -221,8 +226,6 @@ def test_recomputed_activations_are_not_kept(corpus: Path) -> None:
 
 
 def test_the_tokenizer_gives_the_ids_of_transformers(corpus: Path) -> None:
-    from transformers import AutoTokenizer
-
     from lm.huggingface.pieces import read_tokenizer
     from lm.text.vocabulary import Vocabulary
 
@@ -243,8 +246,6 @@ def test_the_tokenizer_gives_the_ids_of_transformers(corpus: Path) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_an_exported_run_has_the_scores_and_the_way_back(corpus: Path, kind: str) -> None:
     """Transformers opens it without the folder of the pretrained model, also beyond a block."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from lm.export import export_run, import_run
 
     save_pretrained(corpus / "folder", text_of(90, 7), kind)
@@ -270,6 +271,28 @@ def test_an_exported_run_has_the_scores_and_the_way_back(corpus: Path, kind: str
     import_run(Path("out"), Path("back"))
     again = score_lines(TrainedLm.load(Path("back")), Path("text/test.txt"))
     assert [row.log_probs for row in again] == [row.log_probs for row in rows]
+
+
+def test_the_example_of_the_page_begins_at_the_pretrained_model(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Its first validation, before any update, has the loss of transformers."""
+    (config,) = re.findall(r"`pretrained.toml`:\n\n```toml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    Path("pretrained.toml").write_text(config, "utf-8")
+    Path("path/to").mkdir(parents=True)
+    shutil.move("folder", "path/to/gpt2")
+    tokenizer = ("--tokenizer", "hf:path/to/gpt2")
+    assert ending(main, "prepare", "text", "--out", "data/own", *tokenizer)[0] == 0
+    changes = [f"model.attention_span={SPAN}", "train.max_steps=1", "data.valid_streams=1"]
+    options = [text for change in changes for text in ("--set", change)]
+    code, _, error = ending(main, "train", "pretrained.toml", "--run", "run", *options)
+    assert code == 0, error
+    first = json.loads(Path("run/metrics.jsonl").read_text("utf-8").splitlines()[0])
+    trained = TrainedLm.load(Path("run"))
+    tokens = torch.from_numpy(load_split("data/own/valid", trained.codec).ids().astype(np.int64))
+    theirs = AutoModelForCausalLM.from_pretrained("path/to/gpt2").eval()
+    expected = blockwise(theirs, tokens, trained.codec.vocabulary.bos).mean()
+    assert first["nll"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -336,8 +359,6 @@ def test_a_bad_folder_gets_one_line_with_the_remedy(
 
 def test_a_kind_without_keys_and_values_is_refused(tmp_path: Path) -> None:
     """A recurrent network reads the second half of a text without the first."""
-    from transformers import MambaConfig
-
     save_model(tmp_path, MambaConfig(vocab_size=305, hidden_size=16, num_hidden_layers=2, state_size=4))
     edit(tmp_path / "config.json", num_attention_heads=2)
     with pytest.raises(StorageError, match="reads a text in parts"):
@@ -363,6 +384,7 @@ UNFIT: list[tuple[list[str], int, str]] = [
     (["data.train=text/train.txt", "data.valid=text/valid.txt"], 3, 'data.tokenizer = "hf"'),
     (["model.trunk=recurrent", "model.attention_span=256"], 2, "needs a pretrained trunk"),
     (["model.trunk=hf:"], 2, "recurrent, transformer or hf:FOLDER"),
+    (["model.trunk=hf"], 2, "recurrent, transformer or hf:FOLDER"),
 ]  # fmt: skip
 
 
