@@ -11,6 +11,7 @@ import typer
 from dialog.chat.cli import chat
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
+from dialog.distinct import human_distinct
 from dialog.options import DecodeOverrides, decoding_of
 from dialog.serve.cli import serve
 from lm.config.load import Resolved, load_config
@@ -370,6 +371,7 @@ def _family() -> "ReportFamily":
 add_compare_and_report(app, "dialog runs/softmax runs/mos", _family)
 
 
+app.command("distinct")(human_distinct)
 app.command()(chat)
 app.command()(serve)
 add_check(app)

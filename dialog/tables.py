@@ -15,13 +15,14 @@ Result = Mapping[str, Any]
 if TYPE_CHECKING:
     from dialog.demo import DemoResult
     from dialog.metrics.bleu import BleuScore
+    from dialog.metrics.distinct import Diversity
     from dialog.metrics.scores import ResponseScores, ResponsesReport
     from dialog.results import DialogEvaluation
 
 _ORDERS = ("1", "2", "3", "4")
 _LIKELIHOOD = ("perplexity", "nll", "perplexity_batch_mean", "tokens", "contexts")
 _CUT = ("responses_cut", "tokens_cut")  # left out of the perplexity, beyond data.max_response
-_DISTINCT = ("inter_distinct_1", "inter_distinct_2", "intra_distinct_1", "intra_distinct_2")
+_VARIED = ("model", "true response")  # systems whose variety is shown
 
 
 def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
@@ -81,22 +82,19 @@ def _tables(
     cut: Mapping[str, int],
     note: str,
 ) -> list[Table | str]:
-    """Tables of the model's likelihood and variety, and of the BLEU of all systems, with a note."""
+    """Tables of the model's likelihood, and of the variety and BLEU of all systems, with a note."""
     scores = systems["model"]
-    found = scores.diversity
     measures = {
         **likelihood,
-        **{name: getattr(found, name) for name in _DISTINCT},
-        "mean_length": found.mean_length,
         "length_ratio": scores.length_ratio,
-        "looping_share": found.looping_share,
-        "most_common_share": found.most_common_share,
         **cut,
         "sacrebleu": scores.sacrebleu.score,
     }
     spread = scores.references
+    varied = [variety_row(name, one.diversity) for name, one in systems.items() if name in _VARIED]
     return [
         Table(title, [measures], upright=True),
+        Table("Variety: shares of distinct n-grams, length, and repetition", varied),
         Table(
             "Precision/recall, smoothing of today's NLTK",
             [{"answers": name, **bleu_columns(one.bleu["bleu"])} for name, one in systems.items()],
@@ -116,6 +114,20 @@ def _tables(
         "undefined share: of pairs with a common word for which NLTK 3.4 has no score; they count 0 in this"
         " table, as in Zhao et al.'s code",
     ]
+
+
+def variety_row(name: str, found: "Diversity") -> dict[str, Any]:
+    """Measures of the variety of a system's responses, as a row."""
+    return {
+        "answers": name,
+        "distinct-1": found.inter_distinct_1,
+        "distinct-2": found.inter_distinct_2,
+        "distinct-1 in one": found.intra_distinct_1,
+        "distinct-2 in one": found.intra_distinct_2,
+        "length": found.mean_length,
+        "looping share": found.looping_share,
+        "most common": found.most_common_share,
+    }
 
 
 def bleu_columns(scores: Mapping[str, "BleuScore"]) -> dict[str, float]:

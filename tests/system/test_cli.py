@@ -37,8 +37,8 @@ from lm.errors import (
 from lm.stop import deferred_signals
 
 COMMANDS = (
-    "chat", "check", "compare", "demo", "describe", "doctor", "evaluate", "export", "import", "prepare",
-    "presets", "references", "report", "runs", "score", "serve", "show", "train", "tune",
+    "chat", "check", "compare", "demo", "describe", "distinct", "doctor", "evaluate", "export", "import",
+    "prepare", "presets", "references", "report", "runs", "score", "serve", "show", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze gates",
