@@ -8,6 +8,7 @@ import pytest
 
 from dialog.cli import main as dialog
 from lm.cli import main as lm
+from tests.support.forked import ranks
 from tests.support.launching import command, ended
 from tests.support.tiny_lm import write_run
 from tests.support.tiny_talk import TALK, write_talk
@@ -42,11 +43,14 @@ def require_same_files(
     monkeypatch.chdir(alone)
     code, out, _ = ending(main, *line[1:])
     assert code == 0
-    end = ended(shared, command(*line, "--processes", str(processes)))
-    assert end.returncode == 0, end.stderr
-    assert "internal error" not in end.stderr
+    with ranks(shared, processes, *line) as started:
+        assert started.ended().codes == [0] * processes, started.output
+        assert not started.errors
+        assert started.shown(1) == out, "only rank 0 prints"
     assert written(shared) == written(alone) != written(folder)
-    assert end.stdout == out, "only rank 0 prints"
+
+
+QUICK = ("score", "analyze rank")
 
 
 @pytest.fixture
@@ -58,15 +62,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def test_a_language_model_evaluated_by_two_processes(
+def test_a_language_model_evaluated_by_processes_of_this_machine(
     folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ("lm", "evaluate", "run", "--json", "found.json")
-    require_same_files(folder, ending, monkeypatch, line)
+    line = ("evaluate", "run", "--json", "found.json")
+    monkeypatch.chdir(folder)
+    end = ended(folder, command("lm", *line, "--processes", "2"))
+    assert end.returncode == 0, end.stderr
+    found = written(folder)
+    code, out, _ = ending(lm, *line)
+    assert (code, out, written(folder)) == (0, end.stdout, found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
+)
 def test_measures_by_three_processes(
     folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -74,7 +84,6 @@ def test_measures_by_three_processes(
     require_same_files(folder, ending, monkeypatch, line, 3)
 
 
-@pytest.mark.slow
 def test_a_dialog_model_evaluated_by_two_processes(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +95,6 @@ def test_a_dialog_model_evaluated_by_two_processes(
     require_same_files(folder, ending, monkeypatch, line)
 
 
-@pytest.mark.slow
 def test_references_found_by_two_processes(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:

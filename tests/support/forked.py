@@ -6,6 +6,7 @@ one fails. The tests of launching itself use :mod:`tests.support.launching`.
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,16 +37,17 @@ def unchanged(rank: int, arguments: list[str]) -> list[str]:
 
 
 class Ranks:
-    """The ranks of one command in a folder, where each has its output in ``rank-N.out``."""
+    """The ranks of one command in a folder, with their output in another folder."""
 
-    def __init__(self, folder: Path, size: int, line: Sequence[str], prepare: Prepare = unchanged) -> None:
+    def __init__(self, folder: Path, size: int, line: Sequence[str], prepare: Prepare, streams: str) -> None:
         self.folder, self.size = folder, size
+        self._streams = streams
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         server = get_context("forkserver")
         server.set_forkserver_preload(list(LOADED))
         self.processes: list[BaseProcess] = [
-            server.Process(target=_rank, args=(folder, rank, size, self._store.port, tuple(line), prepare))
-            for rank in range(size)
+            server.Process(target=_rank, args=(folder, *place, tuple(line), prepare))
+            for place in ((rank, size, self._store.port, streams) for rank in range(size))
         ]
         for process in self.processes:
             process.start()
@@ -77,11 +79,15 @@ class Ranks:
     def codes(self) -> list[int | None]:
         return [process.exitcode for process in self.processes]
 
+    def shown(self, stream: int) -> str:
+        """Standard output, 1, or standard error, 2, of all ranks."""
+        paths = [Path(self._streams, f"{stream}-{rank}") for rank in range(self.size)]
+        return "".join(path.read_text() for path in paths if path.exists())
+
     @property
     def output(self) -> str:
         """Standard output and standard error of all ranks."""
-        paths = [self.folder / f"rank-{rank}.out" for rank in range(self.size)]
-        return "".join(path.read_text() for path in paths if path.exists())
+        return self.shown(1) + self.shown(2)
 
     @property
     def errors(self) -> list[str]:
@@ -101,23 +107,25 @@ class Ranks:
 @contextmanager
 def ranks(folder: Path, size: int, *line: str, prepare: Prepare = unchanged) -> Iterator[Ranks]:
     """Start ``lm`` or ``dialog`` with the arguments of a line as several ranks; at the end all are killed."""
-    started = Ranks(folder, size, line, prepare)
-    try:
-        yield started
-    finally:
-        for process in started.processes:
-            process.kill()
-            process.join()
+    with tempfile.TemporaryDirectory() as streams:
+        started = Ranks(folder, size, line, prepare, streams)
+        try:
+            yield started
+        finally:
+            for process in started.processes:
+                process.kill()
+                process.join()
 
 
-def _rank(folder: Path, rank: int, size: int, port: int, line: Sequence[str], prepare: Prepare) -> None:
+def _rank(
+    folder: Path, rank: int, size: int, port: int, streams: str, line: Sequence[str], prepare: Prepare
+) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ |= {name: str(number) for name, number in place.items()}
     os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.chdir(folder)
-    out = os.open(f"rank-{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
-        os.dup2(out, stream)
+        os.dup2(os.open(f"{streams}/{stream}-{rank}", os.O_WRONLY | os.O_CREAT), stream)
     torch.set_num_threads(1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
