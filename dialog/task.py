@@ -124,17 +124,17 @@ def score_items(
     data: EncodedDialogs,
     codec: Codec,
     device: torch.device,
-    part: range | None = None,
+    only: range | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield nats (R,) and tokens (R,) of the responses of each of :func:`score_batches`, in order.
 
-    ``part`` scores only a range of the batches.
+    ``only`` restricts them to a range of the batches.
     """
     training = model.training
     model.eval()
     try:
         batches = score_batches(data)
-        for indices in batches if part is None else batches[part.start : part.stop]:
+        for indices in batches if only is None else batches[only.start : only.stop]:
             batch = data.batch(indices, codec.vocabulary.pad).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
             with torch.no_grad():

@@ -127,8 +127,8 @@ class TrainedModel:
         """Score every true response, in the order of ``list_examples``."""
         data = encode_dialogs(dialogs, self.codec, self.config)
 
-        def scores(part: range) -> Iterator[list[float]]:
-            for nll, tokens in score_items(self.model, data, self.codec, self.device, part):
+        def scores(own: range) -> Iterator[list[float]]:
+            for nll, tokens in score_items(self.model, data, self.codec, self.device, own):
                 yield from map(list, zip(nll.tolist(), tokens.tolist(), strict=True))
 
         pairs = joined(self.group, len(score_batches(data)), scores)
@@ -176,9 +176,9 @@ class TrainedModel:
         batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
         seeds = seeds or [decode.seed] * len(items)
 
-        def decoded(part: range) -> Iterator[list[Any]]:
-            own, done = batches[part.start : part.stop], 0
-            for chosen in own:
+        def decoded(own: range) -> Iterator[list[Any]]:
+            mine, done = batches[own.start : own.stop], 0
+            for chosen in mine:
                 hypotheses = self._decode(
                     [items[i] for i in chosen], search_of(decode), [seeds[i] for i in chosen], check
                 )
@@ -187,7 +187,7 @@ class TrainedModel:
                     hypotheses = self._selected([examples[i] for i in chosen], hypotheses, decode)
                 yield from ([astuple(h) for h in best] for best in hypotheses)
                 done += len(chosen)
-                progress(done, sum(map(len, own)))
+                progress(done, sum(map(len, mine)))
 
         answers = dict(zip(chain(*batches), joined(self.group, len(batches), decoded), strict=True))
         return [

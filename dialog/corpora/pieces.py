@@ -22,8 +22,8 @@ from dialog.corpora.sources import OBJECT_READERS, Located, read_splits
 from dialog.utterance import Dialog, Utterance
 from lm.disk.regular import open_regular
 from lm.text.lines import Dropped, InputLog, read_lines
+from lm.text.parts import FileRange
 from lm.text.prepared_folder import hash_inputs, read_report
-from lm.text.slices import FileSlice
 
 _DIALOGS = "dialogs.jsonl"
 _TOGETHER = ("swda", "pickle", "datasets")  # formats whose files are one piece
@@ -44,7 +44,7 @@ class Whole:
         return type(self)(self.files, here=start == 0)
 
 
-Piece = Whole | FileSlice
+Piece = Whole | FileRange
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ def _piece(file: Path, format: str) -> Piece:
         lines = read_lines(stream, str(file), InputLog("skip"))
         first = next((text for _, text in lines if text.strip()), "")
     array = first.lstrip().startswith("[")
-    return Whole((file,)) if array else FileSlice(file, 0, file.stat().st_size)
+    return Whole((file,)) if array else FileRange(file, 0, file.stat().st_size)
 
 
 def read_piece(
     piece: Piece, split: str, located: Located, options: ReadOptions, log: InputLog
 ) -> list[Chunk]:
     """Read a piece, which drops input only into its chunks."""
-    if isinstance(piece, FileSlice):
+    if isinstance(piece, FileRange):
         own = InputLog(log.on_bad_line, log.command)
         reader, name = OBJECT_READERS[located.format], str(piece.path)
         with open_regular(piece.path) as stream:
@@ -97,7 +97,7 @@ def inputs_of(pieces: Iterable[Piece]) -> dict[str, Any]:
     """Sizes and hashes of what pieces read; nothing for a data set."""
     found: dict[str, Any] = {}
     for piece in pieces:
-        if isinstance(piece, FileSlice):
+        if isinstance(piece, FileRange):
             place = f"{piece.path}:{piece.start}-{piece.stop}"
             found[place] = {"size": piece.size, "sha256": piece.sha256()}
         else:

@@ -38,9 +38,9 @@ from dialog.utterance import WHOLE
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
+from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs, require_fractions
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
-from lm.text.slices import PartOf, part_of
 from lm.text.vocabulary import UNK, Codec, TokenizerKind
 
 _FORMAT = 1  # version of the folder's format; a folder of another version is rebuilt

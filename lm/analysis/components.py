@@ -44,16 +44,16 @@ def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> C
     rows = block_rows(head)
     windows, group = windows_of(ids, rows), trained.group
 
-    def states(part: range) -> Iterator[tuple[Layers, Tensor]]:
-        for hidden, targets in trained.readings(ids, window=rows, part=part):
+    def states(own: range) -> Iterator[tuple[Layers, Tensor]]:
+        for hidden, targets in trained.readings(ids, window=rows, only=own):
             yield hidden.map(_first_column), targets
 
     shapes: list[tuple[int, ...]] = [(2,), (components,)]
     if head.mixer.mixes_contexts:
-        sums = summed(group, windows, lambda part: priors(head, states(part)), prior_sums, shapes)
+        sums = summed(group, windows, lambda own: priors(head, states(own)), prior_sums, shapes)
         return ComponentUse(kind, prior_use(*sums))
     shapes += [(), (components,), (components, vocab)]
-    sums = summed(group, windows, lambda part: joints(head, states(part)), component_sums, shapes)
+    sums = summed(group, windows, lambda own: joints(head, states(own)), component_sums, shapes)
     return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, shown, *sums))
 
 

@@ -49,8 +49,8 @@ def expected_divergence(blocks: Iterator[Tensor]) -> Divergence:
 def divergence_of_run(trained: "TrainedLm", ids: "Ids") -> Divergence:
     """:func:`expected_divergence` of a run on a text; the processes of its group share the text."""
 
-    def blocks(part: range) -> Iterator[Tensor]:
-        return trained.log_probs(ids, part=part)
+    def blocks(own: range) -> Iterator[Tensor]:
+        return trained.log_probs(ids, only=own)
 
     words = len(trained.codec.vocabulary)
     shapes = ((2,), (words,), (words,))

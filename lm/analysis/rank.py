@@ -23,7 +23,7 @@ from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError
-from lm.language.shards import add_ids
+from lm.language.split_files import add_ids
 from lm.language.trained import weights_sha256
 from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress

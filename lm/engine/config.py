@@ -95,7 +95,7 @@ class TrainConfig(Section):
     batch_size: Size = Field(16, description="number of dialog segments (dialog) or streams (lm) in a batch")
     shards: Size = Field(
         1,
-        description="number of parts of a batch, each with its own random numbers, divided among processes."
+        description="number of shards of a batch, each with its own random numbers, divided among processes."
         " At most as many processes can train; their number affects only the speed.",
     )
     reduction: Literal["exact", "fast"] = Field(

@@ -107,7 +107,7 @@ class Statistics:
 
 def gather(
     trained: TrainedLm,
-    shards: Sequence[Ids],
+    files: Sequence[Ids],
     statistics: Statistics,
     window: int = ADAPT_LENGTH,
     *,
@@ -123,7 +123,7 @@ def gather(
     to date. ``commit`` may raise. DataError if there is no window.
     """
     model, streams = trained.model, statistics.state.streams
-    laid_out = Streams(shards, streams, trained.codec.vocabulary.bos, paper=paper)
+    laid_out = Streams(files, streams, trained.codec.vocabulary.bos, paper=paper)
     config = WindowConfig(length=window, random=False, rescale_lr=False)
     total = sum(1 for _ in laid_out.spans(config, np.random.default_rng(0), training=True))
     if not total:

@@ -10,15 +10,15 @@ import numpy as np
 from lm.config.named_data import SPLITS, missing
 from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
-from lm.language.parts import FilePart, whole_file
-from lm.language.shards import SPLIT, TokenSplit, add_ids, id_chunks, read_split
+from lm.language.pieces import FilePiece, whole_file
 from lm.language.sources import is_spelled
+from lm.language.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
 from lm.text.tokenizers import StoredKind
 from lm.text.vocabulary import Codec
 
-__all__ = ["TokenSplit", "load_codec", "load_split", "text_part"]
+__all__ = ["TokenSplit", "load_codec", "load_split", "text_piece"]
 
 _SEED = 1  # of the text sample for sentencepiece
 
@@ -33,9 +33,9 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
     path = _existing(source)
     if path.is_dir():
         return read_split(_require_split(path), codec)
-    part = text_part(path, codec.tokenizer.kind)
+    piece = text_piece(path, codec.tokenizer.kind)
     seen, digest = SplitCounts(), hashlib.sha256()
-    lines = read_tokens([part], codec.tokenizer, InputLog("error", "lm prepare"))
+    lines = read_tokens([piece], codec.tokenizer, InputLog("error", "lm prepare"))
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
     add_ids(digest, ids)
     return TokenSplit((ids,), digest.hexdigest(), seen.characters)
@@ -56,10 +56,10 @@ def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:
         except StorageError as error:
             detail = str(error).split(";")[0]
             raise DataError(f"{detail}; run `lm prepare` again") from error
-    splits = {"train": [text_part(train, data.tokenizer)]}
+    splits = {"train": [text_piece(train, data.tokenizer)]}
     for split, source in (("valid", data.valid), ("test", data.test)):
         if Path(source).is_file():
-            splits[split] = [text_part(Path(source), data.tokenizer)]
+            splits[split] = [text_piece(Path(source), data.tokenizer)]
     log = InputLog("error", "lm prepare")
     tokenizer = learn_tokenizer(
         data.tokenizer,
@@ -73,12 +73,12 @@ def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:
     return learn_codec(splits, tokenizer, size=data.vocab_size, log=log)
 
 
-def text_part(path: Path, kind: StoredKind) -> FilePart:
-    """A text file as a part in the tokenizer's style. DataError if it is unreadable."""
+def text_piece(path: Path, kind: StoredKind) -> FilePiece:
+    """A text file as a piece in the tokenizer's style. DataError if it is unreadable."""
     if kind == "byte":
         return whole_file(path, "bytes")
-    part = whole_file(path, "lines")
-    return replace(part, style="spelled") if kind == "char" and is_spelled(path) else part
+    piece = whole_file(path, "lines")
+    return replace(piece, style="spelled") if kind == "char" and is_spelled(path) else piece
 
 
 def _existing(source: str) -> Path:

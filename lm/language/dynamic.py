@@ -188,7 +188,7 @@ def run_statistics(
     StorageError if all stored statistics are damaged, or if they cannot be written.
     """
     split = load_split(trained.config.data.train, trained.codec)
-    tokens = sum(len(shard) for shard in split.shards)
+    tokens = sum(len(file) for file in split.files)
     require(
         2 * streams <= tokens,
         f"--streams {streams}: {trained.config.data.train} has too few tokens ({tokens:,});"
@@ -221,7 +221,7 @@ def run_statistics(
     before = statistics.windows
     with StopFlag() as stop:
         gather(
-            trained, split.shards, statistics, window, paper=paper, progress=progress, commit=commit_at_times
+            trained, split.files, statistics, window, paper=paper, progress=progress, commit=commit_at_times
         )
         if statistics.windows > before:
             commit()

@@ -2,14 +2,14 @@
 
 ::
 
-    OUT/train/ valid/ test/   token ids, see lm/language/shards.py
+    OUT/train/ valid/ test/   token ids, see lm/language/split_files.py
     OUT/vocabulary.json, tokenizer.json, tokenizer.model    the codec, see lm/text/vocabulary.py
     OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
     OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
 The text is read once, by one process or several, and stored as numbers of its words, see
 lm/language/part_files.py. These become token ids when all words are counted. Memory holds only the vocabulary
-and one shard. The same input and options give the same bytes.
+and one file of a split. The same input and options give the same bytes.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from lm.console.tables import Table
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import ConfigError, DataError, StorageError, require
 from lm.language.part_files import StoredPart, merged, store_text, store_words
-from lm.language.parts import CopiesPart, FilePart, Part
-from lm.language.shards import id_dtype, write_split
+from lm.language.pieces import CopiesPiece, FilePiece, Piece
 from lm.language.sources import BYTES, Located, ReadOptions, locate
+from lm.language.split_files import id_dtype, write_split
 from lm.language.survey import SplitCounts, build_vocabulary, learn_tokenizer, read_tokens, require_own
 from lm.text.lines import Dropped, InputLog, OnBadLine
+from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
 from lm.text.pretrained import PretrainedTokenizer
-from lm.text.slices import PartOf, part_of
 from lm.text.tokenizers import SentencePiece, StoredKind, Tokenizer, TokenizerKind
 from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
 from lm.trunks.config import PRETRAINED, pretrained_path
@@ -158,9 +158,9 @@ class TextPreparation(Preparation):
         tokenizer, keep = self._tokenizer(learned), self.options.blank_lines == "keep"
         log = InputLog(self.options.on_bad_line, COMMAND)
         counts, report = dict[str, SplitCounts](), dict[str, dict[str, int]]()
-        for split, parts in part_of(self.located.splits, part).items():
+        for split, pieces in part_of(self.located.splits, part).items():
             before = len(log.dropped)
-            lines = read_tokens(parts, tokenizer, log, blank_lines=keep)
+            lines = read_tokens(pieces, tokenizer, log, blank_lines=keep)
             counts[split] = found = store_text(folder / f"{split}.ids", lines)
             dropped = len(log.dropped) - before
             report[split] = {"lines": found.lines, "characters": found.characters, "dropped": dropped}
@@ -229,20 +229,21 @@ def _common_model(parts: Sequence[Path]) -> bytes:
     return first
 
 
-def _identity(splits: Mapping[str, Sequence[Part]]) -> dict[str, Any]:
-    """Content of parts of a source: hashes of slices and of rows, and parameters of synthetic lines."""
+def _identity(splits: Mapping[str, Sequence[Piece]]) -> dict[str, Any]:
+    """Content of pieces of a source: hashes of files and of rows, and parameters of synthetic lines."""
     found: dict[str, Any] = {}
-    for split, parts in splits.items():
-        if all(isinstance(part, CopiesPart) for part in parts):
-            found[split] = [f"{part!r}" for part in parts]
+    for split, pieces in splits.items():
+        made_up = [piece.identity for piece in pieces if isinstance(piece, CopiesPiece)]
+        if len(made_up) == len(pieces):
+            found[split] = made_up
             continue
         digest = hashlib.sha256()
-        for part in parts:
-            if isinstance(part, FilePart):
-                place = f"{part.path}:{part.start}-{part.stop}"
-                found[place] = {"size": part.size, "sha256": part.sha256()}
+        for piece in pieces:
+            if isinstance(piece, FilePiece):
+                place = f"{piece.path}:{piece.start}-{piece.stop}"
+                found[place] = {"size": piece.size, "sha256": piece.sha256()}
                 continue
-            for line in part.lines(InputLog("skip")):
+            for line in piece.lines(InputLog("skip")):
                 digest.update(line.text.encode("utf-8", "surrogatepass") + b"\n")
             found[split] = digest.hexdigest()
     return found

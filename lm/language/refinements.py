@@ -23,7 +23,7 @@ from lm.language.results import DropoutPasses, RefinementChoice, TemperatureChoi
 from lm.language.scoring import hidden_nll, no_advance, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.parallel.slices import joined_rows, own_part
+from lm.parallel.slices import joined_rows, own_slice
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
 
@@ -110,8 +110,8 @@ def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Temperatur
     al. 2020).
     """
     source, ids = searched_text(trained)
-    part = own_part(trained.group, windows_of(ids, paper=paper))
-    read = list(trained.readings(ids, paper=paper, part=part))
+    own = own_slice(trained.group, windows_of(ids, paper=paper))
+    read = list(trained.readings(ids, paper=paper, only=own))
 
     def nll_at(multiplier: float) -> Floats:
         pieces = [np.empty(0), *(hidden_nll(trained.model, *reading, 1 / multiplier) for reading in read)]
@@ -185,10 +185,10 @@ def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floa
     for first in range(0, samples, group.size):
         count = min(group.size, samples - first)
 
-        def passed(part: range, first: int = first) -> Tensor:
+        def passed(own: range, first: int = first) -> Tensor:
             nll = [np.empty(0)]
             with torch.random.fork_rng(devices=devices):
-                for sample in part:
+                for sample in own:
                     torch.manual_seed(int(np.random.default_rng((seed, first + sample)).integers(2**63)))
                     nll.append(one_pass())
             return torch.from_numpy(np.concatenate(nll))

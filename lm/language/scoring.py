@@ -24,9 +24,9 @@ from lm.arrays import Floats
 from lm.disk.storage import write_atomic
 from lm.errors import visible
 from lm.heads.states import Layers
-from lm.language.corpus import load_split, text_part
+from lm.language.corpus import load_split, text_piece
 from lm.language.model import LanguageModel
-from lm.language.shards import line_ids
+from lm.language.split_files import line_ids
 from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
@@ -101,9 +101,9 @@ def token_nll(
     group = trained.group if model is None else ALONE  # of a model with dropout, whole passes are shared
     model = model or trained.model
 
-    def scored(part: range) -> Tensor:
+    def scored(own: range) -> Tensor:
         pieces = [np.empty(0)]
-        for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window, part=part):
+        for hidden, targets in trained.readings(ids, paper=paper, model=model, window=window, only=own):
             pieces.append(hidden_nll(model, hidden, targets, temperature))
             advance(len(targets) * trained.group.size)
         return torch.from_numpy(np.concatenate(pieces))
@@ -160,8 +160,8 @@ class _LineReader:
         self._trained, self._independent = trained, independent
         self._reader = self._begin()
 
-    def scores(self, stretches: Sequence[Sequence[Line]], part: range) -> Iterator[list[float]]:
-        """Yield log-probabilities of the tokens of each line of ``part`` of the next stretches of a text.
+    def scores(self, stretches: Sequence[Sequence[Line]], own: range) -> Iterator[list[float]]:
+        """Yield log-probabilities of the tokens of each line of ``own`` of the next stretches of a text.
 
         The trunk reads all stretches. Of independent lines, it reads others only where a line goes on in the
         next stretch.
@@ -172,7 +172,7 @@ class _LineReader:
                 [token for line in lines for token in line.ids], device=self._trained.device
             )
             forgotten = self._independent and lines[-1].ends
-            if index in part:
+            if index in own:
                 pieces = [hidden_nll(model, *reading) for reading in self._reader.readings(tokens)]
                 ends = np.cumsum([len(line.ids) for line in lines])[:-1]
                 yield from (scores.tolist() for scores in np.split(-np.concatenate(pieces), ends))
@@ -233,7 +233,7 @@ def _groups(trained: TrainedLm, path: Path) -> Iterator[list[Line]]:
     group: list[Line] = []
     held, codec = 0, trained.codec
     log = InputLog(command=None)
-    for line in read_tokens([text_part(path, codec.tokenizer.kind)], codec.tokenizer, log):
+    for line in read_tokens([text_piece(path, codec.tokenizer.kind)], codec.tokenizer, log):
         group.append(Line(line.line.number, line_ids(line, codec), line.line.ends))
         held += len(group[-1].ids)
         if held >= TOKENS_TOGETHER:

@@ -1,4 +1,4 @@
-"""Detection of corpus layouts by name and content, and the parts of their splits.
+"""Detection of corpus layouts by name and content, and the pieces of their splits.
 
 Names such as ``ptb.train.txt``, ``wiki.valid.tokens`` and ``test.txt`` identify the splits of a folder. So do
 the two folders of the One Billion Word benchmark. ``enwik8`` and ``text8`` are one file of bytes. Splits that
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from lm.config.named_data import SPLITS
 from lm.errors import DataError, require
-from lm.language.parts import CopiesPart, FilePart, Part, RowsPart, Style, cut_file, whole_file
+from lm.language.pieces import CopiesPiece, FilePiece, Piece, RowsPiece, Style, cut_file, whole_file
 from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
 from lm.text.prepared_folder import require_fractions
@@ -63,23 +63,23 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The format of a source, and the parts of each split in reading order; a dataset has no files."""
+    """The format of a source, and the pieces of each split in reading order; a dataset has no files."""
 
     source: str
     format: str
-    splits: Mapping[str, tuple[Part, ...]]
+    splits: Mapping[str, tuple[Piece, ...]]
 
     @property
     def files(self) -> list[Path]:
-        parts = [part for parts in self.splits.values() for part in parts if isinstance(part, FilePart)]
-        return list(dict.fromkeys(part.path for part in parts))
+        pieces = (piece for pieces in self.splits.values() for piece in pieces)
+        return list(dict.fromkeys(piece.path for piece in pieces if isinstance(piece, FilePiece)))
 
     @property
     def cut(self) -> list[str]:
         """Splits that are cut from the corpus's own train split."""
         train, *others = (
-            (split, {part.path if isinstance(part, FilePart) else part.name for part in parts})
-            for split, parts in self.splits.items()
+            (split, {piece.path if isinstance(piece, FilePiece) else piece.name for piece in pieces})
+            for split, pieces in self.splits.items()
         )
         return [split for split, origins in others if origins & train[1]]
 
@@ -104,7 +104,9 @@ def locate(source: str, options: ReadOptions) -> Located:
 def _made_up(options: ReadOptions) -> Located:
     """The reverse copy task, with independent random numbers for every split."""
     splits = {
-        split: (CopiesPart(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.vocab),)
+        split: (
+            CopiesPiece(f"{COPIES}:{split}", (options.seed, index), count, options.length, options.vocab),
+        )
         for index, (split, count) in enumerate(zip(SPLITS, _COPIES, strict=True))
     }
     return Located(COPIES, COPIES, splits)
@@ -115,8 +117,10 @@ def _locate_file(path: Path, options: ReadOptions) -> Located:
     if format == "auto":
         format = path.stem if path.stem in BYTES else _format_by_content(path)
     if format in BYTES:
-        parts = cut_file(path, "bytes", _BYTE_SHARES)
-        return Located(str(path), format, {name: (part,) for name, part in zip(SPLITS, parts, strict=True)})
+        pieces = cut_file(path, "bytes", _BYTE_SHARES)
+        return Located(
+            str(path), format, {name: (piece,) for name, piece in zip(SPLITS, pieces, strict=True)}
+        )
     return Located(str(path), format, _fill({"train": path}, _style(format), options))
 
 
@@ -124,13 +128,13 @@ def _style(format: str) -> Style:
     return "spelled" if format == "ptb-char" else "lines"
 
 
-def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict[str, tuple[Part, ...]]:
-    """The parts of the files, with missing splits cut from the end of train."""
+def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict[str, tuple[Piece, ...]]:
+    """The pieces of the files, with missing splits cut from the end of train."""
     fractions = {"valid": options.valid_fraction, "test": options.test_fraction}
     wanted = [split for split, share in fractions.items() if share and split not in files]
     places = [1 - sum(fractions[split] for split in wanted[index:]) for index in range(len(wanted))]
     cut = cut_file(files["train"], style, places)
-    found: dict[str, Part] = dict(zip(["train", *wanted], cut, strict=True))
+    found: dict[str, Piece] = dict(zip(["train", *wanted], cut, strict=True))
     found |= {split: whole_file(path, style) for split, path in files.items() if split != "train"}
     return {split: (found[split],) for split in SPLITS if split in found}
 
@@ -262,7 +266,7 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
             raise DataError(
                 f"{source}:{split}: no column {options.text_column}; name one of {columns} with --text-column"
             )
-    parts: dict[str, tuple[Part, ...]] = {}
+    pieces: dict[str, tuple[Piece, ...]] = {}
     stop = len(found["train"])
     total = stop
     for split, share in (("test", options.test_fraction), ("valid", options.valid_fraction)):
@@ -271,9 +275,9 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
         start = stop - max(1, round(total * share))
         if start < 1:
             raise DataError(f"{source}: {total} rows are too few to split; add some")
-        parts[split] = (RowsPart(f"{source}:train", found["train"], options.text_column, start, stop),)
+        pieces[split] = (RowsPiece(f"{source}:train", found["train"], options.text_column, start, stop),)
         stop = start
     for split, table in found.items():
         end = stop if split == "train" else len(table)
-        parts[split] = (RowsPart(f"{source}:{split}", table, options.text_column, 0, end),)
-    return Located(source, "datasets", {split: parts[split] for split in SPLITS if split in parts})
+        pieces[split] = (RowsPiece(f"{source}:{split}", table, options.text_column, 0, end),)
+    return Located(source, "datasets", {split: pieces[split] for split in SPLITS if split in pieces})

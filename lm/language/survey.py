@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError, require
 from lm.huggingface.pieces import read_tokenizer
-from lm.language.parts import Part, TextLine
+from lm.language.pieces import Piece, TextLine
 from lm.text.lines import InputLog
 from lm.text.pretrained import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
@@ -39,23 +39,23 @@ class SplitCounts:
 
 
 def read_tokens(
-    parts: Iterable[Part], tokenizer: Tokenizer, log: InputLog, *, blank_lines: bool = True
+    pieces: Iterable[Piece], tokenizer: Tokenizer, log: InputLog, *, blank_lines: bool = True
 ) -> Iterator[TokenLine]:
     """Yield the lines of a split as tokens, with or without blank ones.
 
     DataError, or entries of the log, for bad lines.
     """
     skip_blank = not blank_lines and tokenizer.kind != "byte"
-    for part in parts:
-        for line in part.lines(log):
+    for piece in pieces:
+        for line in piece.lines(log):
             if skip_blank and not line.text.strip():
                 continue
             tokens = tokenizer.split(line.text)
             if EOS_WORD in line.text and EOS_WORD in tokens:
                 remedy = f"remove {EOS_WORD}; every line end becomes one"
-                log.bad(part.name, line.number, f"the text has {EOS_WORD}, the mark of line ends", remedy)
+                log.bad(piece.name, line.number, f"the text has {EOS_WORD}, the mark of line ends", remedy)
                 continue
-            yield TokenLine(f"{part.name}:{line.number}", line, tokens)
+            yield TokenLine(f"{piece.name}:{line.number}", line, tokens)
 
 
 def count_split(lines: Iterable[TokenLine]) -> SplitCounts:
@@ -72,7 +72,7 @@ def count_split(lines: Iterable[TokenLine]) -> SplitCounts:
 
 def learn_tokenizer(
     kind: StoredKind,
-    train: Sequence[Part],
+    train: Sequence[Piece],
     *,
     lowercase: bool,
     vocab_size: int,
@@ -104,11 +104,11 @@ def require_own(*, lowercase: bool, vocab_size: int) -> None:
         require(not given, f"{name}: the tokenizer of a pretrained model has its own; leave it out")
 
 
-def _sample(parts: Sequence[Part], rng: random.Random, log: InputLog) -> Iterator[str]:
-    share = SAMPLE / max(1, sum(part.size for part in parts))
+def _sample(pieces: Sequence[Piece], rng: random.Random, log: InputLog) -> Iterator[str]:
+    share = SAMPLE / max(1, sum(piece.size for piece in pieces))
     taken = 0
-    for part in parts:
-        for line in part.lines(log):
+    for piece in pieces:
+        for line in piece.lines(log):
             if line.text.strip() and (share >= 1 or rng.random() < share):
                 yield line.text
                 taken += len(line.text)
@@ -144,9 +144,9 @@ def build_vocabulary(
 
 
 def learn_codec(
-    splits: Mapping[str, Sequence[Part]], tokenizer: Tokenizer, *, size: int, log: InputLog
+    splits: Mapping[str, Sequence[Piece]], tokenizer: Tokenizer, *, size: int, log: InputLog
 ) -> Codec:
     """Tokenizer and vocabulary of ``train``. Words of other splits only decide if ``<unk>`` is needed."""
-    counts = {name: count_split(read_tokens(parts, tokenizer, log)) for name, parts in splits.items()}
+    counts = {name: count_split(read_tokens(pieces, tokenizer, log)) for name, pieces in splits.items()}
     train = counts.pop("train")
     return Codec(tokenizer, build_vocabulary(tokenizer, train, [*counts.values()], size=size, of_all=False))

@@ -42,7 +42,7 @@ class LmTask:
         self._paper = config.train.compat == "paper"
         self._valid = valid
         self._carried = model.initial_state(config.train.batch_size)
-        self._length = sum(len(shard) for shard in train.shards) // config.train.batch_size
+        self._length = sum(len(file) for file in train.files) // config.train.batch_size
         if not self._length:
             raise DataError(
                 f"{config.data.train}: {len(train):,} tokens for train.batch_size ="
@@ -51,9 +51,9 @@ class LmTask:
         self._streams: Streams | ReadHeads
         if config.window.order == "read_heads":
             jitter, seed = config.window.jitter, config.train.seed
-            self._streams = ReadHeads(train.shards, config.train.batch_size, eos, jitter, seed)
+            self._streams = ReadHeads(train.files, config.train.batch_size, eos, jitter, seed)
         else:
-            self._streams = Streams(train.shards, config.train.batch_size, self._begin, paper=self._paper)
+            self._streams = Streams(train.files, config.train.batch_size, self._begin, paper=self._paper)
 
     def epoch_length(self) -> int:
         """Approximate number of windows in a pass."""
@@ -95,7 +95,7 @@ class LmTask:
     def shard(self, batch: Window, index: int, count: int) -> Window | None:
         """Neighbouring streams of a window."""
         rows = slice_of(batch.tokens.shape[1], index, count)
-        return batch.part(rows) if rows.stop > rows.start else None
+        return batch.select(rows) if rows.stop > rows.start else None
 
     def _forgetful(self, state: TrunkState) -> TrunkState:
         """The state, with the initial one for each stream with probability ``window.state_reset``."""
@@ -107,7 +107,7 @@ class LmTask:
     def validation(self) -> Iterator[tuple[float, int]]:
         """Σ nll and tokens of windows of the validation split, read as ``data.valid_streams`` streams."""
         streams = self.config.data.valid_streams
-        return score_streams(self.model, self._valid.shards, streams, self._begin, paper=self._paper)
+        return score_streams(self.model, self._valid.files, streams, self._begin, paper=self._paper)
 
     def state(self) -> dict[str, Tensor]:
         """The trunk's state of every stream."""
@@ -120,7 +120,7 @@ class LmTask:
 
 @torch.no_grad()
 def score_streams(
-    model: LanguageModel, shards: Sequence[Ids], streams: int, begin: int, *, paper: bool = False
+    model: LanguageModel, files: Sequence[Ids], streams: int, begin: int, *, paper: bool = False
 ) -> Iterator[tuple[float, int]]:
     """Yield Σ nll in nats and its divisor in tokens of windows of all tokens except a last incomplete row.
 
@@ -129,7 +129,7 @@ def score_streams(
     """
     device = model.embedding.weight.device
     config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)
-    laid_out = Streams(shards, streams, begin, paper=paper)
+    laid_out = Streams(files, streams, begin, paper=paper)
     scored = 0
     state = model.initial_state(streams)
     for span in laid_out.spans(config, np.random.default_rng(0)):

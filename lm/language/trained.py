@@ -52,16 +52,16 @@ class Reader:
         return outputs.hidden
 
     def readings(
-        self, tokens: Tensor, window: int = READ_LENGTH, part: range = WINDOWS
+        self, tokens: Tensor, window: int = READ_LENGTH, only: range = WINDOWS
     ) -> Iterator[tuple[Layers, Tensor]]:
         """Yield :meth:`read` of each window of the next tokens (N,), and the window; without gradients.
 
-        Only the windows of ``part`` are yielded, and those after it are not read.
+        Only the windows of ``only`` are yielded, and those after it are not read.
         """
-        for number, targets in enumerate(tokens.split(window)[: part.stop]):
+        for number, targets in enumerate(tokens.split(window)[: only.stop]):
             with torch.no_grad():
                 hidden = self.read(targets)
-            if number >= part.start:
+            if number >= only.start:
                 yield hidden, targets
 
 
@@ -119,25 +119,25 @@ class TrainedLm:
         paper: bool = False,
         model: LanguageModel | None = None,
         window: int = READ_LENGTH,
-        part: range = WINDOWS,
+        only: range = WINDOWS,
     ) -> Iterator[tuple[Layers, Tensor]]:
         """Yield the hidden states (n, 1, H) of each window and the tokens (n,) to predict from them.
 
-        ``paper``, ``model`` and DataError: see :meth:`begin`. ``part``: see :meth:`Reader.readings`.
+        ``paper``, ``model`` and DataError: see :meth:`begin`. ``only``: see :meth:`Reader.readings`.
         """
         reader, tokens = self.begin(ids, paper=paper, model=model)
-        yield from reader.readings(tokens, window, part)
+        yield from reader.readings(tokens, window, only)
 
     def log_probs(
         self,
         ids: Ids,
         rows: int = READ_LENGTH,
         dtype: torch.dtype = torch.float64,
-        part: range = WINDOWS,
+        only: range = WINDOWS,
     ) -> Iterator[Tensor]:
         """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
         head = copy.deepcopy(self.model.head).to(dtype)
-        for hidden, _ in self.readings(ids, window=rows, part=part):
+        for hidden, _ in self.readings(ids, window=rows, only=only):
             with torch.no_grad():
                 block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
             yield block

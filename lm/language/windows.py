@@ -1,6 +1,6 @@
 """Batches of a language model in training and validation: streams of tokens, cut into windows.
 
-The tokens of a shard are laid out as B streams of equal length, as in Merity et al. (2018). Stream b is a
+The tokens of a file are laid out as B streams of equal length, as in Merity et al. (2018). Stream b is a
 contiguous piece of the text. Every token is a target, and its input is the token before it in the text, or
 ``<eos>`` at the beginning. ``paper`` omits the first token of each stream, and in training a last window of
 one token, like the authors' code. ``ReadHeads`` has the order of Melis et al. (2020) instead.
@@ -37,16 +37,16 @@ class Window:
     def to(self, device: torch.device) -> "Window":
         return Window(self.tokens.to(device), self.targets.to(device), self.first, self.scale)
 
-    def part(self, rows: slice) -> "Window":
+    def select(self, rows: slice) -> "Window":
         """The window of some of the streams."""
         return Window(self.tokens[:, rows], self.targets[:, rows], self.first, self.scale, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The position of a window: rows ``start`` to ``stop`` of the streams of a shard."""
+    """The position of a window: rows ``start`` to ``stop`` of the streams of a file."""
 
-    shard: int
+    file: int
     start: int
     stop: int
     first: bool
@@ -54,39 +54,39 @@ class Span:
 
 
 class Streams:
-    """The shards of a split laid out as streams."""
+    """The files of a split laid out as streams."""
 
-    def __init__(self, shards: Sequence[Ids], streams: int, begin: int, *, paper: bool = False) -> None:
-        self._shards = [shard for shard in shards if len(shard) // streams > paper]
+    def __init__(self, files: Sequence[Ids], streams: int, begin: int, *, paper: bool = False) -> None:
+        self._files = [file for file in files if len(file) // streams > paper]
         self._streams, self._begin, self._paper = streams, begin, paper
 
-    def rows(self, shard: int) -> int:
-        """Number of tokens of each stream of a shard; an incomplete last row is left out."""
-        return len(self._shards[shard]) // self._streams
+    def rows(self, file: int) -> int:
+        """Number of tokens of each stream of a file; an incomplete last row is left out."""
+        return len(self._files[file]) // self._streams
 
     def spans(
         self, config: WindowConfig, generator: np.random.Generator, *, training: bool = False
     ) -> Iterator[Span]:
         """Yield the positions of the windows of a pass. Shards are shuffled, their text is in order."""
-        for shard in generator.permutation(len(self._shards)).tolist():
-            yield from self._spans_of(shard, config, generator, shortest=1 + (training and self._paper))
+        for file in generator.permutation(len(self._files)).tolist():
+            yield from self._spans_of(file, config, generator, shortest=1 + (training and self._paper))
 
     def _spans_of(
-        self, shard: int, config: WindowConfig, generator: np.random.Generator, shortest: int
+        self, file: int, config: WindowConfig, generator: np.random.Generator, shortest: int
     ) -> Iterator[Span]:
-        rows = self.rows(shard)
+        rows = self.rows(file)
         begin = start = int(self._paper)
         while rows - start >= shortest:
             drawn = _length(config, generator)
             stop = min(rows, start + drawn)
             length = drawn if self._paper else stop - start
-            yield Span(shard, start, stop, start == begin, _scale(length, config))
+            yield Span(file, start, stop, start == begin, _scale(length, config))
             start = stop
 
     def window(self, span: Span) -> Window:
         """Read a window."""
-        rows = self.rows(span.shard)
-        streams = self._shards[span.shard][: rows * self._streams].reshape(self._streams, rows)
+        rows = self.rows(span.file)
+        streams = self._files[span.file][: rows * self._streams].reshape(self._streams, rows)
         targets = streams[:, span.start : span.stop].astype(np.int64)
         ends = np.concatenate(([self._begin], streams[:-1, -1]))
         before = streams[:, span.start - 1] if span.start else ends
@@ -103,7 +103,7 @@ class ReadHeads:
     the seed and the number of tokens read. Streams are never reset to a zero state.
 
     Args:
-        shards: the text, kept in memory as a whole.
+        files: the text, kept in memory as a whole.
         streams: B, the number of heads.
         eos: id of the token that ends a sentence.
 
@@ -111,8 +111,8 @@ class ReadHeads:
         DataError: fewer sentences than heads.
     """
 
-    def __init__(self, shards: Sequence[Ids], streams: int, eos: int, jitter: int, seed: int) -> None:
-        self._text = np.concatenate(shards) if len(shards) > 1 else shards[0]
+    def __init__(self, files: Sequence[Ids], streams: int, eos: int, jitter: int, seed: int) -> None:
+        self._text = np.concatenate(files) if len(files) > 1 else files[0]
         ends = np.flatnonzero(self._text == eos) + 1
         self._sentences = np.concatenate(([0], ends[ends < len(self._text)]))
         self._streams, self._eos, self._jitter, self._seed = streams, eos, jitter, seed

@@ -27,7 +27,7 @@ def shards_of(rank: int, processes: int, shards: int) -> range:
 
 
 def slice_of(size: int, index: int, count: int) -> slice:
-    """Part ``index`` of ``count`` contiguous parts of nearly equal size, the larger ones first."""
+    """Slice ``index`` of ``count`` contiguous slices of nearly equal size, the larger ones first."""
     small, larger = divmod(size, count)
     start = index * small + min(index, larger)
     return slice(start, start + small + (index < larger))
@@ -45,16 +45,16 @@ def halves(node: Node) -> tuple[Node, Node]:
     return (node[0], middle), (middle, node[1])
 
 
-def nodes_within(part: range, node: Node) -> Iterator[Node]:
-    """The largest nodes below ``node`` that lie in a part, from left to right."""
-    first, last = max(part.start, node[0]), min(part.stop, node[1])
+def nodes_within(own: range, node: Node) -> Iterator[Node]:
+    """The largest nodes below ``node`` that lie in a range, from left to right."""
+    first, last = max(own.start, node[0]), min(own.stop, node[1])
     if first >= last:
         return
     if (first, last) == node:
         yield node
         return
     for child in halves(node):
-        yield from nodes_within(part, child)
+        yield from nodes_within(own, child)
 
 
 def tree_sum(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
@@ -68,5 +68,5 @@ def tree_sum(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T]
 
 def plan(processes: int, shards: int) -> list[tuple[int, Node]]:
     """Every (process, node) whose sum is exchanged, in the order of processes and shards."""
-    parts = (shards_of(rank, processes, shards) for rank in range(processes))
-    return [(rank, node) for rank, part in enumerate(parts) for node in nodes_within(part, (0, shards))]
+    owned = (shards_of(rank, processes, shards) for rank in range(processes))
+    return [(rank, node) for rank, own in enumerate(owned) for node in nodes_within(own, (0, shards))]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-PARTS = 64  # most parts of a sum, regardless of the number of processes
+LEAVES = 64  # most leaves of the tree of a sum, regardless of the number of processes
 
 
-def own_part(group: Group, count: int) -> range:
+def own_slice(group: Group, count: int) -> range:
     """Indices of this process's slice of ``count`` items."""
     return range(count)[slice_of(count, group.rank, group.size)]
 
@@ -30,7 +30,7 @@ def joined(group: Group, count: int, work: Callable[[range], Iterable[JSON]]) ->
 
     ``work`` gets the indices of the slice.
     """
-    own = own_part(group, count)
+    own = own_slice(group, count)
     return [*chain.from_iterable(group.gather(group.every(lambda: [*work(own)])))]
 
 
@@ -38,7 +38,7 @@ def joined_rows(group: Group, count: int, work: Callable[[range], "Tensor"]) -> 
     """Like :func:`joined`, where the results are the rows of a tensor."""
     import torch
 
-    own = own_part(group, count)
+    own = own_slice(group, count)
     return torch.cat(group.gather_rows(group.every(lambda: work(own))))
 
 
@@ -59,10 +59,10 @@ def summed(
     import torch
     from torch import Tensor
 
-    parts = max(1, min(PARTS, count))
-    starts = [slice_of(count, part, parts).start for part in range(parts)] + [count]
-    shares = [range(parts)[slice_of(parts, rank, group.size)] for rank in range(group.size)]
-    nodes = [[*nodes_within(share, (0, parts))] for share in shares]
+    leaves = max(1, min(LEAVES, count))
+    starts = [slice_of(count, leaf, leaves).start for leaf in range(leaves)] + [count]
+    shares = [range(leaves)[slice_of(leaves, rank, group.size)] for rank in range(group.size)]
+    nodes = [[*nodes_within(share, (0, leaves))] for share in shares]
 
     def work() -> Tensor:
         own = shares[group.rank]
@@ -81,5 +81,5 @@ def summed(
     sizes = [math.prod(shape) for shape in shapes]
     every = torch.cat(group.gather_rows(group.every(work)))
     known = dict(zip(chain.from_iterable(nodes), every, strict=True))
-    whole: Tensor = tree_sum((0, parts), known.get, Tensor.add_)
+    whole: Tensor = tree_sum((0, leaves), known.get, Tensor.add_)
     return [flat.view(tuple(shape)) for flat, shape in zip(whole.split(sizes), shapes, strict=True)]

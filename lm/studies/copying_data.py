@@ -89,7 +89,7 @@ def _read(folder: str) -> Corpus:
     splits, fingerprints = [], []
     for split in SPLITS:
         stored = load_split(f"{folder}/{split}", codec)
-        ids = np.concatenate([np.empty(0, np.int32), *stored.shards])
+        ids = np.concatenate([np.empty(0, np.int32), *stored.files])
         splits.append(_sequences(ids, length, symbols, (bar, end), f"{visible(folder)}/{split}"))
         fingerprints.append(stored.fingerprint)
     train, valid, test = splits

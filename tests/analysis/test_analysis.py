@@ -147,9 +147,9 @@ class StandIn:
         self.states = torch.randn(100, 6)
 
     def readings(
-        self, ids: np.ndarray, *, window: int = 256, part: range = WINDOWS
+        self, ids: np.ndarray, *, window: int = 256, only: range = WINDOWS
     ) -> Iterator[tuple[Layers, Tensor]]:
-        for start in range(0, len(ids), window)[part.start : part.stop]:
+        for start in range(0, len(ids), window)[only.start : only.stop]:
             part = slice(start, min(start + window, len(ids)))
             yield Layers(self.states[part, None]), torch.from_numpy(ids[part])
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.prepare import PrepareOptions, preparation, prepare
 from lm.errors import DataError, StorageError
+from lm.text.parts import PartOf
 from lm.text.prepared_parts import join_parts, prepare_part
-from lm.text.slices import PartOf
 from tests.dialog.test_prepare import contents, corpus
 
 SKIP = PrepareOptions(on_bad_line="skip")

@@ -214,9 +214,9 @@ def test_the_way_back_never_overshoots_and_settings_share_nothing() -> None:
 
 def test_statistics_resume_to_the_same_bits() -> None:
     trained = tiny_lm(**HEADS[1])
-    shards = [ids_of(trained, 403, seed=1), ids_of(trained, 161, seed=2)]
+    files = [ids_of(trained, 403, seed=1), ids_of(trained, 161, seed=2)]
     whole, pieces = Statistics.empty(trained.model, 8), Statistics.empty(trained.model, 8)
-    gather(trained, shards, whole)
+    gather(trained, files, whole)
 
     def stop(done: int, total: int) -> None:
         assert total == whole.windows == 14
@@ -225,7 +225,7 @@ def test_statistics_resume_to_the_same_bits() -> None:
 
     for _ in range(9):
         try:
-            gather(trained, shards, pieces, progress=stop)
+            gather(trained, files, pieces, progress=stop)
             break
         except Interrupted:
             continue
@@ -235,14 +235,14 @@ def test_statistics_resume_to_the_same_bits() -> None:
         gather(trained, [ids_of(trained, 7)], Statistics.empty(trained.model, 8))
 
 
-def test_every_shard_begins_with_a_state_of_its_own() -> None:
+def test_every_file_begins_with_a_state_of_its_own() -> None:
     trained = tiny_lm()
-    shards = [ids_of(trained, 90), ids_of(trained, 110, seed=2)]
+    files = [ids_of(trained, 90), ids_of(trained, 110, seed=2)]
     whole = Statistics.empty(trained.model, 4)
-    gather(trained, shards, whole)
-    apart = [Statistics.empty(trained.model, 4) for _ in shards]
-    for shard, statistics in zip(shards, apart, strict=True):
-        gather(trained, [shard], statistics)
+    gather(trained, files, whole)
+    apart = [Statistics.empty(trained.model, 4) for _ in files]
+    for file, statistics in zip(files, apart, strict=True):
+        gather(trained, [file], statistics)
     assert whole.windows == sum(statistics.windows for statistics in apart)
     for name, squares in whole.squares.items():
         torch.testing.assert_close(squares, apart[0].squares[name] + apart[1].squares[name])

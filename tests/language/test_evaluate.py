@@ -382,7 +382,7 @@ def test_a_long_line_of_bytes_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "some.txt"
     path.write_bytes(b"abcdefgh\nhead")
     whole = list(score_lines(trained, path, independent=True))
-    monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 3)
+    monkeypatch.setattr("lm.text.parts.BYTES_AT_ONCE", 3)
     pieces = list(score_lines(trained, path, independent=True))
     assert [row.line for row in pieces] == [1, 1, 1, 2, 2]
     for number, row in enumerate(whole, 1):

@@ -62,14 +62,14 @@ LINE = st.text(alphabet="ab N,é\t", max_size=12)
 @given(*(st.lists(LINE, min_size=1, max_size=8) for _ in range(3)), st.integers(1, 9))
 @settings(max_examples=25, deadline=None)
 def test_stored_ids_are_the_words_of_the_text(
-    tmp_path_factory: pytest.TempPathFactory, train: list[str], valid: list[str], test: list[str], shard: int
+    tmp_path_factory: pytest.TempPathFactory, train: list[str], valid: list[str], test: list[str], most: int
 ) -> None:
-    """Against a count by hand: order of the vocabulary, counts, every token, whatever the size of a shard."""
+    """Against a count by hand: order of the vocabulary, counts, every token, whatever the size of a file."""
     given = {"train": ["a b", *train], "valid": ["a", *valid], "test": ["a", *test]}
     base = tmp_path_factory.mktemp("any")
     files = {f"{split}__txt": "\n".join(content) + "\n" for split, content in given.items()}
     out = base / "out"
-    report = prepare(folder_of(base / "in", **files), out, PrepareOptions(shard_tokens=shard)).report
+    report = prepare(folder_of(base / "in", **files), out, PrepareOptions(shard_tokens=most)).report
     words = {s: [w for line in content for w in (*line.split(), EOS_WORD)] for s, content in given.items()}
     counts = Counter(words["train"])
     lacking = (set(words["valid"]) | set(words["test"])) - set(counts)
@@ -83,7 +83,7 @@ def test_stored_ids_are_the_words_of_the_text(
         shown = [word if word in counts else UNK for word in expected]
         assert codec.vocabulary.words(tokens.ids().tolist()) == shown
         assert len(tokens) == len(expected) == report["splits"][split]["tokens"]
-        assert [len(part) for part in tokens.shards[:-1]] == [shard] * (len(tokens.shards) - 1)
+        assert [len(file) for file in tokens.files[:-1]] == [most] * (len(tokens.files) - 1)
         assert tokens.characters == sum(len(line) + 1 for line in given[split])
         assert report["splits"][split]["oov_tokens"] == shown.count(UNK)
 
@@ -95,9 +95,9 @@ def test_the_type_of_the_ids_follows_the_vocabulary(tmp_path: Path) -> None:
     prepare(source, tmp_path / "small", PrepareOptions(vocab_size=65_536))
     for name, dtype in (("large", np.int32), ("small", np.uint16)):
         codec, split = opened(tmp_path / name)
-        assert split.shards[0].dtype == dtype
+        assert split.files[0].dtype == dtype
         assert split.ids().max() == len(codec.vocabulary) - 1
-        assert isinstance(split.shards[0], np.memmap)
+        assert isinstance(split.files[0], np.memmap)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_bytes_are_kept_one_for_one(name: str, tmp_path: Path, monkeypatch: pyte
     if name == "text8":
         data = bytes(rng.choices(b" abcdefghijklmnopqrstuvwxyz", k=4000))
     (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 7)
+    monkeypatch.setattr("lm.text.parts.BYTES_AT_ONCE", 7)
     report = prepare(str(tmp_path / name), tmp_path / "out").report
     size = len(data)
     pieces = {"train": data[: size * 9 // 10], "test": data[int(size * 0.95) :]}

@@ -137,7 +137,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     split = load_split("valid.txt", trained.codec)
     with torch.no_grad():
         eos = trained.codec.vocabulary.eos
-        total, tokens = map(sum, zip(*score_streams(trained.model, split.shards, 1, eos), strict=True))
+        total, tokens = map(sum, zip(*score_streams(trained.model, split.files, 1, eos), strict=True))
     nll = token_nll(trained, split.ids())
     assert tokens == len(nll) == len(split)
     assert total == pytest.approx(float(nll.sum()), rel=1e-6)

@@ -27,13 +27,13 @@ def layout(
     streams=st.integers(1, 7),
     length=st.integers(1, 20),
     random=st.booleans(),
-    shards=st.integers(1, 3),
+    files=st.integers(1, 3),
 )
 def test_every_token_is_a_target_once_and_follows_its_input(
-    tokens: int, streams: int, length: int, random: bool, shards: int
+    tokens: int, streams: int, length: int, random: bool, files: int
 ) -> None:
     text = np.arange(tokens, dtype=np.uint16)
-    pieces = np.array_split(text, shards)
+    pieces = np.array_split(text, files)
     windows = layout(pieces, streams, WindowConfig(length=length, random=random, shortest=1))
     before = {int(b): int(a) for piece in pieces for a, b in pairwise(piece)}
     targets = [int(t) for _, window in windows for t in window.targets.flatten()]
@@ -96,11 +96,11 @@ def test_lengths_have_the_published_distribution() -> None:
     assert [span.scale for span in spans] == pytest.approx((lengths / 70).tolist())
 
 
-def test_shards_come_in_another_order_each_pass() -> None:
-    text = [np.full(40, shard) for shard in range(6)]
+def test_files_come_in_another_order_each_pass() -> None:
+    text = [np.full(40, file) for file in range(6)]
     streams = Streams(text, 2, EOS)
     orders = [
-        [span.shard for span in streams.spans(WindowConfig(random=False), np.random.default_rng(seed))]
+        [span.file for span in streams.spans(WindowConfig(random=False), np.random.default_rng(seed))]
         for seed in range(4)
     ]
     assert all(sorted(order) == list(range(6)) for order in orders)

@@ -19,7 +19,7 @@ from lm.language.refinements import search_temperature
 from lm.language.scoring import score_lines, token_nll
 from lm.language.trained import TrainedLm
 from lm.parallel.group import ALONE, Group
-from lm.parallel.slices import joined, joined_rows, own_part, summed
+from lm.parallel.slices import joined, joined_rows, own_slice, summed
 from tests.dialog.test_references import ITEMS, TEST, TRAIN
 from tests.support.ranks import together
 from tests.support.tiny_lm import ids_of, text_of, tiny_codec, tiny_lm
@@ -39,7 +39,7 @@ def test_slices_are_joined_in_order(count: int, size: int) -> None:
     def work(group: Group) -> object:
         numbers = joined(group, count, lambda part: part)
         rows = joined_rows(group, count, lambda part: torch.tensor([*part], dtype=torch.int64))
-        return numbers, rows.tolist(), len(own_part(group, count))
+        return numbers, rows.tolist(), len(own_slice(group, count))
 
     results = together(size, work)
     lengths = [own for _, _, own in results]  # type: ignore[misc]
@@ -102,7 +102,7 @@ def test_lines_are_scored_with_the_bits_of_one_process(
 ) -> None:
     """Lines that come in pieces, as long ones of bytes do, carry their state from piece to piece."""
     monkeypatch.setattr("lm.language.scoring.TOKENS_TOGETHER", 40)
-    monkeypatch.setattr("lm.text.slices.BYTES_AT_ONCE", 64)
+    monkeypatch.setattr("lm.text.parts.BYTES_AT_ONCE", 64)
     path = tmp_path / "text.txt"
     path.write_text(text_of(60, 4) + ("" if tokens == "whitespace" else "ab c" * 99))
     trained = tiny_lm(codec=tiny_codec(tokens))

@@ -45,7 +45,7 @@ OPTIMIZERS: Tables = {
     },
     "adamw": {"name": "adamw", "lr": 0.1, "schedule": "one_cycle", "warmup_steps": 4, "decay_steps": 14},
 }  # fmt: skip
-STREAMS = 40  # of a training text of three shards and a bit, 800 tokens each: about ten windows a pass
+STREAMS = 40  # of a training text of three files and a bit, 800 tokens each: about ten windows a pass
 WORDS = ("moss", "grows", "on", "the", "north", "side", "of", "old", "stones", "where", "rain", "stays")
 
 
@@ -93,7 +93,7 @@ class Preparation(Case):
 
 @dataclass(frozen=True)
 class LmTraining(Training):
-    """``lm train`` on random windows of a corpus of several shards, or of a text file."""
+    """``lm train`` on random windows of a corpus of several files, or of a text file."""
 
     program = "lm"
 

@@ -299,7 +299,7 @@ def test_help_loads_nothing_heavy(package: str, arguments: list[str]) -> None:
 # Names of counterparts: the same thing for each family, a command and its function, a type variable.
 COUNTERPARTS = {
     "Compat", "Config", "DataConfig", "FAMILY", "LOCK", "LOWEST", "Located", "MANIFEST",
-    "MEASURES", "ModelConfig", "POINTS", "PrepareOptions", "RESULT", "ReadOptions", "app",
+    "MEASURES", "ModelConfig", "POINTS", "Piece", "PrepareOptions", "RESULT", "ReadOptions", "app",
     "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
     "evaluation_tables", "export_run", "generate", "import_run", "locate", "main", "preparation", "prepare",
     "prepared_tables", "read_split", "recovery",

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from lm.errors import ConfigError, DataError, HighrankError, StorageError, WorkerError
 from lm.language.prepare import PrepareOptions, preparation, prepare
 from lm.language.sources import ReadOptions
+from lm.text.parts import FileRange, PartOf, part_of
 from lm.text.prepared_folder import Prepared
 from lm.text.prepared_parts import join_parts, prepare_as_asked, prepare_part
-from lm.text.slices import FileSlice, PartOf, part_of
 from lm.text.workers import in_workers
 from tests.language.test_prepare import contents, folder_of, standard, text
 from tests.support.worker_tasks import run
@@ -51,7 +51,7 @@ def test_every_line_is_in_one_part_with_its_number(
     for name, content in (("first", first), ("second", second)):
         data = f"x{content}".encode()
         (folder / name).write_bytes(data)
-        slices.append(FileSlice(folder / name, 0, len(data)).cut(min(start, len(data) - 1), len(data)))
+        slices.append(FileRange(folder / name, 0, len(data)).cut(min(start, len(data) - 1), len(data)))
     parts = [part_of({"train": slices}, PartOf(index, count))["train"] for index in range(1, count + 1)]
     joined = {(piece.path, at) for part in parts for piece in part for at in range(piece.start, piece.stop)}
     assert joined == {(piece.path, at) for piece in slices for at in range(piece.start, piece.stop)}

@@ -41,16 +41,16 @@ class TokenSplit:
     ``characters`` counts characters of the text with its line ends, or bytes if tokens are bytes.
     """
 
-    shards: tuple[NDArray[np.integer], ...]
+    files: tuple[NDArray[np.integer], ...]
     fingerprint: str
     characters: int
 
     def __len__(self) -> int:
-        return sum(len(shard) for shard in self.shards)
+        return sum(len(file) for file in self.files)
 
     def ids(self) -> NDArray[np.integer]:
         """All tokens as one array, for corpora that fit into memory."""
-        return self.shards[0] if len(self.shards) == 1 else np.concatenate(self.shards)
+        return self.files[0] if len(self.files) == 1 else np.concatenate(self.files)
 
 
 def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
@@ -91,7 +91,7 @@ def add_ids(digest: Any, ids: NDArray[np.integer]) -> None:
 def write_split(
     folder: Path, chunks: Iterable[NDArray[np.integer]], codec: Codec, counts: SplitCounts, shard_tokens: int
 ) -> None:
-    """Write a text's token ids into a new folder, one shard in memory at a time.
+    """Write a text's token ids into a new folder, one file in memory at a time.
 
     OSError or StorageError if a write fails.
     """
@@ -148,15 +148,15 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
                 f"({codec.fingerprint[:12]}…); use splits of one prepared folder, or name a text file"
             )
         if not sizes:
-            raise ValueError("no shard")
+            raise ValueError("no file")
         dtype = np.dtype(id_dtype(codec))
-        shards = tuple(_mapped(folder / f"{index:05d}.npy", dtype, size) for index, size in enumerate(sizes))
+        files = tuple(_mapped(folder / f"{index:05d}.npy", dtype, size) for index, size in enumerate(sizes))
         digest = hashlib.sha256()
-        for shard in shards:
-            add_ids(digest, shard)
+        for ids in files:
+            add_ids(digest, ids)
         if digest.hexdigest() != about["sha256"]:
             raise ValueError("the ids differ from those that were written")
-        return TokenSplit(shards, digest.hexdigest(), int(about["characters"]))
+        return TokenSplit(files, digest.hexdigest(), int(about["characters"]))
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
@@ -164,7 +164,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:
-    """The ids of a shard, memory-mapped. DataError for any file that :func:`write_split` does not write.
+    """The ids of a file, memory-mapped. DataError for any file that :func:`write_split` does not write.
 
     NumPy would parse the header as Python before any hash is verified.
     """

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
@@ -11,7 +11,7 @@ import numpy as np
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
 from lm.text.lines import InputLog, read_lines
-from lm.text.slices import FileSlice, bytes_between
+from lm.text.parts import FileRange, bytes_between
 
 Style = Literal["lines", "spelled", "bytes"]
 
@@ -29,8 +29,8 @@ class TextLine(NamedTuple):
     ends: bool  # the line ends here
 
 
-class Part(Protocol):
-    """A part of a source; ``name`` is for messages, ``size`` is its approximate number of bytes."""
+class Piece(Protocol):
+    """A piece of a source; ``name`` is for messages, ``size`` is its approximate number of bytes."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart(FileSlice):
+class FilePiece(FileRange):
     """A slice of a file in a style.
 
     The style ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
@@ -73,7 +73,7 @@ class FilePart(FileSlice):
     def cut(self, start: int, stop: int) -> Self:
         """The lines that begin at these bytes; in the style ``bytes``, exactly these bytes."""
         if self.style != "bytes":
-            return FileSlice.cut(self, start, stop)
+            return FileRange.cut(self, start, stop)
         return replace(self, start=self.start + start, stop=self.start + stop)  # line numbers are not needed
 
 
@@ -87,7 +87,7 @@ def _stretches(pieces: Iterable[bytes], number: int) -> Iterator[TextLine]:
             yield TextLine(number, rest.decode("utf-8", "surrogateescape"), len(rest), False)
 
 
-def whole_file(path: Path, style: Style) -> FilePart:
+def whole_file(path: Path, style: Style) -> FilePiece:
     """All of a file. DataError if it is unreadable, empty or, for the style ``bytes``, compressed."""
     with open_regular(path) as stream:
         head = stream.read(8)
@@ -95,28 +95,28 @@ def whole_file(path: Path, style: Style) -> FilePart:
     for signature, tool in _COMPRESSED.items():
         if style == "bytes" and head.startswith(signature):
             raise DataError(f"{path}: is compressed; unpack it with {tool}")
-    return FilePart(path, 0, size, style=style)
+    return FilePiece(path, 0, size, style=style)
 
 
-def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePart]:
-    """Split a file into parts at these shares of its bytes. Text is cut at the next beginning of a line.
+def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePiece]:
+    """Split a file into pieces at these shares of its bytes. Text is cut at the next beginning of a line.
 
-    Running text is not shuffled. DataError if a part would be empty.
+    Running text is not shuffled. DataError if a piece would be empty.
     """
-    rest, parts = whole_file(path, style), []
+    rest, pieces = whole_file(path, style), []
     size = rest.size
     for share in shares:
         place = int(size * share) - rest.start
-        parts.append(rest.cut(0, place))
+        pieces.append(rest.cut(0, place))
         rest = rest.cut(place, rest.size)
-    parts.append(rest)
-    if any(part.size < 1 for part in parts):
+    pieces.append(rest)
+    if any(piece.size < 1 for piece in pieces):
         raise DataError(f"{path}: too short to split; add text, or name files for its splits")
-    return parts
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)
-class RowsPart:
+class RowsPiece:
     """Rows ``start`` to ``stop`` of a dataset. The text of a row is one line or several."""
 
     name: str
@@ -149,7 +149,7 @@ class RowsPart:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiesPart:
+class CopiesPiece:
     """Lines of the reverse copy task (Melis et al. 2020, §4.3): random tokens, ``|``, the same in reverse."""
 
     name: str
@@ -157,11 +157,17 @@ class CopiesPart:
     count: int
     length: int
     symbols: int
-    first: int = field(default=1, repr=False)
+    first: int = 1
 
     @property
     def size(self) -> int:
         return self.count * self._line
+
+    @property
+    def identity(self) -> str:
+        """All that the lines depend on but their range, as manifests have it."""
+        drawn = f"seed={self.seed!r}, count={self.count}, length={self.length}, symbols={self.symbols}"
+        return f"CopiesPart(name={self.name!r}, {drawn})"
 
     @property
     def _line(self) -> int:

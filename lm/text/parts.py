@@ -1,4 +1,4 @@
-"""Contiguous parts of an input, and slices of files that begin and end with a line."""
+"""Contiguous parts of an input, and ranges of files that begin and end with a line."""
 
 import hashlib
 import re
@@ -69,7 +69,7 @@ def part_of(pieces: Mapping[str, Sequence[T]], part: PartOf) -> dict[str, list[T
 
 
 @dataclass(frozen=True, slots=True)
-class FileSlice:
+class FileRange:
     """Bytes ``start`` to ``stop`` of a file; the line that begins there has the number ``first``."""
 
     path: Path
@@ -82,14 +82,14 @@ class FileSlice:
         return self.stop - self.start
 
     def cut(self, start: int, stop: int) -> Self:
-        """The slice with the lines that begin at these bytes of this one. DataError if it is unreadable."""
+        """The range with the lines that begin at these bytes of this one. DataError if it is unreadable."""
         with open_regular(self.path) as stream:
             first, last = (self._line_start(stream, place) for place in (start, stop))
             number = self.first + line_ends(stream, self.start, first)
         return replace(self, start=first, stop=last, first=number)
 
     def _line_start(self, stream: BinaryIO, place: int) -> int:
-        """Byte of the file where the first line begins at or after a byte of the slice, or its end."""
+        """Byte of the file where the first line begins at or after a byte of the range, or its end."""
         if place <= 0 or place >= self.size:
             return self.start if place <= 0 else self.stop
         at = self.start + place - 1
