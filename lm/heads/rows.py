@@ -83,30 +83,37 @@ class Rows:
         """log Σ_k π_k g(z_nkv) / Σ_v g(z_nkv), (N, V), of logits (N·K, V) and log π (N, K).
 
         Mixtures add the shares of a block, which the totals need anyway, so an entry takes one exponential.
-        A block with a word so improbable that this would round is mixed in the log domain instead.
+        A token with a word so improbable that this would round is mixed in the log domain instead.
         """
         tokens, components = log_prior.shape
         mixed = logits.new_empty((tokens, logits.shape[1]), dtype=self.precision)
         for token in self._parts(tokens, components):
             block = logits[token.start * components : token.stop * components]
             prior, out = log_prior[token].to(self.precision), mixed[token]
-            if not 1 < components <= self.block or not self._mix(block, bias, shift, prior, out):
+            if 1 < components <= self.block:
+                self._mix(block, bias, shift, prior, out)
+            else:
                 self._mix_logs(block, bias, shift, prior, out)
         return mixed
 
     def _mix(
         self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
-    ) -> bool:
-        """Write log-probabilities (n, V) by the sum of shares; false if some are too small for it."""
+    ) -> None:
+        """Write log-probabilities (n, V) by the sum of shares where none is too small for it.
+
+        Each token decides for itself, so that no other token of the block changes its bits.
+        """
         scores = self._copy(logits, bias)
         peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)
         self.link.shares_(scores, peak, shift, self._buffers[1:, : len(scores)])
         weights = log_prior.exp() / scores.sum(1).view_as(log_prior)  # (n, K)
         torch.bmm(weights[:, None], scores.unflatten(0, log_prior.shape), out=out[:, None])
-        if not bool(out.min() > IMPROBABLE[self.precision]):
-            return False
+        small = (~(out.amin(1) > IMPROBABLE[self.precision])).nonzero().flatten()  # NaN counts, too
         out.log_()
-        return True
+        if len(small):
+            rows, logs = logits.unflatten(0, log_prior.shape)[small], out[small]
+            self._mix_logs(rows.flatten(0, 1), bias, shift, log_prior[small], logs)
+            out[small] = logs
 
     def _mix_logs(
         self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor

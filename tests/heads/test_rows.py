@@ -87,6 +87,17 @@ def test_mixtures_are_the_formula(
     assert torch.equal(values, kept)
 
 
+def test_an_improbable_word_changes_no_other_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "cache_bytes", lambda: 1000 * FEW)  # all tokens in one block
+    values, bias = logits(1000, 3, 0, torch.float32)
+    log_prior = torch.randn(3, 3).log_softmax(1)
+    before = Rows(EXP, values).log_probs(values, bias, None, log_prior)
+    values[3:6, 7] = -200.0  # a word of the second token, in all of its components
+    after = Rows(EXP, values).log_probs(values, bias, None, log_prior)
+    assert after[1, 7] < -150
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
 @LINKS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_blocks_change_no_more_than_rounding(

@@ -399,9 +399,16 @@ MUTANTS = (
     Mutant(
         "log domain of improbable words",
         "lm/heads/rows.py",
-        "        if not bool(out.min() > IMPROBABLE[self.precision]):\n",
-        "        if False:\n",
+        "(~(out.amin(1) > IMPROBABLE[self.precision]))",
+        "torch.zeros(len(out))",
         "heads/test_rows.py::test_mixtures_are_the_formula",
+    ),
+    Mutant(
+        "log domain for each token by itself",
+        "lm/heads/rows.py",
+        "(~(out.amin(1) > IMPROBABLE[self.precision]))",
+        "(~(out.amin() > IMPROBABLE[self.precision])).expand(len(out))",
+        "heads/test_rows.py::test_an_improbable_word_changes_no_other_token",
     ),
     Mutant(
         "all words where few do not hold a nucleus",
