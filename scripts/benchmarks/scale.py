@@ -18,6 +18,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 PARAMETERS = (2_500_000, 24_000_000, 96_000_000)
 PROCESSES, GIGABITS = (8, 64, 512), (10, 100)
 ONE, THREADS, TWO = "1 process, 1 thread", "1 process, 2 threads", "2 processes, 1 thread each"
+BOTH = "1 process, 1 thread, both shards"  # the run of the two processes
 LABELS = {
     "ptb": "update of `ptb_mos`, K = 15, 12 × 70 tokens",
     "switchboard": "update of `switchboard_small_mos`",
@@ -27,22 +28,29 @@ LABELS = {
 
 
 def cases(_: Ceiling) -> list[Case]:
-    """Three variants of every work; ``lm prepare`` has no threads."""
-    shared = [
+    """Variants of every work. An update of two processes is in two shards; ``lm prepare`` has no threads."""
+    updates = [
         Case(
             LABELS[name],
             [
-                Variant(ONE, partial(_Peers, (name,), 1, 1)),
-                Variant(THREADS, partial(_Peers, (name,), 1, 2)),
-                Variant(TWO, partial(_Peers, (name,), 2, 1)),
+                Variant(ONE, partial(_Peers, (name, "1"), 1, 1)),
+                Variant(BOTH, partial(_Peers, (name, "2"), 1, 1)),
+                Variant(THREADS, partial(_Peers, (name, "1"), 1, 2)),
+                Variant(TWO, partial(_Peers, (name, "2"), 2, 1)),
             ],
             memory=False,
         )
-        for name in ("ptb", "switchboard", "beam")
+        for name in ("ptb", "switchboard")
+    ]
+    decoding = [
+        Variant(ONE, partial(_Peers, ("beam",), 1, 1)),
+        Variant(THREADS, partial(_Peers, ("beam",), 1, 2)),
+        Variant(TWO, partial(_Peers, ("beam",), 2, 1)),
     ]
     prepared = [Variant(name, partial(_Peers, ("prepare", str(n)), 1, 1)) for n, name in ((1, ONE), (2, TWO))]
     return [
-        *shared,
+        *updates,
+        Case(LABELS["beam"], decoding, memory=False),
         Case(LABELS["prepare"], prepared, memory=False),
         *(
             Case(
@@ -131,12 +139,14 @@ def _entry(about: Mapping[str, Any], label: str, numbers: Mapping[str, Any]) -> 
 
 
 def _shared(seconds: Mapping[str, float]) -> dict[str, Any]:
-    one, two, threads = seconds[ONE], seconds[TWO], seconds.get(THREADS)
+    one, two, threads, both = seconds[ONE], seconds[TWO], seconds.get(THREADS), seconds.get(BOTH)
     return {
         "one": one,
         "threads": threads,
+        "both": both,
         "two": two,
         "over_one": one / two,
+        "over_both": both and both / two,
         "over_threads": threads and threads / two,
     }
 

@@ -45,9 +45,9 @@ TOKENS = 200_000  # of the made-up text of a language model
 DIALOGS, TURNS = 40, 60
 
 
-def ptb_step(group: Group) -> Work:
+def ptb_step(shards: int, group: Group) -> Work:
     """An update of ptb_mos: K = 15, 12 streams of 70 tokens."""
-    settings = ["window.random=false", *_shards(group)]
+    settings = ["window.random=false", f"train.shards={shards}"]
     config = load_config("ptb_mos", LmConfig, family="lm", overrides=settings).config
     ids = np.random.default_rng(1).integers(0, WORDS, TOKENS).astype(np.uint16)
     split = TokenSplit((ids,), "", TOKENS)
@@ -56,9 +56,9 @@ def ptb_step(group: Group) -> Work:
     return _update(LmTask(config, 0, model, split, split, torch.device("cpu")), config, group)
 
 
-def switchboard_step(group: Group) -> Work:
+def switchboard_step(shards: int, group: Group) -> Work:
     """An update of switchboard_small_mos on made-up dialogs with a vocabulary of Switchboard's size."""
-    settings = _shards(group)
+    settings = [f"train.shards={shards}"]
     config = load_config("switchboard_small_mos", DialogConfig, family="dialog", overrides=settings).config
     words = [f"w{number}" for number in range(WORDS)]
     marks = (PAD, UNK, BOS, EOS, DIALOG)
@@ -77,10 +77,6 @@ def _utterance(rng: random.Random, words: list[str], turn: int) -> Utterance:
     return Utterance("AB"[turn % 2], " ".join(rng.choices(words, k=rng.randint(1, 22))))
 
 
-def _shards(group: Group) -> list[str]:
-    return [f"train.shards={group.size}"]
-
-
 def _update(task: Any, config: Any, group: Group) -> Work:
     """As the training engine does it: in shards only if there are several."""
     model, train = task.model.train(), config.train
@@ -91,7 +87,7 @@ def _update(task: Any, config: Any, group: Group) -> Work:
     numbers = count(1)
 
     def update() -> None:
-        alone = group.size == 1
+        alone = train.shards == 1
         sums = updater.gradients([batch]) if alone else sharded.gradients([batch], next(numbers))
         updater.apply(sums, lr=1e-3)
         updater.clear()
