@@ -42,7 +42,7 @@ _MEMORY, _ROOM = Path("/dev/shm"), 2 << 30  # a file system in memory, and the b
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the folders of tests in memory if there is room: otherwise, half of the time is waiting for a disk.
+    """Keep the folders of tests in memory if there is room: else half of the time is waiting for a disk.
 
     ``--basetemp FOLDER`` names another place. Parallel processes get a part of the folder of the first one.
     """
