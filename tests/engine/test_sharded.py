@@ -80,6 +80,24 @@ def test_shards_and_updates_draw_numbers_of_their_own(monkeypatch: pytest.Monkey
     assert len(drawn) == len(set(drawn)) == 2 * (4 + 1)
 
 
+def test_fast_sums_agree_to_a_millionth_of_the_largest_gradient() -> None:
+    """In float32, for every number of ranks, and the same on all."""
+    dry = (*SEVERAL, *DRY)
+    exact, sums = gradient(4, *DRY, built=task(*dry))
+    for size in (2, 4):
+        tasks = [task(*dry) for _ in range(size)]
+        settings = (*DRY, "train.reduction=fast")
+        first, *others = together(
+            size, lambda group, of=tasks, also=settings: gradient(4, *also, group=group, built=of[group.rank])
+        )
+        assert isinstance(first, tuple), first
+        assert (first[0] - exact).abs().max() <= 1e-6 * exact.abs().max()
+        assert first[1].tokens == sums.tokens
+        for other in others:
+            assert isinstance(other, tuple), other
+            assert torch.equal(other[0], first[0])
+
+
 def test_all_ranks_have_the_gradient_of_one_process() -> None:
     """Without dropout, because the threads that stand for ranks share the random numbers."""
     alone, sums = gradient(4, *DRY)

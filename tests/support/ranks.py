@@ -12,13 +12,16 @@ from lm.parallel.group import Group, ProcessGroup
 class Threads(ProcessGroup):
     """Ranks that are threads, and exchange through a list."""
 
-    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.size, self._board, self._barrier = rank, size, board, barrier
+    def __init__(
+        self, rank: int, board: list[Any], barrier: threading.Barrier, alarm: threading.Event
+    ) -> None:
+        self.rank, self.size = rank, len(board)
+        self._values, self._barrier, self._alarm = board, barrier, alarm
 
     def gather(self, value: Any) -> list[Any]:
-        self._board[self.rank] = value
+        self._values[self.rank] = value
         self._barrier.wait(10)
-        values = list(self._board)
+        values = list(self._values)
         self._barrier.wait(10)
         return values
 
@@ -30,14 +33,26 @@ class Threads(ProcessGroup):
         self._barrier.wait(10)  # before any rank changes its tensors
         return own
 
+    def sum_(self, tensor: Tensor) -> None:
+        """From the last rank to the first, as the order of a real sum is not that of the ranks."""
+        for number, other in enumerate(reversed(self.gather_tensors([tensor], []))):
+            tensor.copy_(other) if number == 0 else tensor.add_(other)
+
+    def alert(self) -> None:
+        self._alarm.set()
+
+    def alerted(self) -> bool:
+        return self._alarm.is_set()
+
 
 def together(size: int, work: Callable[[Group], object]) -> list[object]:
     """Results of all ranks, or what they raised."""
-    board, barrier, results = [None] * size, threading.Barrier(size), [object()] * size
+    values, barrier, results = [None] * size, threading.Barrier(size), [object()] * size
+    alarm = threading.Event()
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(Threads(rank, size, board, barrier))
+            results[rank] = work(Threads(rank, values, barrier, alarm))
         except Exception as error:
             results[rank] = error
 
