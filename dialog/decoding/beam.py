@@ -211,7 +211,7 @@ def beam_search(
         rows = [start + search.retire() for start, search in zip(starts, active, strict=True)]
         active = [search for search in active if len(search.sources)]
         if not active:
-            return _merged([search.found for search in groups], config.nbest)
+            return groups_in_turn([search.found for search in groups], config.nbest)
         state = state.select(torch.cat(rows))
         log_probs, state = step(torch.cat([search.history[:, :, -1].flatten() for search in active]), state)
         sizes = [search.live.numel() for search in active]
@@ -231,14 +231,16 @@ def _extend(groups: Sequence[_Search], parts: Sequence[Tensor], config: DecodeCo
             taken.index_put_(chosen, taken.new_ones(len(source)), accumulate=True)
 
 
-def _merged(groups: Sequence[list[list[Hypothesis]]], nbest: int) -> list[list[Hypothesis]]:
+def groups_in_turn(groups: Sequence[list[list[Hypothesis]]], nbest: int) -> list[list[Hypothesis]]:
     """The hypotheses of each source: those of the groups in turn, without repetition, best first."""
     if len(groups) == 1:
         return groups[0]
-    merged = []
+    found = []
     for lists in zip(*groups, strict=True):
         in_turn = [one for turn in zip_longest(*lists) for one in turn if one is not None]
-        chosen = [*{(one.tokens, one.finished): one for one in reversed(in_turn)}.values()][::-1]
-        first = sorted(chosen[:nbest], key=lambda one: (not one.finished, -one.score))
-        merged.append(first)
-    return merged
+        chosen: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
+        for one in in_turn:
+            chosen.setdefault((one.tokens, one.finished), one)
+        first = sorted([*chosen.values()][:nbest], key=lambda one: (not one.finished, -one.score))
+        found.append(first)
+    return found

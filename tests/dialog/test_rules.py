@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialog.decoding.beam import beam_search
+from dialog.decoding.beam import beam_search, groups_in_turn
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample
 from dialog.decoding.steps import Hypothesis, Marks, Texts
@@ -170,6 +170,18 @@ def test_diverse_groups_are_the_plain_formula(strength: float) -> None:
             assert [h.score for h in found if h.finished] == sorted(h.score for h in found if h.finished)[
                 ::-1
             ]
+
+
+def test_the_list_takes_the_groups_in_turn() -> None:
+    """A response of several groups counts where it comes first."""
+
+    def one(*tokens: int, score: float) -> Hypothesis:
+        return Hypothesis(tokens, score, score, finished=True)
+
+    a, b, c = one(5, score=-1.0), one(6, score=-2.0), one(7, score=-3.0)
+    groups = [[[a, c]], [[b, a]]]
+    for nbest, expected in enumerate([[a], [a, b], [a, b, c], [a, b, c]], start=1):
+        assert groups_in_turn(groups, nbest) == [expected]
 
 
 def test_groups_make_the_list_diverse() -> None:
