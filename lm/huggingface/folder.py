@@ -153,10 +153,19 @@ def whole_tensors(model: "nn.Module", stored: "Mapping[str, Tensor]") -> "dict[s
     return named | {name: firsts[id(tensor)] for name, tensor in own.items() if id(tensor) in firsts}
 
 
+def _require_whole(folder: Path) -> None:
+    """Raise StorageError unless the files of the run itself are as they were exported."""
+    for name, sha256 in _written(folder).items():
+        path = folder / name
+        if name.startswith(f"{OWN_FOLDER}/") and not (path.is_file() and sha256_file(path) == sha256):
+            raise StorageError(f"{visible(path)}: missing or damaged; export the run again")
+
+
 def read_export(folder: Path, command: str) -> tuple[Path, "dict[str, Tensor]"]:
     """The folder with config and codec of the run, and all stored weights by name.
 
-    StorageError if it is no exported folder of the ``command`` line, or a file is missing or damaged.
+    StorageError if it is no exported folder of the ``command`` line, or a file is missing or damaged. The
+    weights may differ from the exported ones, since ``save_pretrained`` may have written others over them.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -165,6 +174,7 @@ def read_export(folder: Path, command: str) -> tuple[Path, "dict[str, Tensor]"]:
         raise StorageError(f"{folder}: no such folder; check the path")
     if not (folder / OWN_FOLDER).is_dir():
         raise StorageError(f"{folder}: no folder of `{command} export`; it has no {OWN_FOLDER}/")
+    _require_whole(folder)
     config = parse_json(read_file(folder / "config.json", limit=_LIMIT), folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != f"highrank_{command}":

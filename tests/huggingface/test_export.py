@@ -240,6 +240,21 @@ def test_an_export_replaces_only_what_an_export_wrote(tmp_path: Path, name: str,
         assert everything(out).keys() == before.keys() - {str(out / name)} | {str(out / "model.safetensors")}
 
 
+def test_an_import_notices_one_flipped_byte(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), out)
+    names = [path for path in sorted((out / "highrank").iterdir()) if path.name != "manifest.json"]
+    assert len(names) >= 2
+    for path in names:
+        content = path.read_bytes()
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        with pytest.raises(StorageError, match="missing or damaged"):
+            import_run(out, tmp_path / "new")
+        path.write_bytes(content)
+        assert not (tmp_path / "new").exists()
+    import_run(out, tmp_path / "new")
+
+
 def test_bad_folders_are_refused_in_one_line(
     tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
 ) -> None:
