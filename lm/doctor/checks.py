@@ -92,9 +92,11 @@ def _versions() -> Iterator[Diagnosis]:
             old.append(f"{name} {version} (needs {least})")
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if missing or old:
-        says = "; ".join(filter(None, [f"missing: {', '.join(missing)}" * bool(missing), ", ".join(old)]))
+        absent = f"missing: {', '.join(missing)}" * bool(missing)
+        says = "; ".join(filter(None, [absent, ", ".join(old), python, ", ".join(sorted(found))]))
         yield Diagnosis("versions", "problem", says, "install again: pip install -c constraints.txt -e .")
-    yield Diagnosis("versions", "ok", f"{python}; {', '.join(sorted(found))}")
+    else:
+        yield Diagnosis("versions", "ok", f"{python}; {', '.join(sorted(found))}")
 
 
 def _parts(version: str) -> tuple[int, ...]:
