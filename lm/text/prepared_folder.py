@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.regular import open_file, open_regular
@@ -57,6 +57,15 @@ def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:
     return found
 
 
+def _is_manifest(value: Any) -> TypeGuard[dict[str, Any]]:
+    """True for the content of a manifest, as far as its types tell."""
+    if not isinstance(value, dict) or not set(value) >= _KEYS:
+        return False
+    return isinstance(value["source"], str) and all(
+        isinstance(value[key], dict) for key in ("options", "inputs", "outputs")
+    )
+
+
 def recorded_hashes(split: Path) -> dict[str, str]:
     """SHA-256 of a split's files by name, from the manifest beside the split, {} without a manifest.
 
@@ -70,7 +79,7 @@ def recorded_hashes(split: Path) -> dict[str, str]:
         known = _KEYS & set(value) if isinstance(value, dict) else set()
         if not isinstance(value, dict) or not known:
             return {}  # not the manifest of a prepared folder
-        if known != _KEYS:
+        if not _is_manifest(value):
             raise StorageError(f"{path}: damaged")
         start = f"{split.absolute().name}/"
         outputs = dict(value["outputs"])
@@ -84,7 +93,7 @@ def damaged_outputs(folder: Path) -> list[str]:
     path, mend = folder / MANIFEST, "restore it from a copy"
     try:
         value = read_json(path)
-        if not isinstance(value, dict) or not set(value) >= _KEYS:
+        if not _is_manifest(value):
             raise ValueError("not the manifest of a prepared folder")
         outputs = {Path(name): str(sha256) for name, sha256 in dict(value["outputs"]).items()}
         if any(name.is_absolute() or ".." in name.parts for name in outputs):
@@ -136,7 +145,7 @@ class OutputFolder:
             if not (self.path / MANIFEST).is_file():
                 raise foreign
         value = read_json(self.path / MANIFEST)
-        if not isinstance(value, dict) or not set(value) >= _KEYS:
+        if not _is_manifest(value):
             raise foreign
         if value.get("command", DEFAULT_COMMAND) != self.command:
             raise foreign

@@ -315,7 +315,9 @@ def test_foreign_folders_and_files_are_never_replaced(tmp_path: Path) -> None:
     foreign = tmp_path / "out"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")
-    for stored in (None, "{}", "[1]"):
+    typed = {"format": 1, "source": "x", "options": {}, "inputs": {}, "outputs": {}}
+    wrong = [json.dumps(typed | {key: value}) for key, value in (("options", None), ("inputs", []))]
+    for stored in (None, "{}", "[1]", *wrong):
         if stored:
             (foreign / "manifest.json").write_text(stored)
         with pytest.raises(StorageError, match="was not written by `dialog prepare`"):
