@@ -1,4 +1,4 @@
-"""A Markdown table of one run decoded in several ways, with the true responses as the yardstick.
+"""A Markdown table of runs decoded in several ways, with the true responses as the yardstick.
 
 dialog evaluate runs/mos --json beam.json
 dialog evaluate runs/mos --set decode.beam=1 --json greedy.json
@@ -56,6 +56,7 @@ def settings(result: Result) -> list[str]:
 def entry(label: str, result: Result, machine: str) -> dict[str, Any]:
     """A way of decoding in the form of results/*.json."""
     changed, run = settings(result), f"runs/{Path(result['run']).name}"
+    others = [f"runs/{Path(other['run']).name}" for other in result.get("ensemble_with", ())]
     options, data = [f"--set {shlex.quote(text)}" for text in changed], result["data"]
     if data["references_file"]:
         options.insert(0, f"--references {Path(data['references_file']).name}")
@@ -67,7 +68,7 @@ def entry(label: str, result: Result, machine: str) -> dict[str, Any]:
         "label": label,
         "config": run,
         "settings": changed,
-        "command": " ".join(["dialog evaluate", run, *options]),
+        "command": " ".join(["dialog evaluate", run, *others, *options]),
         "seeds": [result["seed"]],
         "machine": machine,
         "torch": version("torch"),

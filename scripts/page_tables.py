@@ -73,6 +73,15 @@ EFFICIENCIES = tuple(
     for processes in (8, 64, 512)
 )
 # name of the table: file, heading of the labels, columns
+DECODED: tuple[Column, ...] = (
+    ("perplexity", "perplexity", fixed(2)),
+    ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+    ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+    ("distinct-1", "inter_distinct_1", share),
+    ("distinct-2", "inter_distinct_2", share),
+    ("length", "mean_length", fixed(1)),
+    ("same answer, %", "same_answer_percent", fixed(0)),
+)
 TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
     "smalltalk": ("smalltalk", "head", (*KNOWN_TRUTH, MINUTES)),
@@ -118,19 +127,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("BLEU-1 P/R, one reference", "bleu_legacy_1_one_reference", precision_recall),
         ),
     ),
-    "decoding": (
-        "decoding",
-        "decoding",
-        (
-            ("perplexity", "perplexity", fixed(2)),
-            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
-            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
-            ("distinct-1", "inter_distinct_1", share),
-            ("distinct-2", "inter_distinct_2", share),
-            ("length", "mean_length", fixed(1)),
-            ("same answer, %", "same_answer_percent", fixed(0)),
-        ),
-    ),
+    "decoding": ("decoding", "decoding", DECODED),
+    "decoding_trained": ("decoding_trained", "training", DECODED),
     "scale": (
         "scale",
         "work",
