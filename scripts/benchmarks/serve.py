@@ -24,6 +24,7 @@ VOCAB = 2600
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0},
     "beam 5": {},
+    "sampled": {"temperature": 0.8, "seed": 1, "decode": {"nbest": 1}},
     "sampled, the best of 5": {"temperature": 0.8, "seed": 1},
 }
 

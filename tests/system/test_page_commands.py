@@ -1,9 +1,11 @@
 """The commands and the code of the pages: they parse, and those of README and tutorial run."""
 
 import io
+import json
 import random
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from starlette.testclient import TestClient
 
 from dialog.cli import app as dialog_app
 from dialog.cli import main as dialog_main
 from lm.cli import app as lm_app
 from lm.cli import main as lm_main
 from lm.config.presets import preset_names
+from lm.serve.app import Server
+from lm.serve.server import Address
 from tests.support.page_commands import PageCommand, page_commands
 from tests.support.words import WORDS
 
@@ -96,10 +101,26 @@ def run(ending: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Call
     return run
 
 
-def test_the_tutorial_runs(in_tmp: Path, run: Callable[[PageCommand], str]) -> None:
+def test_the_tutorial_runs(
+    in_tmp: Path, run: Callable[[PageCommand], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server answers the request of the page, and then ends."""
+    page, replies = ROOT / "docs/tutorial.md", list[str]()
+    (asked,) = re.findall(r"-d '(.*)'", page.read_text("utf-8"))
+
+    def answer_once(listener: socket.socket, server: Server, ready: Callable[[], None]) -> None:
+        listener.close()
+        with TestClient(server.app, base_url="http://localhost") as client:
+            answer = client.post("/v1/chat/completions", json=json.loads(asked))
+        replies.extend(choice["message"]["content"] for choice in answer.json()["choices"])
+
+    listen = Address.listen
+    monkeypatch.setattr(Address, "listen", lambda address: listen(replace(address, port=0)))
+    monkeypatch.setattr("lm.serve.server.answer_at", answer_once)
     invent(in_tmp)
-    said = {command.arguments[0]: run(command) for command in page_commands(ROOT / "docs/tutorial.md")}
-    assert {"prepare", "train", "evaluate", "compare", "chat", "check"} <= set(said)
+    said = {command.arguments[0]: run(command) for command in page_commands(page)}
+    assert {"prepare", "train", "evaluate", "compare", "chat", "serve", "check"} <= set(said)
+    assert len(replies) == 1
 
 
 @pytest.mark.parametrize("section", ["Language models", pytest.param("Dialog", marks=pytest.mark.slow)])
