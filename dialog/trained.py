@@ -1,7 +1,7 @@
 """Trained dialog models, opened from a finished or unfinished run: scoring, decoding, inspection."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -33,7 +33,7 @@ from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import opened_run
-from lm.steps import OnProgress, no_progress
+from lm.steps import Check, OnProgress, no_progress, unchecked
 from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
 
 CONTEXTS_TOGETHER = 64  # utterances of contexts that are scored together
@@ -160,7 +160,7 @@ class TrainedModel:
         batch_size: int = 16,
         progress: OnProgress = no_progress,
         seeds: Sequence[int] | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Check = unchecked,
     ) -> list[list[Hypothesis]]:
         """Decode the n best responses to every example's context, best first.
 
@@ -246,15 +246,19 @@ class TrainedModel:
 
     @torch.no_grad()
     def token_probabilities(
-        self, example: Example, tokens: Sequence[int], top: int = 5
+        self, example: Example, tokens: Sequence[int], top: int = 5, check: Check = unchecked
     ) -> list[StepProbabilities]:
-        """Predictions at every token of a response and its ``</s>``, with the parts of the components."""
+        """Predictions at every token of a response and its ``</s>``, with the parts of the components.
+
+        ``check`` is called at every step, and may raise to end the work.
+        """
         vocabulary = self.codec.vocabulary
         said = [*tokens, vocabulary.eos]
         state = self._start([self._item(example)])
         before = vocabulary.bos
         steps = []
         for token in said:
+            check()
             log_probs, state = self.model.component_step(torch.tensor([before], device=self.device), state)
             joint = log_probs[0].double().exp()  # (K, V) π_k·p_k
             mixed = joint.sum(0)
@@ -285,7 +289,7 @@ class TrainedModel:
         items: Sequence[Item],
         decode: DecodeConfig,
         seeds: Sequence[int],
-        check: Callable[[], None] = lambda: None,
+        check: Check = unchecked,
         trace: BeamTrace | None = None,
     ) -> list[list[Hypothesis]]:
         marks, state = self.marks, self._start(items)

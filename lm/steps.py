@@ -1,12 +1,17 @@
-"""Progress of long work for a progress bar."""
+"""Steps of long work: progress for a progress bar, and checks that may end it."""
 
 from collections.abc import Callable
 
 OnProgress = Callable[[int, int], None]  # called with (work done, total work)
+Check = Callable[[], None]  # called at every step; raises to end the work
 
 
 def no_progress(done: int, total: int) -> None:
     """No-op callback."""
+
+
+def unchecked() -> None:
+    """A check that never ends the work."""
 
 
 class Steps:

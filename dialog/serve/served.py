@@ -22,9 +22,10 @@ from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
 from lm.heads.registry import HEADS
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Check, Job
+from lm.serve.batching import Job
 from lm.serve.failure import ApiError
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
+from lm.steps import Check
 from lm.text.vocabulary import Codec
 
 SPEAKERS = {"user": HUMAN, "assistant": MODEL}
@@ -127,21 +128,22 @@ class ServedDialog:
             seeds=[wish.decode.seed for wish in wishes],
             check=check,
         )
-        return [self._answer(wish, best) for wish, best in zip(wishes, found, strict=True)]
+        return [self._answer(wish, best, check) for wish, best in zip(wishes, found, strict=True)]
 
-    def _answer(self, wish: _Wish, found: Sequence[Hypothesis]) -> Answer:
-        choices = [self._choice(wish, one).until(wish.stops) for one in found[: wish.count]]
+    def _answer(self, wish: _Wish, found: Sequence[Hypothesis], check: Check) -> Answer:
+        choices = [self._choice(wish, one, check).until(wish.stops) for one in found[: wish.count]]
         item = Encoder(self.model.codec, self.model.config.data.max_tokens).item(wish.example)
         return Answer(tuple(choices) or (Choice((), finished=True),), sum(map(len, item.context)))
 
-    def _choice(self, wish: _Wish, found: Hypothesis) -> Choice:
+    def _choice(self, wish: _Wish, found: Hypothesis, check: Check) -> Choice:
+        check()
         codec = self.model.codec
         texts = pieces(codec, found.tokens)
         names = [sanitize(name) for name in codec.vocabulary.words(found.tokens)]
         if wish.listed is None:
             tokens = [Token(name, text) for name, text in zip(names, texts, strict=True)]
         else:
-            steps = self.model.token_probabilities(wish.example, found.tokens, max(wish.listed, 1))
+            steps = self.model.token_probabilities(wish.example, found.tokens, max(wish.listed, 1), check)
             tokens = [
                 Token(name, text, log(step.prob), _top(step, wish.listed))
                 for name, text, step in zip(names, texts, steps, strict=False)  # steps have </s>, too
@@ -157,7 +159,7 @@ class ServedDialog:
             )
         best = found[choice]
         beam = self.model.weighed(wish.example, wish.decode) if wish.decode.method == "beam" else []
-        steps = self.model.token_probabilities(wish.example, best.tokens, top)
+        steps = self.model.token_probabilities(wish.example, best.tokens, top, check)
         texts = [*pieces(self.model.codec, best.tokens), *([""] if best.finished else [])]
         weighed = chain(beam, repeat([]))
         return [

@@ -22,9 +22,10 @@ from lm.language.generate import (
 from lm.language.trained import TrainedLm
 from lm.runs.evaluations import loaded
 from lm.serve.answers import Answer, Choice, Token
-from lm.serve.batching import Check, Job
+from lm.serve.batching import Job
 from lm.serve.failure import ApiError
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, refused
+from lm.steps import Check
 
 
 class FurtherOptions(BaseModel):

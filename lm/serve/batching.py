@@ -10,10 +10,10 @@ from typing import Any
 
 from lm.serve.failure import ApiError
 from lm.serve.thread import DaemonThread
+from lm.steps import Check
 
 LINGER = 0.5  # times the duration of a batch, in which its clients are expected to ask again after it
 BATCH_SECONDS = 60.0  # that a batch may take
-Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

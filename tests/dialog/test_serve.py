@@ -25,9 +25,10 @@ from lm.serve.app import Server
 from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, InspectRequest, parsed
+from lm.steps import unchecked
 from lm.text.vocabulary import build_codec
 from tests.support.tiny_dialog import tiny_dialog
-from tests.support.toy_served import unchecked
+from tests.support.watch import Watch
 
 SAID = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so"]
 
@@ -307,6 +308,15 @@ def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
     job = run.inspect_job(InspectRequest.model_validate(body | {"choice": 7}))
     with pytest.raises(ApiError, match="the search found 3 replies"):
         job.run([job], unchecked)
+
+
+def test_a_check_comes_before_every_step_of_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, watch = tiny_dialog(), Watch()
+    run = ServedDialog(model, "", 0)
+    monkeypatch.setattr(model.model.decoder, "step", watch.watched(model.model.decoder.step))
+    job = run.chat_job(parsed_chat(n=3, logprobs=True, top_logprobs=2))
+    (answer,) = job.run([job], watch.check)
+    assert watch.calls > sum(len(choice.tokens) for choice in answer.choices)
 
 
 CODEC = tiny_dialog().codec

@@ -20,10 +20,10 @@ from lm.language.trained import TrainedLm
 from lm.serve.app import Server
 from lm.serve.gate import Policy
 from lm.serve.protocol import CompletionRequest
+from lm.steps import unchecked
 from lm.trunks.config import TransformerConfig
 from tests.support.bad_requests import VALID, bad_requests
 from tests.support.tiny_lm import CELLS, tiny_lm
-from tests.support.toy_served import unchecked
 from tests.support.words import WORDS
 
 PROMPT = " ".join(WORDS[:3])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lm.serve.batching import Batcher, Check, Job, TooSlowError
+from lm.serve.batching import Batcher, Job, TooSlowError
 from lm.serve.failure import ApiError
+from lm.steps import Check
 
 
 class Work:

@@ -11,14 +11,11 @@ from typing import Any
 from lm.serve import app
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.app import Server
-from lm.serve.batching import Check, Job
+from lm.serve.batching import Job
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
 from lm.serve.server import Limits, answer_at
-
-
-def unchecked() -> None:
-    """A check of a batch that never ends it."""
+from lm.steps import Check
 
 
 class ToyServed:
