@@ -15,6 +15,7 @@ from lm.heads.states import Layers
 from lm.language.model import Outputs
 from lm.language.pretrained import block_note
 from lm.language.trained import READ_LENGTH, TrainedLm
+from lm.steps import Check, unchecked
 from lm.text.vocabulary import Codec, unknown_words
 from lm.trunks.trunk import TrunkState
 
@@ -101,11 +102,15 @@ def prompt_notes(trained: TrainedLm, prompt: str, options: GenerateOptions) -> l
     return [*([unknown] if unknown else []), *block_note(trained.config, length)]
 
 
-def read_prompt(trained: TrainedLm, ids: Sequence[int]) -> Outputs:
-    """The model's outputs at the end of a prompt."""
+def read_prompt(trained: TrainedLm, ids: Sequence[int], check: Check = unchecked) -> Outputs:
+    """The model's outputs at the end of a prompt.
+
+    ``check`` is called before every piece of the prompt, and may raise to end the work.
+    """
     state = trained.model.initial_state(1)
     with torch.no_grad():
         for piece in torch.tensor(ids, device=trained.device).split(READ_LENGTH):
+            check()
             read: Outputs = trained.model(piece[:, None], state)
             state = read.state
     return read

@@ -96,7 +96,7 @@ class ServedLm:
     def _answers(self, jobs: Sequence[Job], check: Check) -> list[Answer]:
         wishes: list[_Wish] = [job.body for job in jobs]
         texts = [_Growing(self.trained, wish) for wish in wishes for _ in range(wish.options.count)]
-        starts = [read_prompt(self.trained, wish.ids) for wish in wishes]
+        starts = [read_prompt(self.trained, wish.ids, check) for wish in wishes]
         counts = [wish.options.count for wish in wishes]
         rows = [start for start, count in zip(starts, counts, strict=True) for _ in range(count)]
         generators = [generator_of(w.options.seed, n) for w in wishes for n in range(w.options.count)]

@@ -16,7 +16,7 @@ from lm.language.config import LmConfig, ModelConfig
 from lm.language.generate import GenerateOptions, generate
 from lm.language.model import LanguageModel
 from lm.language.served import ServedLm
-from lm.language.trained import TrainedLm
+from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.serve.app import Server
 from lm.serve.gate import Policy
 from lm.serve.protocol import CompletionRequest
@@ -24,6 +24,7 @@ from lm.steps import unchecked
 from lm.trunks.config import TransformerConfig
 from tests.support.bad_requests import VALID, bad_requests
 from tests.support.tiny_lm import CELLS, tiny_lm
+from tests.support.watch import Watch
 from tests.support.words import WORDS
 
 PROMPT = " ".join(WORDS[:3])
@@ -122,6 +123,17 @@ def test_prompts_that_wait_are_continued_together_as_if_alone(make: Callable[[],
     alone = [choice.text for query in queries for choice in query.run([query], unchecked)[0].choices]
     assert together == alone
     assert len(set(alone)) > 3
+
+
+def test_a_check_comes_before_every_piece_of_a_prompt_and_every_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained, watch = tiny_lm(), Watch()
+    monkeypatch.setattr(trained.model, "forward", watch.watched(trained.model.forward))
+    asked = {"model": "tiny", "prompt": [" ".join([WORDS[0]] * (2 * READ_LENGTH))] * 2, "max_tokens": 4}
+    jobs = ServedLm(trained, None, 0).completion_jobs(CompletionRequest.model_validate(asked))
+    jobs[0].run(jobs, watch.check)
+    assert watch.calls == 2 * 3 + 3, "the last token is not read"
 
 
 def test_there_is_no_chat_and_no_page(http: TestClient) -> None:
