@@ -238,10 +238,15 @@ class TrainedModel:
         each = iter(nll)
         return [[next(each) for _ in texts] for texts in responses]
 
-    def weighed(self, example: Example, decode: DecodeConfig) -> list[list[Candidate]]:
-        """Continuations that beam search weighed at every step for one example, the most probable first."""
+    def weighed(
+        self, example: Example, decode: DecodeConfig, check: Check = unchecked
+    ) -> list[list[Candidate]]:
+        """Continuations that beam search weighed at every step for one example, the most probable first.
+
+        ``check`` is called at every step, and may raise to end the work.
+        """
         trace = BeamTrace()
-        self._decode([self._item(example)], search_of(decode), [decode.seed], trace=trace)
+        self._decode([self._item(example)], search_of(decode), [decode.seed], check, trace)
         return trace.steps
 
     @torch.no_grad()

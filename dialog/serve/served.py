@@ -158,7 +158,7 @@ class ServedDialog:
                 400, f"choice: the search found {len(found)} replies, counted from 0", param="choice"
             )
         best = found[choice]
-        beam = self.model.weighed(wish.example, wish.decode) if wish.decode.method == "beam" else []
+        beam = self.model.weighed(wish.example, wish.decode, check) if wish.decode.method == "beam" else []
         steps = self.model.token_probabilities(wish.example, best.tokens, top, check)
         texts = [*pieces(self.model.codec, best.tokens), *([""] if best.finished else [])]
         weighed = chain(beam, repeat([]))

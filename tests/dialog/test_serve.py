@@ -310,13 +310,27 @@ def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
         job.run([job], unchecked)
 
 
-def test_a_check_comes_before_every_step_of_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[ServedDialog, Watch]:
+    """A run, and the watch over the steps of its decoder."""
     model, watch = tiny_dialog(), Watch()
-    run = ServedDialog(model, "", 0)
     monkeypatch.setattr(model.model.decoder, "step", watch.watched(model.model.decoder.step))
+    return ServedDialog(model, "", 0), watch
+
+
+def test_a_check_comes_before_every_step_of_log_probabilities(watched: tuple[ServedDialog, Watch]) -> None:
+    run, watch = watched
     job = run.chat_job(parsed_chat(n=3, logprobs=True, top_logprobs=2))
     (answer,) = job.run([job], watch.check)
     assert watch.calls > sum(len(choice.tokens) for choice in answer.choices)
+
+
+def test_a_check_comes_before_every_step_of_an_inspection(watched: tuple[ServedDialog, Watch]) -> None:
+    run, watch = watched
+    asked = InspectRequest.model_validate({"model": "tiny", "messages": conversation("a")})
+    job = run.inspect_job(asked)
+    (found,) = job.run([job], watch.check)
+    assert watch.calls >= 3 * len(found["steps"]), "the search, its trace, and the probabilities"
 
 
 CODEC = tiny_dialog().codec
