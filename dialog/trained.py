@@ -184,7 +184,7 @@ class TrainedModel:
                 )
                 check()
                 if decode.select != "score":
-                    hypotheses = self._selected([examples[i] for i in chosen], hypotheses, decode)
+                    hypotheses = self._selected([examples[i] for i in chosen], hypotheses, decode, check)
                 yield from ([astuple(h) for h in best] for best in hypotheses)
                 done += len(chosen)
                 progress(done, sum(map(len, mine)))
@@ -196,15 +196,19 @@ class TrainedModel:
         ]
 
     def _selected(
-        self, examples: Sequence[Example], found: Sequence[Sequence[Hypothesis]], decode: DecodeConfig
+        self,
+        examples: Sequence[Example],
+        found: Sequence[Sequence[Hypothesis]],
+        decode: DecodeConfig,
+        check: Check,
     ) -> list[list[Hypothesis]]:
         """The responses that ``decode.select`` chooses among candidates."""
         texts = [[self.codec.decode(one.tokens) for one in group] for group in found]
         if decode.select == "mbr":
             similarity = similarity_of(decode.mbr_metric)
-            scores = [expected_similarities(group, similarity) for group in texts]
+            scores = [expected_similarities(group, similarity, check) for group in texts]
         else:
-            nll = backward_run(Path(decode.mmi_run)).context_nll(examples, texts)
+            nll = backward_run(Path(decode.mmi_run)).context_nll(examples, texts, check)
             scores = [
                 [one.score - decode.mmi_weight * other for one, other in zip(group, nats, strict=True)]
                 for group, nats in zip(found, nll, strict=True)
@@ -213,12 +217,13 @@ class TrainedModel:
 
     @torch.no_grad()
     def context_nll(
-        self, examples: Sequence[Example], responses: Sequence[Sequence[str]]
+        self, examples: Sequence[Example], responses: Sequence[Sequence[str]], check: Check = unchecked
     ) -> list[list[float]]:
         """−log P(context | response) in nats by a backward model, for several responses to each context.
 
         By the chain rule, every utterance of the context is predicted from those after it. Utterances from
-        which the response is too far to be read, beyond ``data.context``, are left out.
+        which the response is too far to be read, beyond ``data.context``, are left out. ``check`` is called
+        before every batch, and may raise to end the work.
         """
         encoder = Encoder(self.codec, self.config.data.max_tokens, self.config.data.max_response)
         pairs = [
@@ -231,6 +236,7 @@ class TrainedModel:
         ]
         nll = [0.0] * len(pairs)
         for at in range(0, len(turns), CONTEXTS_TOGETHER):
+            check()
             part = turns[at : at + CONTEXTS_TOGETHER]
             batch = collate([item for _, item in part], self.codec.vocabulary.pad).to(self.device)
             for (place, _), nats in zip(part, self.model.nll(batch).tolist(), strict=True):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
+from lm.steps import Check, unchecked
 
 Similarity = Callable[[str, str], float]
 
@@ -22,16 +23,21 @@ def best_by(found: Sequence[Hypothesis], scores: Sequence[float], nbest: int) ->
     return list({(one.tokens, one.finished): one for one in ordered}.values())[:nbest]
 
 
-def expected_similarities(texts: Sequence[str], similarity: Similarity) -> list[float]:
+def expected_similarities(
+    texts: Sequence[str], similarity: Similarity, check: Check = unchecked
+) -> list[float]:
     """Mean similarity of each text to all texts, itself included: its negative Bayes risk.
+
+    ``check`` is called before every text, and may raise to end the work.
 
     With samples of a model as texts, the best is the minimum Bayes risk decision of Eikema and Aziz (2020).
     """
     counts = {text: texts.count(text) for text in texts}
-    mean = {
-        text: sum(count * similarity(text, other) for other, count in counts.items()) / len(texts)
-        for text in counts
-    }
+    mean = {}
+    for text in counts:
+        check()
+        total = sum(count * similarity(text, other) for other, count in counts.items())
+        mean[text] = total / len(texts)
     return [mean[text] for text in texts]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -101,6 +102,24 @@ def test_mutual_information_reorders_the_candidates(runs: dict[str, Path], corpu
     assert [[h.tokens for h in found] for found in alone] == [
         [h.tokens for h in found] for found in model.respond(examples, chosen)
     ]
+
+
+@pytest.mark.parametrize("select", ["mbr", "mmi"])
+def test_the_comparison_of_candidates_can_be_ended(
+    runs: dict[str, Path], corpus: Path, select: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dialog.trained.CONTEXTS_TOGETHER", 1)
+    model = TrainedModel.load(runs["forward"])
+    examples = list_examples(load_dialogs(str(corpus)))[1:3]
+
+    def checks(**more: Any) -> int:
+        seen: list[bool] = []
+        decode = DecodeConfig(beam=6, nbest=6, max_length=4, **more)
+        model.respond(examples, decode, check=lambda: seen.append(True))
+        return len(seen)
+
+    other = {"mmi_run": str(runs["one"])} if select == "mmi" else {}
+    assert checks(select=select, candidates=6, **other) > checks() + 6, "one a text, not one a context"
 
 
 def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]) -> None:
