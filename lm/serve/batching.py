@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ class Batcher:
     """Runs jobs in a thread, oldest first, each with the waiting ones of its group.
 
     A job whose future is cancelled before it begins is dropped. A batch ends when all of its futures are
-    cancelled. Each job of a batch that fails runs again alone, so only those at fault get an error.
+    cancelled. Each job of a batch that fails waits again, to run alone, so only those at fault get an error.
 
     Args:
         most: jobs that run together at most.
@@ -107,7 +107,8 @@ class Batcher:
                 begun = time.monotonic()
                 await self._run(batch, thread)
                 ended = time.monotonic()
-                expected, until = len(batch) + self.waiting, ended + LINGER * (ended - begun)
+                answered = sum(_answered(future) for _, future in batch)
+                expected, until = answered + self.waiting, ended + LINGER * (ended - begun)
 
     async def _gather(self, expected: int, until: float) -> None:
         """Wait for jobs up to an expected number or a time, since answered clients ask again."""
@@ -138,14 +139,10 @@ class Batcher:
             for future, result in zip(futures, found, strict=True):
                 if not future.done():  # else its client has left
                     future.set_result(result)
-        elif len(batch) == 1 or isinstance(found, TooSlowError):
-            for future in futures:
-                if not future.done():
-                    future.set_exception(found)
-        else:
-            for entry in batch:
-                if not entry[1].done():
-                    await self._run([entry], thread)
+        elif len(batch) > 1:
+            self._waiting += [(replace(job, group=object()), future) for job, future in batch]
+        elif not futures[0].done():
+            futures[0].set_exception(found)
 
     def _check(self, futures: "Sequence[asyncio.Future[Any]]") -> Check:
         end = time.monotonic() + self._seconds
@@ -162,6 +159,10 @@ class Batcher:
         """Refuse further jobs; :meth:`work` returns after those that wait."""
         self._closed = True
         self._arrived.set()
+
+
+def _answered(future: "asyncio.Future[Any]") -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _outcome(jobs: Sequence[Job], check: Check) -> list[Any] | Exception:

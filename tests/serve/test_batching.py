@@ -119,7 +119,10 @@ def test_an_error_reaches_only_the_job_at_fault_and_later_ones_go_on(bad: Any) -
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left(leaves: bool) -> None:
+def test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.serve.batching.LINGER", 1000.0)  # nobody waits for a client without an answer
     work = Work()
 
     async def run() -> None:
@@ -137,6 +140,25 @@ def test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left
 
     asyncio.run(run())
     assert work.batches == [["endless"], [2]]
+
+
+def test_only_the_job_that_is_too_slow_alone_gets_the_error_and_others_are_not_held_up() -> None:
+    work = Work()
+
+    async def run() -> None:
+        batcher = Batcher(most=3, waiting=10, seconds=0.05)
+        task, first = await begun(work, batcher)
+        slow, quick = batcher.submit(work.job("endless"), work.job(1))
+        (other,) = batcher.submit(work.job(2, "two"))
+        work.released.set()
+        assert [await first, await quick, await other] == [0, 2, 4]
+        with pytest.raises(TooSlowError, match="ask for fewer tokens"):
+            await slow
+        batcher.close()
+        await task
+
+    asyncio.run(run())
+    assert work.batches == [[0], ["endless", 1], [2], ["endless"], [1]]
 
 
 def test_clients_that_ask_again_at_once_stay_together() -> None:
