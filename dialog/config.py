@@ -11,7 +11,7 @@ from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
-from lm.trunks.config import TransformerConfig
+from lm.trunks.config import PRETRAINED, TransformerConfig, trunk_kind
 
 WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
@@ -25,8 +25,10 @@ class DataConfig(Section):
     )
     valid: str = Field("smalltalk:valid", description="validation corpus, used for early stopping")
     test: str = Field("smalltalk:test", description="test corpus, used by evaluate without --data")
-    tokenizer: TokenizerKind = Field(
-        "wordpunct", description="tokenizer: wordpunct, whitespace, char, or sentencepiece unigram or bpe"
+    tokenizer: TokenizerKind | Literal["hf"] = Field(
+        "wordpunct",
+        description="tokenizer: wordpunct, whitespace, char, or sentencepiece unigram or bpe. hf: that of the"
+        " folder of model.trunk",
     )
     lowercase: bool = Field(True, description="convert text to lower case before tokenization")
     vocab_size: int = Field(
@@ -139,7 +141,12 @@ class DecoderConfig(Section):
 
 
 class ModelConfig(Section):
-    """Shared sizes and regularisation of encoder and decoder."""
+    """Shared sizes and regularisation of encoder and decoder, or a pretrained model instead of both."""
+
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "trunk": {"recompute": Owner("a pretrained trunk", (PRETRAINED,))}
+        | dict.fromkeys(("embedding_size", "vectors", "init_range"), Owner("encoder and decoder", ("",)))
+    }
 
     embedding_size: int = Field(200, ge=1, le=MAX_SIZE, description="size of the shared word embedding")
     vectors: str = Field(
@@ -161,6 +168,25 @@ class ModelConfig(Section):
         description="bound of the uniform initialisation of embedding, encoder and decoder. The head,"
         " mogrifiers' gates, truncated cells and transformers have their own",
     )
+    trunk: str = Field(
+        "",
+        description="pretrained causal language model of transformers that reads context and response as one"
+        " stream: hf:FOLDER; empty = encoder and decoder",
+    )
+    recompute: bool = Field(
+        False,
+        description="trunk: compute the activations of the layers again in the backward pass, which saves"
+        " memory and takes more time",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        kind = trunk_kind(self.trunk)
+        if kind not in ("", PRETRAINED):
+            raise ValueError(f"trunk = {self.trunk}: must be hf:FOLDER, or empty")
+        if wrong := self.misplaced("trunk", (kind,)):
+            raise ValueError(f"{wrong}; leave it out")
+        return self
 
 
 class DialogConfig(Section):
@@ -185,9 +211,36 @@ class DialogConfig(Section):
     def _consistent(self) -> Self:
         if self.train.start_from:
             raise ValueError("train.start_from: dialog models begin with random weights; leave it out")
-        for key, value in (("head.start", self.head.start), ("train.freeze", self.train.freeze)):
-            if value not in ("random", "none"):
-                raise ValueError(f"{key}: dialog models begin with random weights; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _trunk_fits(self) -> Self:
+        if not self.model.trunk:
+            needing = (
+                ("head.start", self.head.start),
+                ("train.freeze", self.train.freeze),
+                ("data.tokenizer", self.data.tokenizer),
+            )
+            for key, value in needing:
+                if value in ("pretrained", "trunk", PRETRAINED):
+                    raise ValueError(f'{key} = "{value}": needs a pretrained trunk; set model.trunk')
+            return self
+        sections = (("encoder", self.encoder), ("decoder", self.decoder), ("transformer", self.transformer))
+        for section, unused in (*sections, ("cell", self.cell)):
+            if name := unused.changed():
+                raise ValueError(f"{section}.{name}: has no effect with model.trunk; leave it out")
+        wanted = {
+            'data.tokenizer = "hf"': self.data.tokenizer == PRETRAINED,
+            "data.lowercase = false": not self.data.lowercase,
+            f"data.max_response = {self.decode.max_length + 2}": (
+                self.data.max_response >= self.decode.max_length + 2
+            ),
+            "head.gated_words = 0": not self.head.gated_words,
+            "data.vocab_size = 10000": self.data.vocab_size == DataConfig.model_fields["vocab_size"].default,
+        }
+        for setting, held in wanted.items():
+            if not held:
+                raise ValueError(f"{setting.split(' =')[0]}: a pretrained trunk needs {setting}")
         return self
 
     @model_validator(mode="after")

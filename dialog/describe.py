@@ -4,14 +4,18 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from dialog.config import WHOLE_DIALOG, DataConfig, DialogConfig
+from dialog.causal import CausalContext, CausalDecoder
+from dialog.config import WHOLE_DIALOG, DialogConfig
 from dialog.corpora.corpus import SMALLTALK
 from dialog.seq2seq import Seq2Seq
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.engine.memory import head_scratch, training_memory
+from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
 from lm.heads.head import Head
-from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK
+from lm.huggingface.architecture import read_architecture
+from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, SPECIALS, UNK
+from lm.trunks.config import pretrained_path
 
 _PARTS = ("embedding", "encoder", "decoder", "head")
 
@@ -23,9 +27,10 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
     and ``vocabulary_assumed`` is true. A smaller vocabulary has fewer parameters. A tied output matrix counts
     as embedding. Raises ConfigError for inconsistent sizes.
     """
-    vocabulary = largest_vocabulary(config.data) if vocab_size is None else vocab_size
+    vocabulary = largest_vocabulary(config) if vocab_size is None else vocab_size
     with shapes_only():
         model = Seq2Seq(config, vocabulary)
+    freeze(config.train, model)
     counts = dict.fromkeys(_PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[name.split(".")[0]] += parameter.numel()
@@ -40,9 +45,11 @@ def describe(config: DialogConfig, vocab_size: int | None = None) -> dict[str, A
     }
 
 
-def largest_vocabulary(data: DataConfig) -> int:
+def largest_vocabulary(config: DialogConfig) -> int:
     """Maximum size of a vocabulary for the training split, including special tokens."""
-    words = data.vocab_size
+    data, words = config.data, config.data.vocab_size
+    if path := pretrained_path(config.model.trunk):
+        return read_architecture(path).words + len(SPECIALS)
     if data.train.startswith(SMALLTALK) and data.tokenizer == "wordpunct":
         words = min(words, len(_smalltalk_words()) + len((BOS, EOS, DIALOG)))
     return words + len((PAD, UNK))
@@ -79,6 +86,8 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     """Number of floats kept for backpropagation through the encoder."""
     data, encoder, size = config.data, config.encoder, config.model.embedding_size
     responses = _responses(config)
+    if isinstance(model.encoder, CausalContext):
+        return responses * data.context * data.max_tokens * 2 * model.embedding.embedding_dim
     if isinstance(model.encoder, TransformerEncoder):
         tokens = responses * data.context * data.max_tokens
         return round(tokens * (2 * size + model.encoder.stack.floats(1)))
@@ -97,6 +106,10 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
 
 def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     data, encoder, decoder = config.data, config.encoder, config.decoder
+    if isinstance(model.decoder, CausalDecoder):
+        trains = any(parameter.requires_grad for parameter in model.decoder.parameters())
+        trunk = model.decoder.trunk
+        return trunk.activations(trunk.span, _responses(config)) if trains else 0
     positions = data.context * (1 if encoder.kind == "hierarchical" else data.max_tokens)
     if isinstance(model.decoder, TransformerDecoder):
         each = 2 * config.model.embedding_size + model.decoder.stack.floats(1, positions / data.max_tokens)

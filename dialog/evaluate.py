@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
 _LONGEST = 40  # characters of an option in the name of an evaluation
-_PIECES = ("char", "unigram", "bpe")  # tokenizers whose tokens are not words
+_PIECES = ("char", "unigram", "bpe", "hf")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
 

@@ -14,6 +14,7 @@ from dialog.trained import TrainedModel
 from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors
+from lm.errors import ConfigError
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
 from lm.huggingface.run_files import own_files, write_run
@@ -47,6 +48,8 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
     """
     require_exportable(out)
     trained = TrainedModel.load(run, checkpoint)
+    if trained.config.model.trunk:
+        raise ConfigError(f"{run}: its trunk is a pretrained model, which is not exported; name another run")
     tokenizer = fast_tokenizer(trained.codec)
     tokenizer.chat_template = _CHAT
     with shapes_only():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dialog.batches import Batch
+from dialog.causal import causal_parts
 from dialog.config import DialogConfig
 from dialog.decoder import AnyDecoder, DecoderState
 from dialog.decoding.steps import StepFunction
@@ -22,6 +23,7 @@ from lm.heads.head import Head
 from lm.heads.output_layer import words_before
 from lm.heads.states import Layers
 from lm.trunks.blocks import BlockStack
+from lm.trunks.config import pretrained_path
 
 
 class Seq2Seq(nn.Module):
@@ -36,12 +38,17 @@ class Seq2Seq(nn.Module):
     def __init__(self, config: DialogConfig, vocab_size: int, unk: int = 1) -> None:
         super().__init__()
         self.config, self.unk = config, unk
-        self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
-        self.encoder = _encoder(config)
-        transforms = config.decoder.kind == "transformer"
-        self.decoder: AnyDecoder = TransformerDecoder(config) if transforms else RecurrentDecoder(config)
-        for parameter in uniform_parameters(self, BlockStack):
-            nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
+        self.encoder: nn.Module
+        self.decoder: AnyDecoder
+        if path := pretrained_path(config.model.trunk):
+            self.embedding, self.encoder, self.decoder = causal_parts(config, path, vocab_size)
+        else:
+            self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
+            self.encoder = _encoder(config)
+            transforms = config.decoder.kind == "transformer"
+            self.decoder = TransformerDecoder(config) if transforms else RecurrentDecoder(config)
+            for parameter in uniform_parameters(self, BlockStack):
+                nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
         embedding = cast(nn.Parameter, self.embedding.weight)
         self.head = Head(config.head, self.decoder.size, vocab_size, embedding, self.decoder.lower_sizes)
 

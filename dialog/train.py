@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dialog.causal import start_causal
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
 from dialog.corpora.own_data import in_run
@@ -13,10 +14,14 @@ from dialog.task import DialogTask, build_model
 from lm.config.load import Resolved
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
-from lm.engine.session import Family, Place, Ready, pretrained, train_run
-from lm.runs.inputs import DATA, codec_of
+from lm.engine.optim import freeze
+from lm.engine.session import TRUNK_HASH, Family, Place, Ready, pretrained, train_run
+from lm.huggingface.starting import local, require_pretrained, trunk_file
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import CHECKPOINTS, DATA, codec_of
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
+from lm.trunks.config import pretrained_path
 
 _Splits = tuple[list[Dialog], list[Dialog]]
 
@@ -33,31 +38,38 @@ def train(
 
 def _load(config: DialogConfig, folder: Path) -> tuple[Codec, _Splits]:
     """The splits for training and validation, and the codec."""
+    begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
+    if not begun:
+        require_pretrained(config)
     data = in_run(folder, config.data)
     dialogs = load_dialogs(data.train)
     valid = load_dialogs(data.valid)
-    codec = _codec(folder, config, dialogs)
-    return codec, (dialogs, valid)
+    return codec_of(folder) if begun else _codec(config, dialogs), (dialogs, valid)
 
 
-def _codec(folder: Path, config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
-    """The run's codec, read from the folder if it has one, else learned."""
-    if os.path.lexists(folder / DATA):  # written after the codec, so the codec is complete
-        return codec_of(folder)
-    data = config.data
-    return train_codec(dialogs, data.tokenizer, vocab_size=data.vocab_size, lowercase=data.lowercase)
+def _codec(config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
+    """A codec learned from the training dialogs, or that of a pretrained trunk."""
+    data, path = config.data, pretrained_path(config.model.trunk)
+    size, kind = data.vocab_size, "wordpunct" if data.tokenizer == "hf" else data.tokenizer
+    return train_codec(dialogs, kind, vocab_size=size, lowercase=data.lowercase, pretrained=path)
 
 
 def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
     model = build_model(config, codec)
     vectors = pretrained(model.embedding, config.model.vectors, codec, place)
+    hashes = {} if vectors is None else {VECTORS_HASH: vectors.sha256}
+    begins = CheckpointStore(place.folder / CHECKPOINTS).latest() is None
+    if begins and (sha256 := start_causal(config, model.embedding, model.decoder, model.head)):
+        hashes[TRUNK_HASH] = sha256
+    freeze(config.train, model)
     task = DialogTask(config, codec, model, *splits, place.device)
-    if vectors is None:
-        return Ready(task, task.fingerprints)
-    return Ready(task, {**task.fingerprints, VECTORS_HASH: vectors.sha256}, [vectors.coverage])
+    notes = [] if vectors is None else [vectors.coverage]
+    trained = config.head.start == "pretrained"
+    return Ready(task, task.fingerprints | hashes, notes, trunk_file(config), trained)
 
 
 FAMILY = Family(
+    local=local,
     load=_load,
     describe=describe,
     # without activations: their estimate assumes full-length utterances, and few have a third of this length

@@ -29,6 +29,7 @@ from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError, visible
 from lm.heads.states import Layers
+from lm.huggingface.starting import local
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined
 from lm.runs.checkpoint import CheckpointStore
@@ -92,6 +93,7 @@ class TrainedModel:
             StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
         """
         config, codec = opened_run(run, DialogConfig)
+        config = local(config, run)
         model = build_model(config, codec)
         weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
         load_model_tensors(model, weights)

@@ -9,16 +9,16 @@ from lm.hf import HighrankLanguageModel, HighrankLmConfig
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
 from lm.huggingface.run_files import own_files, write_run
+from lm.huggingface.starting import trunk_file, with_trunk
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
-from lm.language.pretrained import trunk_file
 from lm.language.sizes import sized
 from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
 from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_name, pretrained_path
+from lm.trunks.config import pretrained_path
 
 _CARD = CardFamily(
     command="lm",
@@ -60,8 +60,7 @@ def import_run(folder: Path, run: Path) -> None:
     resolved, codec = read_config(own / CONFIG, LmConfig), Codec.load(own)
     config, vocabulary, files = resolved.config, codec.vocabulary, dict[RunFile, bytes]()
     if pretrained_path(config.model.trunk):
-        trunk = config.model.model_copy(update={"trunk": pretrained_name(own / TRUNK)})
-        config = config.model_copy(update={"model": trunk})
+        config = with_trunk(config, own / TRUNK)
         files = trunk_file(config)
     model = LanguageModel(sized(config, len(vocabulary)), len(vocabulary), vocabulary.eos)
     load_model_tensors(model, whole_tensors(model, tensors))

@@ -1,14 +1,17 @@
 """Load the dialogs of a source, and build a vocabulary from dialogs."""
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.sources import read_source
 from dialog.utterance import Dialog, Utterance
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
+from lm.huggingface.pieces import read_tokenizer
 from lm.text.lines import InputLog, OnBadLine
-from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, build_codec
+from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, Vocabulary, build_codec
 
 __all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]
 
@@ -61,13 +64,23 @@ def choose_dialogs(source: str, split: str = "", id: str = "") -> list[Dialog]:
 
 
 def train_codec(
-    dialogs: Sequence[Dialog], kind: TokenizerKind, *, vocab_size: int, lowercase: bool = True
+    dialogs: Sequence[Dialog],
+    kind: TokenizerKind,
+    *,
+    vocab_size: int,
+    lowercase: bool = True,
+    pretrained: Path | None = None,
 ) -> Codec:
     """Build tokenizer and vocabulary from training dialogs, with counts as in Zhao et al. (2017).
 
     Every utterance counts one ``<s>`` and one ``</s>``. So does the ``<d>`` that opens each dialog.
+    ``pretrained`` is the folder of a model whose tokenizer and vocabulary are used instead.
     """
     texts = [utterance.text for dialog in dialogs for utterance in dialog.utterances]
     framed = len(texts) + len(dialogs)
     extra = {BOS: framed, EOS: framed, DIALOG: len(dialogs)}
+    if pretrained:
+        tokenizer = read_tokenizer(pretrained, dialog=True)
+        counts = Counter(token for text in texts for token in tokenizer.split(text)) + Counter(extra)
+        return Codec(tokenizer, Vocabulary(tokenizer.names, [counts[name] for name in tokenizer.names]))
     return build_codec(kind, texts, vocab_size=vocab_size, lowercase=lowercase, extra_counts=extra)

@@ -127,7 +127,7 @@ class TrainConfig(Section):
     )
     freeze: Literal["none", "trunk"] = Field(
         "none",
-        description="lm: parameters that training leaves as they are. trunk: all except those of the head, of"
+        description="parameters that training leaves as they are. trunk: all except those of the head, of"
         " which a tied embedding is one",
     )
     checkpoint_every: int = Field(

@@ -57,7 +57,7 @@ class HeadConfig(Section):
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     start: Literal["random", "pretrained"] = Field(
         "random",
-        description="lm: initial parameters. pretrained: the head begins as the output layer of the model of"
+        description="initial parameters. pretrained: the head begins as the output layer of the model of"
         " model.trunk",
     )
     output_bias: bool = Field(True, description="add a bias for every word, shared by the components")

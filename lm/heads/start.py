@@ -21,12 +21,15 @@ FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape"
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
 LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"
+NEVER = -100.0  # bias of a word that the output layer lacks
 SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
 
 
 @torch.no_grad()
 def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
     """Give a head the distribution softmax(W h + b) of a weight (V, H) and a bias (V,).
+
+    Words that only the head has, after the others, begin with a probability of nearly 0.
 
     Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS differs by the square of
     the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so large that σ
@@ -35,13 +38,16 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
     Raises:
         ConfigError: a head that has no such parameters, with the key to change.
     """
-    require_startable(head.config, bias=bias is not None)
+    require_startable(head.config, bias=bias is not None or head.vocab_size > len(weight))
     _require_shape(head, weight)
-    head.weight.copy_(weight)
+    words = len(weight)
+    head.weight[:words] = weight
+    head.weight[words:] = weight.mean(0)
     if head.bias is not None:
         head.bias.zero_()
+        head.bias[words:] = NEVER
         if bias is not None:
-            head.bias.copy_(bias)
+            head.bias[:words] = bias
     if head.shift is not None:
         head.shift.fill_(SHIFT)
     if head.latent is not None:
@@ -95,7 +101,7 @@ def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
 
 
 def _require_shape(head: Head, weight: Tensor) -> None:
-    if head.weight.shape != weight.shape:
+    if head.size != weight.shape[1] or head.vocab_size < len(weight):
         raise ConfigError(
             f"head: an output matrix of {tuple(head.weight.shape)}, but that of the model is"
             f" {tuple(weight.shape)}; leave out head.embedding_size {_START}"

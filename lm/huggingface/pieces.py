@@ -10,11 +10,11 @@ from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, rea
 from lm.text.pretrained import PretrainedTokenizer, library_tokenizer, require_tokenizers
 
 
-def read_tokenizer(folder: Path) -> PretrainedTokenizer:
+def read_tokenizer(folder: Path, *, dialog: bool = False) -> PretrainedTokenizer:
     """The tokenizer of a folder, with as many ids as its model has.
 
     A text begins with the tokenizer's ``bos_token`` or else its ``eos_token``. A line ends in the piece of a
-    line end or else the ``eos_token``.
+    line end or else the ``eos_token``. An utterance of a ``dialog`` ends in the ``eos_token``.
 
     Raises:
         ConfigError: the library ``tokenizers`` is not installed.
@@ -39,11 +39,14 @@ def read_tokenizer(folder: Path) -> PretrainedTokenizer:
         if max(ids) >= size:
             raise ValueError(f"its ids go up to {max(ids):,}, but the model of {MODEL_CONFIG} has {size:,}")
         marks = [_mark(tokenizer, settings.get(name)) for name in ("bos_token", "eos_token")]
-        end = next((one for one in (_line_end(tokenizer), *reversed(marks)) if one is not None), None)
+        ends = (
+            [*reversed(marks), _line_end(tokenizer)] if dialog else [_line_end(tokenizer), *reversed(marks)]
+        )
+        end = next((one for one in ends if one is not None), None)
         if end is None:
             raise ValueError(f"no piece ends a line, and {TOKENIZER_CONFIG} names no eos_token")
         begin = next((one for one in marks if one is not None), end)
-        return PretrainedTokenizer.of(text, size, begin, end)
+        return PretrainedTokenizer.of(text, size, begin, end, dialog=dialog)
     except ValueError as error:
         raise StorageError(f"{path}: {error}; use the files of one model") from error
 

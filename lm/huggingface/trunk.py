@@ -12,6 +12,7 @@ T time · B streams · E size of the word vectors · H hidden size · S keys fro
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -91,18 +92,31 @@ class PretrainedTrunk(Trunk[CacheState]):
         )
         return TrunkOutputs(last, tuple(lower), state)
 
-    def _read(self, words: Tensor, state: CacheState) -> tuple[tuple[Tensor, ...], CacheState]:
-        """Outputs of the last layer and wanted inputs, each (T, B, H), of a part of a block."""
+    def begin(self, words: Tensor, lengths: Tensor) -> CacheState:
+        """State after the first tokens of streams: the last ``lengths`` (B,) of word vectors (T, B, E)."""
+        return self._read(words, self.initial_state(words.shape[1]), len(words) - lengths)[1]
+
+    def _read(
+        self, words: Tensor, state: CacheState, padding: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], CacheState]:
+        """Outputs of the last layer and wanted inputs, each (T, B, H), of a part of a block.
+
+        ``padding`` (B,) is the number of first steps that are none, at the beginning of all streams.
+        """
         steps, size, device = len(words), state.size, words.device
         cache = _WindowCache(state.layers)
         lengths = state.lengths.to(device)[:, None]
         seen: Tensor | None = None
-        if not bool((state.lengths == size).all()):
+        if padding is not None:
+            state = replace(state, lengths=-padding.cpu())
+            lengths = -padding[:, None]
+            seen = (torch.arange(steps, device=device) >= padding[:, None]).long()
+        elif not bool((state.lengths == size).all()):
             seen = (torch.arange(size + steps, device=device) >= size - lengths).long()  # (B, S + T)
         read = self.network(
             inputs_embeds=words.transpose(0, 1).contiguous(),
             attention_mask=seen,
-            position_ids=lengths + torch.arange(steps, device=device),
+            position_ids=(lengths + torch.arange(steps, device=device)).clamp(min=0),
             past_key_values=cache,
             use_cache=True,
             output_hidden_states=self._lower > 0,

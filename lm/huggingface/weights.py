@@ -69,12 +69,12 @@ def load_pretrained(
     folder = found.path.parent
     trunk.network = nn.Identity()  # frees the random weights
     model = _opened(folder, found.config)
-    layer, tokens = model.get_output_embeddings(), torch.arange(_TRIED) % len(embedding.weight)
+    layer, tokens = model.get_output_embeddings(), torch.arange(_TRIED) % found.words
     with _its_own_code(folder), torch.no_grad():
         if start_head:
             require_linear(model, layer)
         expected = model.base_model(input_ids=tokens[None])[0][0]
-        _copy_vectors(model.get_input_embeddings(), embedding)
+        _copy_vectors(model.get_input_embeddings(), embedding, found.words)
         trunk.adopt(model)
         trunk.eval()
         read = _read_in_two(trunk, embedding(tokens)[:, None])
@@ -85,7 +85,7 @@ def load_pretrained(
         )
     if start_head:
         weight = layer.weight.detach()
-        if head.config.tied and not torch.equal(weight, embedding.weight):
+        if head.config.tied and not torch.equal(weight, embedding.weight[: len(weight)]):
             raise ConfigError(
                 "head.tied: the output layer of the model is not its embedding; set head.tied = false"
             )
@@ -106,10 +106,14 @@ def _its_own_code(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _copy_vectors(words: Any, embedding: nn.Embedding) -> None:
-    """Copy the vectors that a model's embedding returns, which some kinds scale."""
-    for ids in torch.arange(len(embedding.weight)).split(_TOGETHER):
+def _copy_vectors(words: Any, embedding: nn.Embedding, count: int) -> None:
+    """Copy the vectors that a model's embedding returns, which some kinds scale.
+
+    Further words begin with the mean of the ``count`` vectors.
+    """
+    for ids in torch.arange(count).split(_TOGETHER):
         embedding.weight[ids] = words(ids)
+    embedding.weight[count:] = embedding.weight[:count].mean(0)
 
 
 def _read_in_two(trunk: PretrainedTrunk, vectors: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import DataError
 from lm.heads.states import Layers
+from lm.huggingface.starting import local
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, Outputs
-from lm.language.pretrained import local
 from lm.language.sizes import sized
 from lm.language.windows import Ids
 from lm.parallel.group import ALONE, Group

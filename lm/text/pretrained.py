@@ -3,6 +3,8 @@
 The vocabulary is the tokenizer's own, with the ids of the model. One of its pieces ends a line: the piece of
 a line end, or else the one that ends a text. It has the name ``<eos>``, as in every language model. Ids
 without a piece, which a model has in reserve, are named by their number.
+
+For dialogs, the piece that ends a text is ``</s>``, and the other special tokens follow the model's ids.
 """
 
 import importlib.util
@@ -13,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from lm.errors import ConfigError
-from lm.text.tokenizers import EOS_WORD
+from lm.text.tokenizers import EOS, EOS_WORD, SPECIALS
 
 
 def require_tokenizers(what: str) -> None:
@@ -27,7 +29,8 @@ class PretrainedTokenizer:
     """A tokenizer with its vocabulary, stored as bytes of JSON.
 
     The keys of the JSON are ``tokenizer``, the text of a ``tokenizer.json``; ``size``, the number of ids;
-    and the ids ``begin`` of the piece before a text and ``end`` of the piece of line ends.
+    the ids ``begin`` of the piece before a text and ``end`` of the piece of line ends, or of utterances; and
+    ``dialog``, true for dialogs.
     """
 
     model: bytes
@@ -35,22 +38,23 @@ class PretrainedTokenizer:
     kind: Literal["hf"] = "hf"
 
     @classmethod
-    def of(cls, tokenizer: str, size: int, begin: int, end: int) -> Self:
+    def of(cls, tokenizer: str, size: int, begin: int, end: int, *, dialog: bool = False) -> Self:
         """Raises ValueError if the text is no tokenizer, or its ids do not fit the others."""
-        found = cls(json.dumps({"begin": begin, "end": end, "size": size, "tokenizer": tokenizer}).encode())
-        if len(set(found.names)) != size:
+        stored = {"begin": begin, "dialog": dialog, "end": end, "size": size, "tokenizer": tokenizer}
+        found = cls(json.dumps(stored).encode())
+        if len(set(found.names)) != len(found.names):
             raise ValueError("two ids have pieces of the same name")
         return found
 
     @cached_property
     def _stored(self) -> Mapping[str, Any]:
-        stored = json.loads(self.model)
+        stored: dict[str, Any] = {"dialog": False} | json.loads(self.model)
         numbers = [stored["begin"], stored["end"]]
         if not all(isinstance(number, int) and 0 <= number < stored["size"] for number in numbers):
             raise ValueError("the ids of begin and end are not in the vocabulary")
         if not isinstance(stored["tokenizer"], str):
             raise TypeError("the tokenizer is not a text")
-        return dict(stored)
+        return stored
 
     @property
     def library(self) -> Any:
@@ -62,23 +66,28 @@ class PretrainedTokenizer:
         return self.library
 
     @property
-    def begin(self) -> int:
-        """Id of the piece before a text. Raises KeyError, TypeError or ValueError if the JSON is foreign."""
+    def begin(self) -> int | None:
+        """Id of the piece before a text; None for dialogs.
+
+        Raises KeyError, TypeError or ValueError if the JSON is foreign.
+        """
         begin: int = self._stored["begin"]
-        return begin
+        return None if self._stored["dialog"] else begin
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The token of every id."""
-        size, end = self._stored["size"], self._stored["end"]
+        size, end, dialog = (self._stored[key] for key in ("size", "end", "dialog"))
+        mark = EOS if dialog else EOS_WORD
         found = [f"<piece {index}>" for index in range(size)]
         for piece, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
             if index >= size:
                 raise ValueError(f"the piece {piece!r} has the id {index:,} of {size:,} ids")
-            if piece != EOS_WORD:
+            if piece not in (mark, EOS_WORD):
                 found[index] = piece
-        found[end] = EOS_WORD
-        return tuple(found)
+        found[end] = mark
+        known = set(found)
+        return (*found, *(special for special in SPECIALS if dialog and special not in known))
 
     def split(self, text: str) -> list[str]:
         names = self.names

@@ -64,11 +64,10 @@ class Vocabulary:
 
     A dialog vocabulary is ``framed``: ``<pad>`` is 0, ``<unk>`` is 1, the others follow by falling
     frequency, and ``eos`` is ``</s>``. In a language model's, all tokens are ordered by falling frequency.
-    Its ``eos`` and ``bos`` are ``<eos>``, and ``unk`` is None if it has no ``<unk>``. The vocabulary of a
-    pretrained tokenizer has the tokenizer's order, and ``begin`` is its ``bos``.
+    Its ``eos`` and ``bos`` are ``<eos>``, and ``unk`` is None if it has no ``<unk>``. Vocabularies of
+    pretrained tokenizers have the tokenizer's order, and ``begin`` is the ``bos`` of a language model's.
     """
 
-    pad = 0
     unk: int | None
 
     def __init__(self, tokens: Sequence[str], counts: Sequence[int], begin: int | None = None) -> None:
@@ -77,18 +76,17 @@ class Vocabulary:
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens) or len(self.counts) != len(self.tokens):
             raise ValueError("repeated token, or different numbers of tokens and counts")
-        framed = self.tokens[:2] == (PAD, UNK) and BOS in self._ids and EOS in self._ids
-        self.framed = framed and begin is None
+        marked = all(mark in self._ids for mark in (PAD, UNK, BOS, EOS))
+        first = self.tokens[:2] == (PAD, UNK) or EOS_WORD not in self._ids
+        self.framed = marked and first and begin is None
         if not self.framed and EOS_WORD not in self._ids:
-            raise ValueError(
-                f"a vocabulary must have {EOS_WORD}, or start with {PAD}, {UNK} and have {BOS} and {EOS}"
-            )
+            raise ValueError(f"a vocabulary must have {EOS_WORD}, or {PAD}, {UNK}, {BOS} and {EOS}")
         self.bos, self.eos = (
             self._ids[mark] for mark in ((BOS, EOS) if self.framed else (EOS_WORD, EOS_WORD))
         )
         if begin is not None:
             self.bos = begin
-        self.unk = self._ids.get(UNK)
+        self.unk, self.pad = self._ids.get(UNK), self._ids.get(PAD, 0)
 
     @classmethod
     def build(cls, counts: Mapping[str, int], size: int, required: Sequence[str] = (BOS, EOS)) -> Self:
@@ -175,17 +173,16 @@ class Codec:
         Raises DataError with the word and ``place`` for an unknown word if the vocabulary has no ``<unk>``.
 
         A typed special token such as ``<s>`` is an unknown word, with two exceptions. The exact text ``<d>``
-        is the pseudo-utterance that opens a dialog. ``<unk>`` is one unknown token with every tokenizer, so
-        that it survives :meth:`decode` and encoding again.
+        is the pseudo-utterance that opens a dialog. ``<unk>`` is one unknown token, so that it survives
+        :meth:`decode` and encoding again, except with a pretrained tokenizer, which knows its characters.
         """
         if not self.vocabulary.framed:
             return self.line_ids(self.tokenizer.split(text), place)
         if text == DIALOG:
             return self.vocabulary.ids([DIALOG])
         unknown = self.vocabulary.ids([UNK])[0]
-        return [
-            self._words.get(token, unknown) for token in self.tokenizer.split(text.replace(UNK, _UNKNOWN))
-        ]
+        read = text if isinstance(self.tokenizer, PretrainedTokenizer) else text.replace(UNK, _UNKNOWN)
+        return [self._words.get(token, unknown) for token in self.tokenizer.split(read)]
 
     def line_ids(self, tokens: Sequence[str], place: str = "") -> list[int]:
         """Ids of a tokenized line, with ``<eos>``. Raises DataError as :meth:`encode` does."""

@@ -20,12 +20,12 @@ from lm.cli import main
 from lm.config.load import load_config
 from lm.engine.events import no_report
 from lm.errors import StorageError
+from lm.huggingface.starting import start_pretrained
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.generate import GenerateOptions, generate
 from lm.language.model import LanguageModel
 from lm.language.prepare import PrepareOptions, prepare
-from lm.language.pretrained import start_pretrained
 from lm.language.scoring import score_lines, token_nll
 from lm.language.sizes import sized
 from lm.language.train import train
@@ -105,7 +105,7 @@ def started(folder: Path, head: dict[str, Any], **model: Any) -> tuple[LmConfig,
     words = 305
     config = sized(config, words)
     began = LanguageModel(config, words, 1)
-    start_pretrained(config, began)
+    start_pretrained(config, began.layers, began.embedding, began.head)
     return config, began.eval()
 
 

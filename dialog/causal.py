@@ -1,0 +1,137 @@
+"""A pretrained causal language model instead of encoder and decoder: the turns are one stream.
+
+::
+
+    <s> <d> </s> how are you ? </s> fine . </s>  <s> and you ? </s>
+    context, marked with its speakers            response, on which alone the loss is
+
+R responses · M tokens of a context · T tokens of a response · E embedding size · H hidden size.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from dialog.batches import Batch
+from dialog.config import DialogConfig
+from dialog.decoder import AnyDecoder, Decoder, DecoderState
+from dialog.encoders import Memory, join_context
+from lm.errors import ConfigError, DataError
+from lm.heads.head import Head
+from lm.heads.states import Layers
+from lm.huggingface.architecture import Architecture, read_architecture
+from lm.huggingface.starting import start_pretrained
+from lm.regularize import dropout
+from lm.trunks.cache import CacheState
+
+
+class CausalContext(nn.Module):
+    """Word vectors of the context as one sequence, which the decoder reads.
+
+    Only the first utterance keeps its ``<s>``. The mark of the responder's own utterances begins as zero, so
+    that the network first reads what it was trained on.
+    """
+
+    def __init__(self, size: int, rate: float) -> None:
+        super().__init__()
+        self.floor = nn.Embedding(2, size)
+        self.dropout = rate
+        nn.init.zeros_(self.floor.weight)
+
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        tokens, floors, kept = stream(batch)
+        words = dropout(embedding(tokens) + self.floor(floors), self.dropout, self.training)
+        return Memory(words[:, -1], words, kept)
+
+
+def stream(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Contexts as sequences that end together: tokens (R, M), floors (R, M), and false at padding (R, M)."""
+    tokens, floors, lengths = join_context(batch)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    begins = (tokens == batch.utterances[0, 0]) & (places > 0)  # <s> of all utterances except the first
+    kept = (places < lengths.to(tokens.device)[:, None]) & ~begins
+    order = torch.argsort(kept.long(), dim=1, stable=True)[:, -int(kept.sum(1).max()) :]
+    return tokens.gather(1, order), floors.gather(1, order), kept.gather(1, order)
+
+
+@dataclass(frozen=True)
+class CausalState(DecoderState):
+    """Keys and values of the context and of the tokens read so far."""
+
+    cache: CacheState
+
+    def select(self, rows: Tensor) -> "CausalState":
+        return CausalState(self.cache.select(rows))
+
+
+class CausalDecoder(Decoder[CausalState]):
+    """A pretrained network that continues the stream of the context.
+
+    ConfigError if the longest stream has more tokens than the network has positions.
+    """
+
+    def __init__(self, config: DialogConfig, found: Architecture) -> None:
+        super().__init__()
+        data, self.dropout = config.data, config.model.dropout
+        span = data.context * data.max_tokens + data.max_response
+        if found.positions and span > found.positions:
+            raise ConfigError(
+                f"data.context = {data.context}: its utterances and a response have up to {span:,} tokens,"
+                f" but model.trunk reads at most {found.positions:,}; lower data.context or data.max_tokens"
+            )
+        from lm.huggingface.trunk import PretrainedTrunk  # loads transformers
+
+        self.trunk = PretrainedTrunk(found, span, len(config.head.lower_components), config.model.recompute)
+        self.size, self.lower_sizes = self.trunk.size, self.trunk.lower_sizes
+
+    def start(self, memory: Memory) -> CausalState:
+        return CausalState(self.trunk.begin(memory.states.transpose(0, 1), memory.mask.sum(1)))
+
+    def forward(self, words: PackedSequence, state: CausalState, rows: Tensor) -> Layers:
+        padded, lengths = pad_packed_sequence(words)
+        hidden, _ = self._run(padded, state)
+        return hidden.map(lambda states: pack_padded_sequence(states, lengths).data)
+
+    def step(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
+        hidden, after = self._run(words[None], state)
+        return hidden.map(lambda states: states[0]), after
+
+    def _run(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
+        """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them."""
+        if int(state.cache.lengths.max()) + len(words) > self.trunk.span:
+            raise DataError(
+                f"context and response have more than {self.trunk.span:,} tokens; raise data.max_response, or"
+                " lower decode.max_length"
+            )
+        read = self.trunk(words, state.cache)
+        last = dropout(read.outputs, self.dropout, self.training)
+        return Layers(last, read.lower), CausalState(read.state)
+
+
+def causal_parts(
+    config: DialogConfig, path: Path, vocab_size: int
+) -> tuple[nn.Embedding, CausalContext, CausalDecoder]:
+    """Embedding, encoder and decoder of a model on the pretrained trunk of a folder, with random weights.
+
+    DataError if the vocabulary lacks words of the pretrained model.
+    """
+    found = read_architecture(path)
+    if vocab_size < found.words:
+        raise DataError(
+            f"the vocabulary has {vocab_size:,} tokens, but the model of model.trunk has {found.words:,};"
+            " use the tokenizer of its folder"
+        )
+    embedding = nn.Embedding(vocab_size, found.embedding_size)
+    return embedding, CausalContext(found.embedding_size, config.model.dropout), CausalDecoder(config, found)
+
+
+def start_causal(
+    config: DialogConfig, embedding: nn.Embedding, decoder: AnyDecoder, head: Head
+) -> str | None:
+    """Load the weights of a pretrained trunk. Return their hash, None for a model without one."""
+    if not isinstance(decoder, CausalDecoder):
+        return None
+    return start_pretrained(config, decoder.trunk, embedding, head)

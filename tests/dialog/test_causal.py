@@ -1,0 +1,191 @@
+"""Dialog models on a pretrained causal network: the turns are one stream, the loss is on the response."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from dialog.causal import start_causal, stream
+from dialog.cli import main
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import load_dialogs, train_codec
+from dialog.seq2seq import Seq2Seq
+from dialog.task import build_model, encode_dialogs
+from dialog.train import train
+from lm.config.load import load_config
+from lm.engine.events import no_report
+from lm.runs.checkpoint import CheckpointStore
+from lm.text.vocabulary import Codec
+from tests.support.pretrained import save_model, save_tokenizer, tiny_configs
+from tests.support.tiny_dialog import SAID, write_corpus
+
+PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+CONFIG = """
+[data]
+train = "talk.jsonl"
+valid = "talk.jsonl"
+test = "talk.jsonl"
+tokenizer = "hf"
+lowercase = false
+context = 3
+max_tokens = 28
+max_response = 20
+[model]
+trunk = "hf:folder"
+dropout = 0.1
+[head]
+kind = "mos"
+components = 2
+context_activation = "none"
+start = "pretrained"
+products = "float32"
+[optim]
+lr = 0.01
+trunk_lr_ratio = 0.5
+[train]
+batch_size = 1
+max_steps = 6
+validate_every = 3
+[decode]
+beam = 2
+max_length = 8
+products = "float32"
+"""
+HEADS = [
+    (),
+    ("head.kind=doc", "head.components=3", "head.lower_components=[1]", "head.prior_bias=true"),
+]
+
+
+def save(folder: Path, kind: str = "gpt2") -> Any:
+    """A model of 128 positions and its tokenizer."""
+    words = save_tokenizer(folder, "\n".join(SAID) * 3)
+    config = tiny_configs(words)[kind]
+    config.max_position_embeddings = 128
+    return save_model(folder, config)
+
+
+@pytest.fixture
+def corpus(in_tmp: Path) -> Path:
+    write_corpus(in_tmp)
+    save(in_tmp / "folder")
+    (in_tmp / "run.toml").write_text(CONFIG, "utf-8")
+    return in_tmp
+
+
+def config(*overrides: str) -> DialogConfig:
+    return load_config("run.toml", DialogConfig, family="dialog", overrides=overrides).config
+
+
+def codec_here() -> Codec:
+    return train_codec(load_dialogs("talk.jsonl"), "wordpunct", vocab_size=0, pretrained=Path("folder"))
+
+
+def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
+    model = build_model(settings, codec)
+    start_causal(settings, model.embedding, model.decoder, model.head)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_responses_have_the_probabilities_of_the_pretrained_model(corpus: Path, kind: str) -> None:
+    """Before the first update, for contexts of different lengths in one batch, at once and step by step."""
+    theirs, codec = save(corpus / "folder", kind), codec_here()
+    for head in HEADS:
+        settings = config(*head)
+        model = model_of(settings, codec)
+        data = encode_dialogs(load_dialogs("talk.jsonl"), codec, settings)
+        batch = data.batch(range(4), codec.vocabulary.pad)
+        with torch.no_grad():
+            ours, (tokens, _, kept) = model.nll(batch), stream(batch)
+            assert len({int(row.sum()) for row in kept}) > 2
+            for row, item in enumerate(batch.order.tolist()):
+                said = batch.targets[row, : batch.lengths[row]]
+                read = torch.cat((tokens[row][kept[row]], batch.inputs[row, : batch.lengths[row]]))
+                logits = theirs(inputs_embeds=model.embedding(read)[None]).logits[0, -len(said) :]
+                expected = torch.nn.functional.cross_entropy(logits, said, reduction="sum")
+                assert float(ours[item]) == pytest.approx(float(expected), rel=1e-5), (head, row)
+            state, total = model.start(batch).select(torch.tensor([3, 1])), torch.zeros(2)
+            for before, after in zip(data.items[3].response, data.items[3].response[1:], strict=False):
+                log_probs, state = model.step(torch.tensor([before, before]), state)
+                total -= log_probs[:, after]
+            assert float(total[0]) == pytest.approx(float(ours[3]), rel=1e-5)
+
+
+def test_a_run_resumes_without_the_folder_and_answers(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Bit for bit, also with recomputed activations; the first validation is the pretrained model's."""
+    resolved = load_config("run.toml", DialogConfig, family="dialog")
+    train(resolved, Path("whole"), no_report)
+    for steps in (3, 6):
+        changes = [f"train.max_steps={steps}", "model.recompute=true"]
+        train(
+            load_config("run.toml", DialogConfig, family="dialog", overrides=changes), Path("cut"), no_report
+        )
+        shutil.rmtree("folder", ignore_errors=True)
+    weights = [CheckpointStore(Path(run, "checkpoints")).weights("last") for run in ("whole", "cut")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
+    assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
+    code, _, error = ending(main, "export", "cut", "out")
+    assert (code, error.count("\n")) == (2, 1)
+
+
+def test_pieces_and_marks_have_their_ids(corpus: Path) -> None:
+    codec = codec_here()
+    vocabulary = codec.vocabulary
+    assert vocabulary.framed
+    assert vocabulary.tokens[vocabulary.eos] == "</s>"
+    assert vocabulary.eos == 0  # of the tokenizer's <|endoftext|>
+    assert {vocabulary.pad, vocabulary.bos, vocabulary.unk} == {
+        index for index, name in enumerate(vocabulary.tokens) if name in ("<pad>", "<s>", "<unk>")
+    }
+    assert codec.encode("<d>") == vocabulary.ids(["<d>"])
+    for text in ("is it raining", "Zürich — naïve", " a  b"):
+        assert codec.decode([vocabulary.bos, *codec.encode(text), vocabulary.eos]) == text
+    assert vocabulary.unk in codec.encode("bye <|endoftext|>")
+    codec.save(corpus)
+    assert Codec.load(corpus).fingerprint == codec.fingerprint
+    assert Codec.load(corpus).vocabulary.framed
+
+
+def test_the_example_of_the_page_trains(corpus: Path, ending: Callable[..., tuple[int, str, str]]) -> None:
+    (settings,) = re.findall(r"`talk.toml`:\n\n```toml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    (corpus / "talk.toml").write_text(settings, "utf-8")
+    changes = [f"data.{split}=talk.jsonl" for split in ("train", "valid", "test")]
+    changes += ["model.trunk=hf:folder", "data.context=2", "train.max_steps=1"]
+    options = [text for change in changes for text in ("--set", change)]
+    code, _, error = ending(main, "train", "talk.toml", "--run", "run", *options)
+    assert code == 0, error
+
+
+UNFIT = [
+    ("model.trunk=", "needs a pretrained trunk"),
+    ("model.trunk=hf", "must be hf:FOLDER"),
+    ("data.tokenizer=char", 'data.tokenizer = "hf"'),
+    ("data.lowercase=true", "data.lowercase = false"),
+    ("data.max_response=9", "data.max_response = 10"),
+    ("data.vocab_size=50", "data.vocab_size"),
+    ("data.context=9", "lower data.context"),
+    ("decoder.layers=2", "decoder.layers: has no effect"),
+    ("model.embedding_size=9", "embedding_size belongs to"),
+    ("head.context_activation=tanh", "set head.context_activation = none"),
+    ("head.output_bias=false", "set head.output_bias = true"),
+]
+
+
+def test_settings_that_do_not_fit_the_trunk_are_refused(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    for change, said in UNFIT:
+        code, _, error = ending(main, "train", "run.toml", "--run", "run", "--set", change)
+        lines = [line for line in error.splitlines() if not line.startswith("warning")]
+        assert (code, len(lines)) == (2, 1), (change, error)
+        assert said in error, (change, error)
