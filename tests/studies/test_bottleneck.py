@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,12 @@ TINY = BottleneckOptions(
     hidden_size=6,
     steps=(8,),
 )
-LANGUAGE = Language(seed=3, contexts=24, vocab=40, rank=16)
+
+
+@cache
+def language() -> Language:
+    """A small language, made once by the process that needs it."""
+    return Language(seed=3, contexts=24, vocab=40, rank=16)
 
 
 @pytest.mark.parametrize(("contexts", "vocab", "rank"), [(9, 30, 2), (30, 9, 9), (16, 16, 16), (96, 768, 48)])
@@ -126,7 +132,7 @@ def test_the_two_sweeps_share_the_models_that_they_have_in_common() -> None:
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_the_rank_of_softmax_moc_and_one_component_is_the_wall(kind: str, components: int, size: int) -> None:
     point = SweepPoint(kind, components, size, hidden_size=20)
-    assert train_point(LANGUAGE, point, steps=30, lr=0.05)["rank"] == size + 2
+    assert train_point(language(), point, steps=30, lr=0.05)["rank"] == size + 2
 
 
 def test_softmax_learns_a_language_that_fits_it() -> None:
@@ -138,18 +144,18 @@ def test_softmax_learns_a_language_that_fits_it() -> None:
 
 
 def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
-    softmax = train_point(LANGUAGE, SweepPoint("softmax", 1, 3, 24), 200, 0.05)
-    moc = train_point(LANGUAGE, SweepPoint("moc", 4, 3, 16, context_scale=10.0), 200, 0.05)
-    mos = train_point(LANGUAGE, SweepPoint("mos", 4, 3, 16, context_scale=10.0), 200, 0.05)
+    softmax = train_point(language(), SweepPoint("softmax", 1, 3, 24), 200, 0.05)
+    moc = train_point(language(), SweepPoint("moc", 4, 3, 16, context_scale=10.0), 200, 0.05)
+    mos = train_point(language(), SweepPoint("mos", 4, 3, 16, context_scale=10.0), 200, 0.05)
     assert mos["kl"] < 0.75 * min(softmax["kl"], moc["kl"])
     assert moc["kl"] == pytest.approx(softmax["kl"], rel=0.15)
-    assert mos["rank"] > LANGUAGE.rank > softmax["rank"]
+    assert mos["rank"] > language().rank > softmax["rank"]
 
 
 def test_more_components_come_nearer_to_the_truth_at_equal_parameters() -> None:
     options = BottleneckOptions(24, 40, 16, components=(2,), hidden_size=24)
     named = points(replace(options, heads=("mos",)), 3, (1, 2, 4))
-    kl = [train_point(LANGUAGE, point, 200, 0.05)["kl"] for _, point in named]
+    kl = [train_point(language(), point, 200, 0.05)["kl"] for _, point in named]
     assert kl[1] < 0.9 * kl[0]
     assert kl[2] < 0.9 * kl[1]
 
@@ -235,7 +241,7 @@ def test_bad_options_are_refused_in_one_line(change: dict[str, Any], message: st
 
 def test_a_training_that_diverges_says_so() -> None:
     with pytest.raises(DivergenceError, match="lower --lr"):
-        train_point(LANGUAGE, SweepPoint("softmax", 1, 2, 4), 20, lr=1e30)
+        train_point(language(), SweepPoint("softmax", 1, 2, 4), 20, lr=1e30)
 
 
 def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:

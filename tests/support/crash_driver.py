@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lm.errors import HighrankError
+from lm.runs.check import check_run
 from tests.support.crash_process import Blow, Ended, ForkServer
 from tests.support.crash_server import place_of
 
@@ -74,6 +76,10 @@ class Case(ABC):
         RuntimeError where anything is damaged or half written.
         """
 
+    def step(self, lab: "Lab", place: Path) -> str:
+        """The step of :meth:`saved`."""
+        return self.saved(lab, place)["step"]
+
     @abstractmethod
     def promise(self, step: str) -> str:
         """What a process says that one signal has ended, where so much is saved."""
@@ -92,6 +98,9 @@ class Training(Case):
 
     def saved(self, lab: "Lab", place: Path) -> dict[str, str]:
         return lab.check(self.program, place / "run")
+
+    def step(self, lab: "Lab", place: Path) -> str:
+        return lab.step(place / "run")
 
     def promise(self, step: str) -> str:
         return f"step {step} is saved"
@@ -236,6 +245,18 @@ class Lab:
         said = json.loads(report.read_text(encoding="utf-8"))
         return {"step": str(said["step"]), "state_sha256": said["state_sha256"]}
 
+    def step(self, run: Path) -> str:
+        """The step that :meth:`check` says, found in this process, which takes a fifth of the time."""
+        if not list(run.glob("checkpoints/step-*[0-9]")):
+            return "-1"
+        try:
+            said = check_run(run)
+        except HighrankError as error:
+            raise RuntimeError(f"check: {error}") from error
+        if said["problems"]:
+            raise RuntimeError(f"check: {said['problems'][0]}")
+        return str(said["step"])
+
     def trial(self, case: Case, blows: Sequence[Blow]) -> Outcome:
         """Run the case under the blows, one process for each, then to its end; compare with the reference."""
         reference = self.reference(case)
@@ -263,7 +284,7 @@ class Lab:
                 expected = REFUSED
             if ended.hung or ended.code not in expected:
                 return f"{blow}: {ended}"
-            before, step = step, int(case.saved(self, place)["step"])
+            before, step = step, int(case.step(self, place))
             if step < before:
                 return f"{blow}: step {before} was saved, now it is step {step}"
             promised = case.promise(str(step)) in ended.output or (

@@ -162,8 +162,8 @@ class DynamicEvaluation(Case):
     program = "lm"
     settings: ClassVar[dict[str, object]] = {
         "lm.language.dynamic.COMMIT_SECONDS": 0.0,
-        "lm.language.dynamic.GRID_LR": [1e-4, 1e-3],
-        "lm.language.dynamic.GRID_DECAY": [1e-3, 5e-3],
+        "lm.language.setting_search.GRID_LR": [1e-4, 1e-3],
+        "lm.language.setting_search.GRID_DECAY": [1e-3, 5e-3],
     }
 
     stale: bool = False

@@ -22,6 +22,7 @@ steps.
 """
 
 import ctypes
+import gc
 import importlib
 import io
 import json
@@ -41,6 +42,7 @@ from typing import Any
 from tests.support.power import Recorder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+BRIDGES = tuple(f"{family}.{name}" for family in ("lm", "dialog") for name in ("hf", "export", "huggingface"))
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -163,6 +165,7 @@ def run_child(request: dict[str, Any], trace: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
         for name, value in request["settings"].items():
             module, _, attribute = name.rpartition(".")
+            getattr(sys.modules[module], attribute)  # a setting that nothing reads would go unnoticed
             setattr(sys.modules[module], attribute, value)
         if "record" in request:
             recorder.install()
@@ -264,11 +267,14 @@ def load(name: str) -> None:
 
 
 def load_everything() -> None:
-    """Import what any command may need, and do no arithmetic: a forked child must find no other thread."""
+    """Import what any command may need, and do no arithmetic: a forked child must find no other thread.
+
+    The bridges to transformers stay out, which take as long as all the rest and which no case needs.
+    """
     for package in ("lm", "dialog"):
         module = importlib.import_module(package)
         for found in pkgutil.walk_packages(module.__path__, f"{package}."):
-            if not found.name.endswith("__main__"):
+            if not found.name.endswith("__main__") and not found.name.startswith(BRIDGES):
                 load(found.name)
     for name in ("torch._dynamo", "safetensors.torch", "rich.table"):
         importlib.import_module(name)
@@ -282,9 +288,12 @@ def load_everything() -> None:
 def serve() -> None:
     """Import, announce readiness, then answer until stdin closes."""
     load_everything()
+    gc.collect()
+    gc.freeze()  # so that a child's collector writes to none of the pages that it shares
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)
+    os._exit(0)  # extension modules call objects leaks that the collector was told to leave
 
 
 if __name__ == "__main__":
