@@ -355,6 +355,27 @@ MUTANTS = (
         "engine/test_sharded.py::test_shards_and_updates_draw_numbers_of_their_own",
     ),
     Mutant(
+        "a signal to one rank is one to all",
+        "lm/engine/agreement.py",
+        "self._agreed = Standing(any(stop for stop, *_ in every), seconds, bool(old))",
+        "self._agreed = Standing(bool(every[0][0]), seconds, bool(old))",
+        "engine/test_agreement.py::test_all_see_the_signal_of_one_and_the_clock_of_rank_0",
+    ),
+    Mutant(
+        "ranks recover only together",
+        "lm/engine/agreement.py",
+        "        return all(self._group.gather(holds))\n",
+        "        return holds\n",
+        "engine/test_agreement.py::test_one_rank_that_disagrees_is_enough",
+    ),
+    Mutant(
+        "only joined parts are removed",
+        "lm/text/prepared_parts.py",
+        "    for path in joined or _joined_before(preparation, out):\n",
+        "    for path, _ in _found(out):\n",
+        "text/test_prepared_parts.py::test_only_what_was_joined_is_removed",
+    ),
+    Mutant(
         "slices joined by index",
         "lm/parallel/slices.py",
         "    return torch.cat(group.gather_rows(group.every(lambda: work(own))))\n",
