@@ -66,9 +66,8 @@ class PretrainedTrunk(Trunk[CacheState]):
 
     def initial_state(self, streams: int) -> CacheState:
         """An empty cache."""
-        like, none = next(self.parameters()), torch.zeros(streams, dtype=torch.long, device="cpu")
-        empty = like.new_empty(streams, self._key_heads, 0, self._head_size)
-        return CacheState(((empty, empty),) * len(self.lower_sizes), none, none, self.span)
+        layers, like = len(self.lower_sizes), next(self.parameters())
+        return CacheState.empty(streams, layers, self._key_heads, self._head_size, self.span, like)
 
     def state_from(self, tensors: dict[str, Tensor], device: torch.device) -> CacheState:
         return CacheState.of(tensors, device, len(self.lower_sizes))

@@ -27,6 +27,13 @@ class CacheState(TrunkState):
     lengths: Tensor  # (B,) int64 on the CPU: number of cached positions that the stream sees
     span: int  # the largest S
 
+    @classmethod
+    def empty(cls, streams: int, layers: int, heads: int, head_size: int, span: int, like: Tensor) -> Self:
+        """State of streams before their first token, with the type and device of ``like``."""
+        nothing = like.new_empty(streams, heads, 0, head_size)
+        none = torch.zeros(streams, dtype=torch.long, device="cpu")
+        return cls(((nothing, nothing),) * layers, none, none, span)
+
     @property
     def streams(self) -> int:
         return len(self.positions)

@@ -47,9 +47,8 @@ class TransformerTrunk(Trunk[CacheState]):
 
     def initial_state(self, streams: int) -> CacheState:
         """An empty cache."""
-        weight, none = self.stack.norm.weight, torch.zeros(streams, dtype=torch.long, device="cpu")
-        empty = weight.new_empty(streams, self.config.key_heads, 0, self.size // self.config.heads)
-        return CacheState(((empty, empty),) * len(self.lower_sizes), none, none, self.span)
+        layers, heads, size = len(self.lower_sizes), self.config.key_heads, self.size // self.config.heads
+        return CacheState.empty(streams, layers, heads, size, self.span, self.stack.norm.weight)
 
     def state_from(self, tensors: dict[str, Tensor], device: torch.device) -> CacheState:
         return CacheState.of(tensors, device, len(self.lower_sizes))
