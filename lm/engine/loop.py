@@ -15,22 +15,23 @@ import torch
 from lm.engine.agreement import Agreement
 from lm.engine.clock import Clock
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated
+from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated
 from lm.engine.guard import Guard
 from lm.engine.journal import Journal, NoJournal
-from lm.engine.optim import Averager, Schedule, build_optimizer, commit_bytes, nonmonotonic
+from lm.engine.limits import goal_of, limit_reached, require_end
+from lm.engine.optim import Averager, Schedule, build_optimizer, commit_bytes
 from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver, commit_step
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
-from lm.errors import ConfigError, DataError, DivergenceError, Interrupted, StorageError
+from lm.errors import DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, perplexity
 from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
 
-__all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "require_end", "seed_everything"]
+__all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "seed_everything"]
 
 BatchT = TypeVar("BatchT")
 Verdict = Callable[[int, float], str]
@@ -76,13 +77,6 @@ class FitResult:
     best_step: int  # -1 where no validation was finite
     reason: str
     minutes: float  # of training, earlier sittings included
-
-
-def require_end(train: TrainConfig) -> None:
-    """Raise ConfigError if training would never end."""
-    if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
-        limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
-        raise ConfigError(f"training would never end; set {limits}")
 
 
 def fit(
@@ -174,7 +168,8 @@ class _Engine(Generic[BatchT]):
         self.agreement.meet()
         self.task.model.train()
         begun = self.progress.step
-        self.report(Started(begun, self.goal()))
+        goal = goal_of(self.train, self.task.epoch_length(), self.seconds)
+        self.report(Started(begun, goal))
         try:
             reason = self.loop()
         except Interrupted:
@@ -219,30 +214,13 @@ class _Engine(Generic[BatchT]):
 
     def finished(self) -> str:
         """Reason to end training at this step, or ``""``."""
-        train, progress = self.train, self.progress
-        if train.max_steps and progress.step >= train.max_steps:
-            return f"train.max_steps = {train.max_steps} reached"
-        if train.max_epochs and progress.epoch >= train.max_epochs:
-            return f"train.max_epochs = {train.max_epochs} reached"
-        if train.patience and progress.stale >= train.patience:
-            times = "1 time" if progress.stale == 1 else f"{progress.stale} times"
-            return f"no better validation for {times} (train.patience = {train.patience})"
-        if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
-            return f"validation is worse than an older best (train.stop_trigger = {train.stop_trigger})"
-        if train.max_minutes and self.seconds >= 60 * train.max_minutes:
-            return f"train.max_minutes = {train.max_minutes:g} reached"
+        progress = self.progress
+        if reason := limit_reached(self.train, progress, self.seconds):
+            return reason
         verdict, history = self.verdict, progress.history
         if verdict and history and progress.validated == progress.step:
             return self.agreement.by_first(lambda: verdict(progress.step, history[-1]))
         return ""
-
-    def goal(self) -> Goal:
-        """Limits of training, for the progress display."""
-        train = self.train
-        per_epoch = math.ceil(self.task.epoch_length() / train.accumulate)
-        steps = [limit for limit in (train.max_steps, train.max_epochs * per_epoch) if limit]
-        seconds = max(1.0, 60 * train.max_minutes - self.seconds) if train.max_minutes else 0.0
-        return Goal(min(steps, default=0), seconds)
 
     def step(self) -> None:
         """One update from the next ``train.accumulate`` batches, or fewer at the end of the pass."""

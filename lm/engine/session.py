@@ -14,7 +14,8 @@ from lm.config.load import C, Resolved, Setting, with_settings
 from lm.engine.choice import kept_choices, measured_choices
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter, no_report
-from lm.engine.loop import FitResult, Task, Verdict, fit, require_end, seed_everything
+from lm.engine.limits import require_end
+from lm.engine.loop import FitResult, Task, Verdict, fit, seed_everything
 from lm.engine.memory import require_memory
 from lm.engine.shared_saving import Follower
 from lm.errors import ConfigError, DataError

@@ -25,7 +25,8 @@ from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
-from lm.engine.loop import FitResult, Verdict, require_end
+from lm.engine.limits import require_end
+from lm.engine.loop import FitResult, Verdict
 from lm.errors import ConfigError, DivergenceError, StorageError
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, Status, Trial, Trials

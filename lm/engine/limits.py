@@ -1,0 +1,40 @@
+"""Limits of a training: updates, passes, minutes, and validations without improvement."""
+
+import math
+
+from lm.engine.config import TrainConfig
+from lm.engine.events import Goal
+from lm.engine.optim import nonmonotonic
+from lm.engine.state import Progress
+from lm.errors import ConfigError
+
+
+def require_end(train: TrainConfig) -> None:
+    """Raise ConfigError if training would never end."""
+    if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
+        limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
+        raise ConfigError(f"training would never end; set {limits}")
+
+
+def limit_reached(train: TrainConfig, progress: Progress, seconds: float) -> str:
+    """The limit that a training of ``seconds`` has reached, or ``""``."""
+    if train.max_steps and progress.step >= train.max_steps:
+        return f"train.max_steps = {train.max_steps} reached"
+    if train.max_epochs and progress.epoch >= train.max_epochs:
+        return f"train.max_epochs = {train.max_epochs} reached"
+    if train.patience and progress.stale >= train.patience:
+        times = "1 time" if progress.stale == 1 else f"{progress.stale} times"
+        return f"no better validation for {times} (train.patience = {train.patience})"
+    if train.stop_trigger and nonmonotonic(progress.history, train.stop_trigger):
+        return f"validation is worse than an older best (train.stop_trigger = {train.stop_trigger})"
+    if train.max_minutes and seconds >= 60 * train.max_minutes:
+        return f"train.max_minutes = {train.max_minutes:g} reached"
+    return ""
+
+
+def goal_of(train: TrainConfig, epoch_length: int, seconds: float) -> Goal:
+    """Limits for the progress display. A pass has ``epoch_length`` batches, and ``seconds`` have passed."""
+    per_epoch = math.ceil(epoch_length / train.accumulate)
+    steps = [limit for limit in (train.max_steps, train.max_epochs * per_epoch) if limit]
+    left = max(1.0, 60 * train.max_minutes - seconds) if train.max_minutes else 0.0
+    return Goal(min(steps, default=0), left)
