@@ -107,7 +107,7 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     trained = TrainedLm.load(Path("run"))
     lines = list(score_lines(trained, Path("valid.txt")))
     scores = [score for line in lines for score in line.log_probs]
-    files = [np.array([token for line in lines for token in trained.codec.vocabulary.ids(line["tokens"])])]
+    files = [np.array([token for line in lines for token in trained.codec.vocabulary.ids(line.tokens)])]
     slices = score_streams(trained.model, files, 1, trained.codec.vocabulary.eos)
     total, tokens = map(sum, zip(*slices, strict=True))
     assert tokens == len(scores)
