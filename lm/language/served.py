@@ -89,6 +89,7 @@ class ServedLm:
                 group,
                 self._answers,
                 _Wish(prompt, prompt_ids(codec, prompt, "prompt"), options, request.stop, request.listed),
+                options.count,
             )
             for prompt in request.prompt
         ]

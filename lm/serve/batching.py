@@ -14,6 +14,7 @@ from lm.steps import Check
 
 LINGER = 0.5  # times the duration of a batch, in which its clients are expected to ask again after it
 BATCH_SECONDS = 60.0  # that a batch may take
+BATCH_ROWS = 256  # texts that a batch of several jobs may decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,13 @@ class Job:
 
     Jobs of equal ``group`` may run together. ``run`` takes them and returns a result for each. It calls the
     given check at every step of decoding, which raises if the batch has to end. ``body`` is for ``run``.
+    ``rows`` is the number of texts that it decodes, each a beam or a sample.
     """
 
     group: Hashable
     run: "Callable[[Sequence[Job], Check], Sequence[Any]]"
     body: Any
+    rows: int = 1
 
 
 Entry = tuple[Job, "asyncio.Future[Any]"]
@@ -54,6 +57,7 @@ class Batcher:
         waiting: jobs that may wait.
         ran: called with the number of jobs of every batch.
         seconds: time that a batch may take.
+        rows: texts that are decoded together at most, unless one job has more.
     """
 
     def __init__(
@@ -62,8 +66,10 @@ class Batcher:
         waiting: int,
         ran: Callable[[int], None] = lambda jobs: None,
         seconds: float = BATCH_SECONDS,
+        rows: int = BATCH_ROWS,
     ) -> None:
         self._most, self._limit, self._ran, self._seconds = most, waiting, ran, seconds
+        self._rows = rows
         self._waiting: list[Entry] = []
         self._arrived = asyncio.Event()
         self._closed = False
@@ -113,6 +119,8 @@ class Batcher:
     async def _gather(self, expected: int, until: float) -> None:
         """Wait for jobs up to an expected number or a time, since answered clients ask again."""
         while self.waiting < expected and not self._closed and (left := until - time.monotonic()) > 0:
+            if sum(job.rows for job, future in self._waiting if not future.done()) >= self._rows:
+                return
             self._arrived.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
@@ -124,12 +132,16 @@ class Batcher:
         for entry in self._waiting:
             if entry[1].done():
                 continue
-            if len(batch) < self._most and (not batch or entry[0].group == batch[0][0].group):
+            if not batch or self._joins(entry[0], [job for job, _ in batch]):
                 batch.append(entry)
             else:
                 left.append(entry)
         self._waiting = left
         return batch
+
+    def _joins(self, job: Job, batch: Sequence[Job]) -> bool:
+        rows = job.rows + sum(one.rows for one in batch)
+        return job.group == batch[0].group and len(batch) < self._most and rows <= self._rows
 
     async def _run(self, batch: Sequence[Entry], thread: DaemonThread) -> None:
         jobs, futures = [job for job, _ in batch], [future for _, future in batch]

@@ -284,6 +284,15 @@ def test_requests_with_different_seeds_are_decoded_together(tiny: TrainedModel) 
     assert len(set(together)) > 1
 
 
+@pytest.mark.parametrize(
+    ("more", "rows"), [({}, 3), ({"decode": {"beam": 9}}, 9), ({"temperature": 0.8, "n": 7}, 7)]
+)
+def test_the_rows_of_a_request_are_its_beams_or_samples(
+    tiny: TrainedModel, more: dict[str, Any], rows: int
+) -> None:
+    assert ServedDialog(tiny, "", 0).chat_job(parsed_chat(**more)).rows == rows
+
+
 def test_inspection_agrees_with_the_search(tiny: TrainedModel) -> None:
     run = ServedDialog(tiny, "", 0)
     body = {"model": "tiny", "messages": conversation(*SAID), "choice": 1, "top": 4}

@@ -19,8 +19,8 @@ class Work:
         self.batches: list[list[Any]] = []
         self.begun, self.released = threading.Event(), threading.Event()
 
-    def job(self, body: Any, group: str = "one") -> Job:
-        return Job(group, self._run, body)
+    def job(self, body: Any, group: str = "one", rows: int = 1) -> Job:
+        return Job(group, self._run, body, rows)
 
     def _run(self, jobs: Sequence[Job], check: Check) -> list[Any]:
         self.batches.append([job.body for job in jobs])
@@ -60,6 +60,23 @@ def test_those_that_wait_run_together_by_group_and_the_oldest_first() -> None:
 
     assert asyncio.run(run()) == [0, 2, 4, 6, 8, 10, 12]
     assert work.batches == [[0], [1, 3, 4], [2, 6], [5]]
+
+
+def test_a_batch_has_few_rows_except_those_of_a_single_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.serve.batching.LINGER", 1e6)  # no batch that is full waits for further jobs
+    work = Work()
+
+    async def run() -> None:
+        batcher = Batcher(most=3, waiting=10, rows=5)
+        task, _ = await begun(work, batcher)
+        futures = batcher.submit(*(work.job(body, rows=rows) for body, rows in enumerate([2, 3, 1, 9, 4])))
+        work.released.set()
+        assert await asyncio.wait_for(asyncio.gather(*futures), 5) == [0, 2, 4, 6, 8]
+        batcher.close()
+        await task
+
+    asyncio.run(run())
+    assert work.batches == [[0], [0, 1], [2, 4], [3]]
 
 
 def test_too_many_are_refused_and_one_that_is_cancelled_makes_room_and_never_runs() -> None:
