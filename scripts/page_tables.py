@@ -17,7 +17,7 @@ Column = tuple[str, str, Form]
 
 
 def fixed(digits: int) -> Form:
-    """Values with so many digits after the point, the seeds after each other, a range in brackets."""
+    """Values with a number of digits after the point; the seeds follow each other, a range is in brackets."""
 
     def shown(value: Number) -> str:
         if isinstance(value, list):

@@ -21,7 +21,7 @@ def records(path: Path) -> list[Any]:
 
 
 def validations(run: Path) -> list[tuple[int, float]]:
-    """Update and perplexity of every validation, but for those that were not finite."""
+    """Update and perplexity of every validation with a finite loss."""
     lines = [line for line in records(run / "metrics.jsonl") if line["split"] == "valid"]
     return [(line["step"], line["perplexity"]) for line in lines if line["perplexity"] is not None]
 

@@ -58,7 +58,7 @@ def hash_inputs(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _is_manifest(value: Any) -> TypeGuard[dict[str, Any]]:
-    """True for the content of a manifest, as far as its types tell."""
+    """True for the content of a manifest, judged by its types."""
     if not isinstance(value, dict) or not set(value) >= _KEYS:
         return False
     return isinstance(value["source"], str) and all(

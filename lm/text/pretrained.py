@@ -28,9 +28,9 @@ def require_tokenizers(what: str) -> None:
 class PretrainedTokenizer:
     """A tokenizer with its vocabulary, stored as bytes of JSON.
 
-    The keys of the JSON are ``tokenizer``, the text of a ``tokenizer.json``; ``size``, the number of ids;
-    the ids ``begin`` of the piece before a text and ``end`` of the piece of line ends, or of utterances; and
-    ``dialog``, true for dialogs.
+    In the JSON, ``tokenizer`` is the text of a ``tokenizer.json``, and ``size`` the number of ids. ``begin``
+    is the id of the piece before a text, and ``end`` that of the piece for ends of lines or utterances.
+    ``dialog`` is true for dialogs.
     """
 
     model: bytes

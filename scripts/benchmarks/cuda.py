@@ -35,7 +35,7 @@ class Roofline(NamedTuple):
     bandwidth: float  # bytes/s, read and written
 
     def seconds(self, products: int, components: int, vocab: int, tokens: int, precision: str) -> float:
-        """The least time of so many products of the size of the logits, a round of them."""
+        """The least time of a number of products of the size of the logits."""
         rows = tokens * components
         arithmetic = 2 * products * rows * SIZE * vocab / self.flops[precision]
         memory = 2 * 4 * SIZE * (rows + vocab) / self.bandwidth  # operands read, gradients written

@@ -22,7 +22,7 @@ class Ceiling(NamedTuple):
     float64: float
 
     def seconds(self, flops: float, precision: str = "float32") -> float:
-        """The least time that so many operations take."""
+        """The least time of a number of operations."""
         speed: float = getattr(self, precision)
         return flops / speed
 

@@ -82,7 +82,7 @@ class Case(ABC):
 
     @abstractmethod
     def promise(self, step: str) -> str:
-        """What a process says that one signal has ended, where so much is saved."""
+        """The line of a process that one signal has ended, with this step saved."""
 
 
 class Training(Case):

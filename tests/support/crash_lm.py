@@ -16,7 +16,7 @@ BASE: Tables = {
         "hidden_dropout": 0.2, "output_dropout": 0.2, "weight_dropout": 0.3,
     },
 }  # fmt: skip
-LAMB: Tables = {  # in place of the sections above
+LAMB: Tables = {  # instead of the sections above
     "window": {
         "length": 7, "random": False, "rescale_lr": False, "order": "read_heads", "jitter": 5,
         "state_reset": 0.2,
@@ -61,7 +61,7 @@ def write_text(path: Path, tokens: int = 2700) -> None:
 
 @dataclass(frozen=True)
 class Preparation(Case):
-    """``lm prepare``; ``older``: in place of the result of other options."""
+    """``lm prepare``; ``older``: instead of the result of other options."""
 
     program = "lm"
 

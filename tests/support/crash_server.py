@@ -16,7 +16,7 @@ reported as hung.
 
 ``streams`` names what standard streams go to, by their number: they are closed where that is empty.
 ``memory`` is what the child may take besides what it has, ``file_size`` the most that a file may grow to.
-``disk`` gives it a file system of so many bytes in the place, whose content is copied to ``PLACE.disk`` when
+``disk`` gives it a file system of this size in the place, whose content is copied to ``PLACE.disk`` when
 it ends. ``record`` notes every change of the disk with its bytes (:mod:`power`). The last three leave out the
 steps.
 """
@@ -216,7 +216,7 @@ def redirect(streams: dict[str, str]) -> None:
 
 
 def own_disk(place: str, size: int) -> None:
-    """Mount a file system of so many bytes in the place, which only this process sees, and copy it in."""
+    """Mount a file system of ``size`` bytes in the place, which only this process sees, and copy it in."""
     libc = ctypes.CDLL(None, use_errno=True)
     new_namespace, private = 0x00020000, (1 << 18) | 0x4000
     kept = f"{place}.before"

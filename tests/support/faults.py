@@ -87,7 +87,7 @@ def fail_at(number: int, code: int, action: Callable[[], object]) -> None:
 
 
 def fill_disk_after(room: int, action: Callable[[], object]) -> None:
-    """Run an action on a disk that has room for so many bytes and then is full."""
+    """Run an action on a disk that is full after a number of bytes."""
     real_write = os.write
 
     def write(fd: int, data: Any) -> int:

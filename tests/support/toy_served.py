@@ -19,7 +19,7 @@ from lm.steps import Check
 
 
 class ToyServed:
-    """Its reply is what was said last, word by word. ``sleep 0.5`` takes so many seconds, ``fail`` fails."""
+    """Its reply is what was said last, word by word. ``sleep 0.5`` takes half a second, ``fail`` fails."""
 
     created, fingerprint = 1_700_000_000, "f00d"
     about: Mapping[str, Any] = {"head": "toy"}

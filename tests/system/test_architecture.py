@@ -367,6 +367,27 @@ def first_lines() -> Iterator[tuple[str, str]]:
                 yield name, text.splitlines()[0]
 
 
+RIDDLES = re.compile(r"\b(but for|in place of|whatever|so many|so much|mere|merely)\b", re.IGNORECASE)
+
+
+def test_riddling_words_are_in_no_text() -> None:
+    """Of our own code and pages; a quotation of the rule is none."""
+    files = [
+        path
+        for folder in (*PACKAGES, "configs", "docs", "scripts")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".toml", ".md"} and path.name != "corpus.toml"
+    ]
+    assert len(files) > len(MODULES)
+    hits = {
+        f"{path.relative_to(ROOT)}:{number}: {found[0]}"
+        for path in (*files, ROOT / "README.md")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if (found := RIDDLES.search(line))
+    }
+    assert not hits
+
+
 def test_docstrings_start_with_the_thing() -> None:
     for name, line in first_lines():
         assert re.split(r"\W", line)[0].lower() not in QUESTION_WORDS, f"{name}: {line}"
