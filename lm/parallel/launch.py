@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-from lm.errors import ConfigError, Interrupted
+from lm.errors import ConfigError, Interrupted, WorkerError
 from lm.launched import started_by_torchrun
 from lm.stop import SIGNALS
 
@@ -45,13 +45,27 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", package, *arguments)
     except ChildFailedError as error:
-        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
-        codes = [failure.exitcode for failure in failures]
-        own = [code for code in codes if code > 0]
-        return own[0] if own else 128 - codes[0]
+        ends = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
+        return exit_code([(rank, code) for _, rank, code in ends])
     except SignalException:
         return Interrupted.exit_code
     return 0
+
+
+def exit_code(ends: Sequence[tuple[int, int]]) -> int:
+    """Exit code of the first process that failed by itself, from ranks and codes in the order of their ends.
+
+    torchrun ends the others when one has ended. WorkerError with the rank if a signal killed the first one
+    and no other had the time to notice.
+    """
+    own = [code for _, code in ends if code > 0]
+    rank, first = ends[0]
+    if first < 0 and set(own) <= {Interrupted.exit_code}:
+        name = signal.Signals(-first).name
+        raise WorkerError(
+            f"rank {rank} was killed by {name}; run the same command again to start over or to resume"
+        )
+    return own[0]
 
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:

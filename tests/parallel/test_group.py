@@ -8,7 +8,7 @@ from lm.ending import report
 from lm.engine.sharded import require_equal_weights
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, WorkerError
 from lm.parallel.group import Group, process_group
-from lm.parallel.launch import without_option
+from lm.parallel.launch import exit_code, without_option
 from tests.support.ranks import together
 
 
@@ -92,3 +92,19 @@ def test_an_environment_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_an_option_is_left_out_however_often_it_is_given() -> None:
     line = ["train", "c", "--processes", "2", "--run", "r", "--processes=3", "--processes", "4"]
     assert without_option(line, "--processes") == ["train", "c", "--run", "r"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [([(1, 4), (0, 7)], 4), ([(1, -9), (0, 7)], 7), ([(0, 75), (1, 75)], 75), ([(0, -15), (1, 3)], 3)],
+)
+def test_the_code_is_that_of_the_first_rank_that_failed_by_itself(
+    ends: list[tuple[int, int]], code: int
+) -> None:
+    assert exit_code(ends) == code
+
+
+@pytest.mark.parametrize("others", [[], [(0, 75)], [(0, -9)]])
+def test_a_killed_rank_is_named_where_others_were_interrupted(others: list[tuple[int, int]]) -> None:
+    with pytest.raises(WorkerError, match="rank 1 was killed by SIGKILL"):
+        exit_code([(1, -9), *others])
