@@ -7,6 +7,8 @@ from dialog.decoding.steps import Marks, Texts
 from lm.errors import ConfigError, visible
 from lm.text.vocabulary import Codec
 
+_LONGEST = 60  # characters of a phrase in a message
+
 
 def texts_of(
     config: DecodeConfig, codec: Codec, marks: Marks, contexts: Sequence[Sequence[Sequence[int]]]
@@ -30,7 +32,7 @@ def texts_of(
         for banned in forbid:
             if any(_contains(ids, banned) for ids in wanted):
                 raise ConfigError(
-                    f"decode.{key} contains {visible(codec.decode(banned))!r}, which decode.forbid excludes;"
+                    f"decode.{key} contains {visible(codec.decode(banned)[:_LONGEST])!r}, which decode.forbid excludes;"
                     " remove it from one of them"
                 )
     blocked = contexts if config.block_context_ngram else ()
@@ -45,7 +47,7 @@ def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:
     ids = codec.encode(text)
     if _unknown(ids, codec, marks):
         raise ConfigError(
-            f"decode.{key} {visible(text)!r}: not in the run's vocabulary; choose words of its training text"
+            f"decode.{key} {visible(text[:_LONGEST])!r}: not in the run's vocabulary; choose words of its training text"
         )
     return ids
 

@@ -236,7 +236,7 @@ async def _refuse(http: HttpRequest, error: Exception) -> Response:
 
 async def _unfit(http: HttpRequest, error: Exception) -> Response:
     """The answer to settings or words that only decoding can check."""
-    return await _refuse(http, ApiError(400, str(error), code="invalid_value"))
+    return await _refuse(http, ApiError(400, quoted(error, 400), code="invalid_value"))
 
 
 async def _broken(http: HttpRequest, error: Exception) -> Response:

@@ -229,6 +229,7 @@ def test_words_become_tokens_or_are_refused() -> None:
     assert texts().contexts == []
     for keys, message in [
         ({"require": ["a zebra"]}, r"decode\.require 'a zebra': not in the run's vocabulary"),
+        ({"require": ["é" * 999]}, r"decode\.require 'é{60}': not in the run's vocabulary"),
         ({"begin": "<s> you"}, r"decode\.begin '<s> you': not in"),
         ({"begin": "i like", "require": ["you like", "rain ."]}, r"have 6 tokens, more than .* = 5"),
         ({"begin": "i like rain", "forbid": ["like rain"]}, r"decode\.begin contains 'like rain', which"),

@@ -76,3 +76,14 @@ def test_a_keyboard_opens_a_word_walks_and_closes(page: Browser) -> None:
     page.key("Escape")
     assert page.run("document.getElementById('inspector').hidden")
     assert page.run("document.activeElement.classList.contains('word')")
+
+
+def test_a_reply_that_cannot_be_looked_into_is_a_fault_that_closes(page: Browser) -> None:
+    page.run("document.querySelector('.word').click()")
+    page.wait("document.querySelectorAll('#inspector .list button').length > 1")
+    page.run("window.fetch = () => Promise.reject(new Error('gone'))")
+    page.run("[...document.querySelectorAll('#inspector .list button')].at(-1).click()")
+    page.wait("document.querySelector('#inspector .fault') != null")
+    assert "does not answer" in page.run("document.querySelector('#inspector .fault').innerText")
+    page.run("document.querySelector('#inspector button').click()")
+    assert page.run("document.getElementById('inspector').hidden")

@@ -15,7 +15,7 @@ VALID: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "user": "me",
         "decode": {
             "beam": 2, "no_repeat_ngram": 2, "forbid": ["yeah"], "temperature_on": "components",
-            "select": "mbr", "mmi_run": "",
+            "select": "mbr", "mmi_run": "", "begin": "well", "require": ["oh"],
         },
     },
     "/v1/chat/inspect": {
