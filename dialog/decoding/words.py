@@ -32,8 +32,8 @@ def texts_of(
         for banned in forbid:
             if any(_contains(ids, banned) for ids in wanted):
                 raise ConfigError(
-                    f"decode.{key} contains {visible(codec.decode(banned)[:_LONGEST])!r}, which decode.forbid excludes;"
-                    " remove it from one of them"
+                    f"decode.{key} contains {visible(codec.decode(banned)[:_LONGEST])!r}, which"
+                    " decode.forbid excludes; remove it from one of them"
                 )
     blocked = contexts if config.block_context_ngram else ()
     special = {marks.bos, marks.eos}
@@ -47,7 +47,8 @@ def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:
     ids = codec.encode(text)
     if _unknown(ids, codec, marks):
         raise ConfigError(
-            f"decode.{key} {visible(text[:_LONGEST])!r}: not in the run's vocabulary; choose words of its training text"
+            f"decode.{key} {visible(text[:_LONGEST])!r}: not in the run's vocabulary;"
+            " choose words of its training text"
         )
     return ids
 
