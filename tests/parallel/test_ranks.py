@@ -1,6 +1,7 @@
 """Trainings by several ranks: faults and signals end all alike, with one line."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli import main
+from lm.runs.checkpoint import CheckpointStore
 from tests.parallel.test_training import LM, outcome
 from tests.support.faulty_rank import faulty
 from tests.support.forked import ranks
@@ -49,6 +51,18 @@ def test_a_signal_in_a_long_validation_ends_all_ranks_soon(
     assert outcome(folder / "two") == outcome(folder / "one")
 
 
+def test_a_signal_to_one_rank_saves_once_and_ends_all(folder: Path) -> None:
+    line = ("lm", "train", "tiny.toml", "--run", "run", "--set", "train.max_steps=100000")
+    with ranks(folder, 2, *line) as started:
+        started.wait_for("run/checkpoints/step-00000008")
+        started.signal(1, signal.SIGINT)
+        assert started.ended(seconds=20).codes == [75, 75], started.output
+        assert len(started.errors) == 1, started.output
+        said = re.fullmatch(r"rank \d: interrupted: step (\d+) is saved; .* to resume", started.errors[0])
+    assert said
+    assert CheckpointStore(folder / "run/checkpoints").open("last").step == int(said[1])
+
+
 @pytest.mark.parametrize(
     ("number", "size"), [(signal.SIGKILL, 2), (signal.SIGKILL, 4), (signal.SIGSTOP, 4)], ids=str
 )
@@ -60,7 +74,7 @@ def test_a_rank_that_is_killed_or_hangs_is_named_in_one_line(
     with ranks(folder, size, "lm", "train", "tiny.toml", *settings) as started:
         started.wait_for("runs/tiny/checkpoints/step-00000008")
         started.signal(1, number)
-        started.ended(seconds=20, patience=3)
+        started.ended(seconds=20, patience=30 if number is signal.SIGKILL else 2)
         assert started.codes == [7, -signal.SIGKILL, *[7] * (size - 2)], started.output
         assert started.errors == [
             f"rank 1 is lost, or silent for train.exchange_minutes = {waits}; run the same command again to"
