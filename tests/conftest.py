@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -114,6 +115,14 @@ def ending(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
         return int(left.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture
+def dialog(ending: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
+    from dialog.cli import main
+
+    return partial(ending, main)
 
 
 @pytest.fixture(scope="session")

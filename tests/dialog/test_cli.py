@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ max_length = 4
 TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
 
 Outcome = tuple[int, str, str]
-
-
-@pytest.fixture
-def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
-    return partial(ending, main)
 
 
 @pytest.mark.parametrize(("main", "family"), [(main, "dialog"), (lm_main, "lm")])

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from dialog.corpora.prepare import PrepareOptions
 from lm.cli import main as lm_main
 from lm.config.load import load_config
 from lm.errors import ConfigError, DataError, StorageError
+from tests.support.outcomes import files_below
 
 Outcome = tuple[int, str, str]
 WORDS = ["the", "kettle", "is", "on", "and", "tea", "will", "be", "ready", "when", "you", "come", "home"]
-
-
-@pytest.fixture
-def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
-    return partial(ending, main)
 
 
 def chat(dialogs: int = 12) -> str:
@@ -213,10 +207,6 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert "talk.txt: changed since this run began" in err
     assert Path("runs/own_small/corpus/report.json").read_bytes() == report, "the old corpus is kept"
     assert dialog(*command, "--run", "runs/new")[0] == 0
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,12 +48,6 @@ BUSY = {
     "accumulate": 2,
     "keep_best": 2,
 }
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with run_folder() as path:
-        yield path
 
 
 class Killed(BaseException):

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,11 @@ from tests.support.tiny_task import (
     lines,
     open_run,
     outcome,
-    run_folder,
     steps,
     train,
 )
 
 NAN = math.nan
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with run_folder() as path:
-        yield path
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

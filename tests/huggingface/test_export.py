@@ -29,6 +29,7 @@ from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.trunk import TrunkState
 from tests.support.faults import kill_at
+from tests.support.outcomes import files_below
 from tests.support.tiny_lm import text_of, write_run
 
 LAYERS = {"trunk": "transformer"}
@@ -205,10 +206,6 @@ def test_an_exported_folder_is_no_run_and_the_error_names_the_way_back(
         assert f"an exported model, not a run; make a run of it with `lm import {out} --run RUN`" in said
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -226,18 +223,18 @@ def test_an_export_replaces_only_what_an_export_wrote(tmp_path: Path, name: str,
     assert (out / "README.md").exists()
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_bytes(b"{}")
-    before = everything(out)
+    before = files_below(out)
     with pytest.raises(StorageError, match=message) as error:
         export_run(run, out)
     assert name in str(error.value) or name.endswith("manifest.json")
-    assert everything(out) == before
+    assert files_below(out) == before
     (out / name).unlink()
     if name == "highrank/manifest.json":
         with pytest.raises(StorageError, match=message):
             export_run(run, out)
     else:
         export_run(run, out)
-        assert everything(out).keys() == before.keys() - {str(out / name)} | {str(out / "model.safetensors")}
+        assert files_below(out).keys() == before.keys() - {str(out / name)} | {str(out / "model.safetensors")}
 
 
 def test_an_import_notices_one_flipped_byte(tmp_path: Path) -> None:

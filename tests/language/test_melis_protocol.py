@@ -27,8 +27,8 @@ from lm.language.sizes import count_parameters, sized
 from lm.language.train import train
 from lm.language.windows import ReadHeads
 from lm.regularize import dropout_mask
-from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.recurrent import RecurrentState
+from tests.support.outcomes import outcome
 from tests.support.tiny_training import resolved, task, write_corpus
 
 V, T, B, EOS = 17, 6, 3, 0
@@ -412,11 +412,6 @@ def test_a_share_of_the_streams_forgets(corpus: Path) -> None:
     assert torch.equal(h, (~gone)[:, None].expand(-1, 2).float())
     assert torch.equal(c, (~gone)[:, None].expand(-1, 3).float())
     assert task("window.state_reset=0.0")._forgetful(ones) is ones
-
-
-def outcome(run: Path) -> tuple[str, bytes]:
-    store = CheckpointStore(run / "checkpoints")
-    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("lr", [0.02, 0.3])  # averages by the clock; because validation stalls

@@ -20,6 +20,7 @@ from lm.language.train import finetuned, train
 from lm.language.trained import TrainedLm
 from lm.regularize import activation_penalty, slowness_penalty
 from lm.runs.checkpoint import CheckpointStore
+from tests.support.outcomes import outcome
 from tests.support.signals import signal_at
 from tests.support.tiny_training import WORDS, resolved, task, write_corpus
 
@@ -72,11 +73,6 @@ def test_a_signal_ends_the_reading_of_a_long_text(prepared: bool, corpus: Path) 
     with pytest.raises(KeyboardInterrupt), signal_at(2, "add_ids" if prepared else "read_tokens"):
         train(config, corpus / "run", no_report)
     assert not (corpus / "run").exists()
-
-
-def outcome(run: Path) -> tuple[str, bytes]:
-    store = CheckpointStore(run / "checkpoints")
-    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("head", [(), ("kind=doc", "components=3", "lower_components=[1]")])

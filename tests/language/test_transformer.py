@@ -28,6 +28,7 @@ from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.config import TransformerConfig
 from lm.trunks.transformer import TransformerTrunk
+from tests.support.outcomes import outcome
 from tests.support.tiny_lm import ids_of, tiny_codec
 from tests.support.tiny_training import resolved, task, write_corpus
 
@@ -71,11 +72,6 @@ log_every = 3
 @pytest.fixture
 def corpus(in_tmp: Path) -> Path:
     return write_corpus(in_tmp, CONFIG, train=60, valid=12, longest=12)
-
-
-def outcome(run: Path) -> tuple[str, bytes]:
-    store = CheckpointStore(run / "checkpoints")
-    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

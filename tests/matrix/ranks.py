@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm.runs.checkpoint import CheckpointStore
 from tests.matrix.row import Case
 from tests.parallel.test_training import LM
 from tests.support.launching import command, ended, started, wait_for, workers
+from tests.support.outcomes import outcome
 from tests.support.tiny_training import write_corpus
 
 STEPS = ("--set", "train.max_steps=60", "--set", "train.checkpoint_every=5")
@@ -42,7 +42,7 @@ def kill_a_rank(folder: Path) -> Iterator[Case]:
         assert (process.returncode, len(told)) in ((LOST, 1), (128 + signal.SIGKILL, 1)), output
         assert "internal error" not in output, output
         train(folder, run, rng.choice((1, 2, 4)))
-        assert state(folder / run) == state(folder / "undisturbed")
+        assert outcome(folder / run) == outcome(folder / "undisturbed")
         return 1
 
     yield case
@@ -52,9 +52,3 @@ def train(folder: Path, run: str, processes: int) -> None:
     line = command("lm", "train", "tiny.toml", "--run", run, "--processes", str(processes), *STEPS)
     end = ended(folder, line)
     assert end.returncode == 0, end.stderr
-
-
-def state(run: Path) -> tuple[str, bytes]:
-    """All that the last commit holds, as a hash, and the log."""
-    store = CheckpointStore(run / "checkpoints")
-    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()

@@ -10,6 +10,7 @@ from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.forked import ranks
 from tests.support.launching import command, ended
+from tests.support.outcomes import outcome
 from tests.support.tiny_talk import TALK, write_talk
 from tests.support.tiny_training import write_corpus
 
@@ -86,11 +87,6 @@ def trained(
     with ranks(folder, processes, family, "train", config, "--run", run, *settings) as started:
         assert started.ended().codes == [0] * processes, started.output
     return outcome(folder / run)
-
-
-def outcome(run: Path) -> tuple[str, bytes]:
-    store = CheckpointStore(run / "checkpoints")
-    return store.open("last").state_sha256, (run / "metrics.jsonl").read_bytes()
 
 
 def test_two_processes_give_the_bits_of_one(

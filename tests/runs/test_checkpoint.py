@@ -11,20 +11,12 @@ import torch
 
 from lm.errors import ConfigError, StorageError
 from lm.runs.checkpoint import CheckpointStore, average_tensors
-from tests.support.tiny_store import flip, groups_of, holds, one_line, save, two_commits
+from tests.support.tiny_store import flip, groups_of, holds, one_line, save
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
-@pytest.fixture(autouse=True)
-def quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fsync does shows only when the power fails; :class:`power.Recorder` sees where it is called."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return two_commits(tmp_path)
+pytestmark = pytest.mark.usefixtures("quick_fsync")
 
 
 def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:

@@ -15,18 +15,9 @@ from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore
 from tests.support import faults
 from tests.support.power import Disk, Recorder
-from tests.support.tiny_store import groups_of, holds, one_line, save, two_commits
+from tests.support.tiny_store import groups_of, holds, one_line, save
 
-
-@pytest.fixture(autouse=True)
-def quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fsync does shows only when the power fails; :class:`power.Recorder` sees where it is called."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return two_commits(tmp_path)
+pytestmark = pytest.mark.usefixtures("quick_fsync")
 
 
 def next_commit(store: CheckpointStore, step: int = 3) -> Callable[[], None]:

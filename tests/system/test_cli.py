@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialog.cli import app, main
+from dialog.cli import app
 from dialog.config import DialogConfig
 from lm import __version__
 from lm.cli import app as lm_app
@@ -52,12 +51,6 @@ Outcome = tuple[int, str, str]
 
 class PanicException(BaseException):
     """What a library in Rust raises: no Exception, and of no class that can be imported."""
-
-
-@pytest.fixture
-def dialog(ending: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Runs ``dialog`` in this process: exit code, stdout and stderr."""
-    return partial(ending, main)
 
 
 def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
