@@ -418,6 +418,27 @@ MUTANTS = (
         "dialog/test_serve.py::test_no_folder_of_the_server_is_told",
     ),
     Mutant(
+        "what the doctor's process prints besides its rows",
+        "lm/doctor/cli.py",
+        "    return row if isinstance(row, dict) else {}\n",
+        "    return row\n",
+        "doctor/test_doctor.py::test_only_a_problem_ends_with_its_code",
+    ),
+    Mutant(
+        "a lock that the doctor holds",
+        "lm/doctor/checks.py",
+        "    return noticed and not held(path)\n",
+        "    return True\n",
+        "doctor/test_doctor.py::test_locks_without_effect_are_a_problem",
+    ),
+    Mutant(
+        "a record of the beam, under its rules",
+        "dialog/decoding/beam.py",
+        ".scatter(1, going, True)",
+        ".scatter(1, going, False)",
+        "dialog/test_trace.py::test_every_step_shows_what_the_search_kept_ended_and_dropped",
+    ),
+    Mutant(
         "log domain of improbable words",
         "lm/heads/rows.py",
         "(~(out.amin(1) > IMPROBABLE[self.precision]))",
