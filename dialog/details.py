@@ -9,7 +9,7 @@ from dialog.seq2seq import Seq2Seq
 from lm.config.difference import flat_config
 from lm.heads.usage import use_in_sample
 from lm.results import as_json
-from lm.runs.evaluations import Json, spread
+from lm.runs.evaluations import JsonObject, spread
 from lm.text.vocabulary import DIALOG
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def evaluation_details(
     examples: Sequence["Example"],
     answers: Sequence[Sequence["Hypothesis"]],
     command: str,
-) -> Json:
+) -> JsonObject:
     """Details of an evaluation.
 
     ``samples`` have ``index`` of the example, ``context``, ``true`` and ``reply``. ``components`` is that

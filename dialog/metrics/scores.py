@@ -17,7 +17,7 @@ from dialog.metrics.bleu import (
 from dialog.metrics.distinct import Diversity, diversity
 from lm import __version__
 from lm.results import Merged
-from lm.runs.evaluations import Json
+from lm.runs.evaluations import JsonObject
 
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
 SAID = 0.01  # share of the true responses that a constant answer is, to be a yardstick for a corpus
@@ -160,7 +160,7 @@ class Scorer:
         ]
         self._sacrebleu = BLEU(tokenize="none", force=True, references=streams)
 
-    def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[ResponseScores, Json]:
+    def score(self, hypotheses: Sequence[Sequence[Tokens]]) -> tuple[ResponseScores, JsonObject]:
         """Compute all scores, and the columns of BLEU precision and recall of each context.
 
         Raises DataError in the cases of :func:`dialog.metrics.bleu.count_overlaps`.
@@ -193,7 +193,9 @@ class Scorer:
         return scores, contexts
 
 
-def responses_report(responses: Responses, split: Callable[[str], list[str]]) -> tuple[ResponsesReport, Json]:
+def responses_report(
+    responses: Responses, split: Callable[[str], list[str]]
+) -> tuple[ResponsesReport, JsonObject]:
     """Score the responses with and without the true response among the references, and the yardsticks.
 
     ``split`` tokenizes the constant answers. With one reference per context, scores without the true response

@@ -106,12 +106,11 @@ def add_check(app: typer.Typer) -> None:
 
         result = check_run(run)
         write_result(json_file, result)
-        problems: list[str] = result["problems"]
         show(
-            Table(f"Checkpoints of {run}", result["commits"]),
-            f"state_sha256 {result['state_sha256'] or '–'}",
-            *(f"note: {note}" for note in result["notes"]),
-            *(f"problem: {problem}" for problem in problems[1:]),
+            Table(f"Checkpoints of {run}", [vars(commit) for commit in result.commits]),
+            f"state_sha256 {result.state_sha256 or '–'}",
+            *(f"note: {note}" for note in result.notes),
+            *(f"problem: {problem}" for problem in result.problems[1:]),
         )
-        if problems:
-            raise StorageError(problems[0])
+        if result.problems:
+            raise StorageError(result.problems[0])

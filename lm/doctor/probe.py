@@ -128,7 +128,7 @@ def _training(trial: TinyTraining) -> Iterator[Diagnosis]:
         trial(whole, 4)
         trial(halves, 2)
         trial(halves, 4)
-        hashes = [check_run(run)["state_sha256"] for run in (whole, halves)]
+        hashes = [check_run(run).state_sha256 for run in (whole, halves)]
     took = f"{time.perf_counter() - start:.1f} seconds"
     if hashes[0] == hashes[1] and hashes[0]:
         yield Diagnosis("training", "ok", f"a tiny model trains, and resumes bit-identically, in {took}")

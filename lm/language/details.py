@@ -8,12 +8,12 @@ from lm.heads.usage import use_in_sample
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.results import as_json
-from lm.runs.evaluations import Json, spread
+from lm.runs.evaluations import JsonObject, spread
 
 PASSAGE, PASSAGES = 60, 4  # tokens of a passage, and number of passages
 
 
-def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> Json:
+def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> JsonObject:
     """``samples`` and ``components`` of an evaluation.
 
     A sample has the ``index`` of its first scored token, its ``words``, and the ``nll`` of each in nats.

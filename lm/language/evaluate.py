@@ -34,7 +34,16 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import EvaluatedData, Json, Subject, keep, loaded, members, require_keepable, slug
+from lm.runs.evaluations import (
+    EvaluatedData,
+    JsonObject,
+    Subject,
+    keep,
+    loaded,
+    members,
+    require_keepable,
+    slug,
+)
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
 
@@ -128,7 +137,7 @@ class Measures:
 
     likelihood: Likelihood
     refined: Mapping[str, Refined]
-    contexts: Json
+    contexts: JsonObject
     nll: Floats
 
     @classmethod

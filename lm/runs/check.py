@@ -1,8 +1,9 @@
 """Integrity check of a run, for ``check``: every file against its recorded hash."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lm.disk.storage import sha256_file
 from lm.errors import StorageError, visible
@@ -26,13 +27,36 @@ from lm.text.prepared_folder import damaged_outputs
 _OLDER = "made by an older version: its files and its log are not compared; the next checkpoint records them"
 
 
-def check_run(run: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CheckedCommit:
+    """A commit of a run: its hash, its size, and its problem, if any."""
+
+    step: int
+    state_sha256: str | None
+    bytes: int
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """Result of a check of a run.
+
+    ``step`` and ``state_sha256`` are those of the last commit, None if it is damaged. Hashes of two runs are
+    equal exactly when weights, optimiser and position are bit-identical. ``commits`` begin with the newest.
+    ``problems`` are one line each, and ``notes`` are harmless.
+    """
+
+    step: int | None
+    state_sha256: str | None
+    commits: Sequence[CheckedCommit]
+    problems: Sequence[str]
+    notes: Sequence[str]
+
+
+def check_run(run: Path) -> RunCheck:
     """Compare every file of a run with its record: checkpoints, config, codec, log, results, corpus.
 
-    Returns ``step`` and ``state_sha256`` of the last commit, both None if it is damaged. Hashes of two runs
-    are equal exactly when weights, optimiser and position are bit-identical. Further keys are ``commits``,
-    newest first, ``problems``, one line each, and ``notes``, which are harmless. Raises StorageError for a
-    run without any commit.
+    Raises StorageError for a run without any commit.
     """
     store = CheckpointStore(run / CHECKPOINTS)
     reports = store.verify_all()
@@ -55,22 +79,16 @@ def check_run(run: Path) -> dict[str, Any]:
     problems += damaged_records(run)
     if os.path.lexists(run / CORPUS):
         problems += damaged_outputs(run / CORPUS)
-    commits = [
-        {
-            "step": r.step,
-            "state_sha256": r.state_sha256 or None,
-            "bytes": r.size,
-            "problem": r.problem or None,
-        }
-        for r in reports
-    ]
-    return {
-        "step": None if last.problem else last.step,
-        "state_sha256": last.state_sha256 or None,
-        "commits": commits,
-        "problems": problems,
-        "notes": notes,
-    }
+    return RunCheck(
+        step=None if last.problem else last.step,
+        state_sha256=last.state_sha256 or None,
+        commits=[
+            CheckedCommit(one.step, one.state_sha256 or None, one.size, one.problem or None)
+            for one in reports
+        ],
+        problems=problems,
+        notes=notes,
+    )
 
 
 def _changes(run: Path, record: Record) -> list[str]:

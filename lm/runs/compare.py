@@ -13,7 +13,7 @@ from lm.arrays import Floats
 from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError
 from lm.results import Merged
-from lm.runs.evaluations import Evaluation, Json, common_name, evaluation_at, load_evaluation, lookup
+from lm.runs.evaluations import Evaluation, JsonObject, common_name, evaluation_at, load_evaluation, lookup
 
 Keys = tuple[tuple[str, ...], ...]
 PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, and the sizes of the parts
@@ -30,7 +30,7 @@ class ComparedRun:
     """
 
     run: str
-    facts: Merged[Json]
+    facts: Merged[JsonObject]
     near_guessing: bool
     p: Mapping[str, float | None]
     interval: Mapping[str, Interval | None]
@@ -61,7 +61,7 @@ class ComparedRuns:
     """Result of a comparison. ``scores`` are the tested ones, where they depend on the evaluations."""
 
     name: str
-    data: Json
+    data: JsonObject
     bootstrap: Resampling
     runs: Sequence[ComparedRun]
     scores: Sequence[str] | None = None

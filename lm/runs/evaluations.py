@@ -27,7 +27,7 @@ from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
 
-Json = dict[str, Any]  # an object of a file
+JsonObject = dict[str, Any]  # an object of a file
 T = TypeVar("T")
 
 EVALUATION_FORMAT = 1
@@ -106,9 +106,9 @@ class Evaluation:
     """An evaluation saved in a run, as JSON. Older ones lack fields of today."""
 
     run: str
-    result: Json
-    contexts: Json
-    details: Json
+    result: JsonObject
+    contexts: JsonObject
+    details: JsonObject
 
 
 def slug(text: str) -> str:
@@ -141,7 +141,7 @@ def spread(count: int, most: int) -> list[int]:
     return [count * (2 * number + 1) // (2 * min(most, count)) for number in range(min(most, count))]
 
 
-def keep(run: Path, result: R, contexts: Json, details: Json | None = None) -> R:
+def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None = None) -> R:
     """Write an evaluation into its run, under the name of the result. Return the result with its final name.
 
     An evaluation of the same name and data is replaced. If the existing one is of other data, the new name
@@ -152,7 +152,7 @@ def keep(run: Path, result: R, contexts: Json, details: Json | None = None) -> R
     remove_leftovers(folder)
     if _data_of(folder / f"{result.name}.json") not in (None, digest):
         result = replace(result, name=f"{result.name}.{digest[:6]}")
-    record: Json = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
+    record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
     record["details"] = finite(details or {})
     write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
     return result

@@ -205,7 +205,7 @@ def test_token_probabilities_tell_components_apart(runs: dict[str, Path]) -> Non
 
 def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path) -> None:
     def state(name: str) -> object:
-        return check_run(tmp_path / name)["state_sha256"]
+        return check_run(tmp_path / name).state_sha256
 
     config = settings(corpus, "moss", 40)
     train(config, tmp_path / "whole", no_report)
@@ -225,7 +225,7 @@ def test_runs_with_gated_cells_resume_exactly_and_respond_alike_in_any_batch(
     more += ["train.validate_every=5"]
     for name, steps in (("whole", 10), ("halves", 5), ("halves", 10)):
         train(settings(corpus, "mos", steps, *more), tmp_path / name, no_report)
-    whole, halves = (check_run(tmp_path / name)["state_sha256"] for name in ("whole", "halves"))
+    whole, halves = (check_run(tmp_path / name).state_sha256 for name in ("whole", "halves"))
     assert whole == halves
     model = TrainedModel.load(tmp_path / "whole")
     examples = list_examples(dialogs_of(tmp_path / "whole"))[:6]

@@ -97,7 +97,7 @@ def found(run: Path) -> list[str]:
         result = check_run(run)
     except StorageError as error:
         return [str(error)]
-    return [*result["problems"], *result["notes"]]
+    return [*result.problems, *result.notes]
 
 
 def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:
@@ -118,8 +118,8 @@ def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:
 
 def test_an_intact_run_has_no_problems(run: Path) -> None:
     result = check_run(run)
-    assert (result["problems"], result["notes"]) == ([], [])
-    assert result["step"] == 4
+    assert (result.problems, result.notes) == ([], [])
+    assert result.step == 4
     record = CheckpointStore(run / "checkpoints").open("last").facts["run"]
     assert set(record["files"]) == {"config.json", "data.json", "vocabulary.json", "tokenizer.json"}
     assert record["log"]["size"] == (run / "metrics.jsonl").stat().st_size
@@ -242,12 +242,12 @@ def test_every_command_that_opens_a_language_model_refuses_an_edited_one(
 def test_resuming_with_another_limit_is_no_damage(run: Path, trained: Path) -> None:
     train(settings(trained.parent, "train.max_steps=4", "decode.beam=5", "about=more"), run, no_report)
     result = check_run(run)
-    assert result["problems"] == []
-    assert "config.json: changed since step 4, by resuming the run" in result["notes"][0]
+    assert result.problems == []
+    assert "config.json: changed since step 4, by resuming the run" in result.notes[0]
     assert used(run)[0].decode.beam == 5
     train(settings(trained.parent, "train.max_steps=6", "decode.beam=5", "about=more"), run, no_report)
     result = check_run(run)
-    assert (result["problems"], result["notes"], result["step"]) == ([], [], 6)
+    assert (result.problems, result.notes, result.step) == ([], [], 6)
 
 
 @pytest.mark.parametrize("damage", ["edited", "missing", "garbage", "of another run"])
@@ -270,7 +270,7 @@ def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) 
     train(settings(trained.parent), run, no_report)
     assert json.loads(path.read_text())["config"] == json.loads(whole)["config"]
     assert used(run)
-    assert check_run(run)["problems"] == []
+    assert check_run(run).problems == []
 
 
 def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
@@ -286,13 +286,13 @@ def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
     for named in (newest, before):
         store.point("best", named)
         assert store.best() == newest != before
-        assert bool(check_run(run)["notes"]) == (named == before)
+        assert bool(check_run(run).notes) == (named == before)
     for wrong in ([steps[0]], [steps[-2]], newest[:1], [], [steps[1], steps[0]]):
         if wrong not in (newest, before):
             store.point("best", wrong)
             with pytest.raises(StorageError, match=r"best\.json: names .*, and the newest checkpoint step 4"):
                 store.open("best")
-            assert "best.json" in check_run(run)["problems"][0]
+            assert "best.json" in check_run(run).problems[0]
     pointer.unlink()
     with pytest.raises(StorageError, match=r"best\.json: names no step"):
         store.weights("average")
@@ -301,7 +301,7 @@ def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
 def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:
     for name in ("best", "last"):
         (run / f"checkpoints/{name}.json").write_text('{"steps":[99]}')
-    assert len(check_run(run)["problems"]) == 2
+    assert len(check_run(run).problems) == 2
     train(settings(trained.parent), run, no_report)
     assert not found(run)
 
@@ -373,10 +373,10 @@ def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: 
     make_older(run)
     assert used(run) == expected
     result = check_run(run)
-    assert result["problems"] == []
-    assert "made by an older version" in result["notes"][0]
+    assert result.problems == []
+    assert "made by an older version" in result.notes[0]
     (run / "checkpoints/best.json").write_text('{"steps":[99]}')
-    assert "best.json" in check_run(run)["problems"][0], "pointers can be compared all the same"
+    assert "best.json" in check_run(run).problems[0], "pointers can be compared all the same"
     train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     assert not found(run)
     for name in ("config.json", "vocabulary.json"):
@@ -384,7 +384,7 @@ def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: 
         shutil.copytree(trained, older)
         make_older(older)
         (older / name).unlink()
-        assert name in check_run(older)["problems"][0]
+        assert name in check_run(older).problems[0]
 
 
 def test_a_log_of_an_older_version_may_be_gone_too(run: Path, trained: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch
     monkeypatch.setattr("lm.engine.session.RESUMABLE", keys)
     train(changed, run, no_report)
     assert opened_run(run, DialogConfig)[0].train.log_every == 3
-    assert check_run(run)["problems"] == []
+    assert check_run(run).problems == []
 
 
 def _splits(run: Path) -> list[str]:

@@ -250,12 +250,12 @@ class Lab:
         if not list(run.glob("checkpoints/step-*[0-9]")):
             return "-1"
         try:
-            said = check_run(run)
+            found = check_run(run)
         except HighrankError as error:
             raise RuntimeError(f"check: {error}") from error
-        if said["problems"]:
-            raise RuntimeError(f"check: {said['problems'][0]}")
-        return str(said["step"])
+        if found.problems:
+            raise RuntimeError(f"check: {found.problems[0]}")
+        return str(found.step)
 
     def trial(self, case: Case, blows: Sequence[Blow]) -> Outcome:
         """Run the case under the blows, one process for each, then to its end; compare with the reference."""

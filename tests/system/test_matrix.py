@@ -118,7 +118,7 @@ def test_power_fails_while_a_run_is_trained(tmp_path: Path) -> None:
         disk.state(length, place, rng, rng.choice((0.0, 0.3, 0.7)))
         commits = sum(at < length for at in pointed)
         if commits > 1:
-            assert not check_run(place / "run")["problems"]
+            assert not check_run(place / "run").problems
         train(place / "run", settings)
         assert outcome(place / "run") == wanted
         shutil.rmtree(place)

@@ -96,4 +96,4 @@ def test_a_training_begins_with_them_and_tells_the_coverage(tmp_path: Path) -> N
         "smalltalk_softmax", DialogConfig, family="dialog", overrides=[*settings, "train.max_steps=2"]
     )
     train(more, run, told.append)
-    assert check_run(run)["step"] == 2
+    assert check_run(run).step == 2
