@@ -6,20 +6,13 @@ the next state. ``state.select(rows)`` reorders, repeats or drops rows. Decoding
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
+from lm.trunks.trunk import RowState
 
-class StepState(Protocol):
-    """Interface of a decoder's state between tokens, for R rows."""
-
-    def select(self, rows: Tensor) -> Self:
-        """State whose row i is row ``rows[i]`` of the present one. Rows may repeat or be dropped."""
-        ...
-
-
-StateT = TypeVar("StateT", bound=StepState)
+StateT = TypeVar("StateT", bound=RowState)
 StepFunction = Callable[[Tensor, StateT], tuple[Tensor, StateT]]
 
 

@@ -1,19 +1,13 @@
 """Our models and their states behind the interfaces of transformers' generation."""
 
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from lm.trunks.trunk import RowState
+
 IGNORED = -100  # label of a position that is not scored, as in torch's cross entropy
-
-
-class RowState(Protocol):
-    """A state with a row for every sequence or hypothesis."""
-
-    def select(self, rows: Tensor) -> Self:
-        """State whose row i is row ``rows[i]`` of the present one."""
-        ...
 
 
 StateT = TypeVar("StateT", bound=RowState)

@@ -7,10 +7,18 @@ T time · B streams · E size of the word vectors · H size of the hidden states
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+
+class RowState(Protocol):
+    """A state between tokens, with a row for every sequence or hypothesis."""
+
+    def select(self, rows: Tensor) -> Self:
+        """State whose row i is row ``rows[i]`` of the present one. Rows may repeat or be dropped."""
+        ...
 
 
 class TrunkState(ABC):
