@@ -17,14 +17,15 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dialog.decoding.config import DecodeConfig
-from dialog.decoding.steps import Marks, StepFunction, StepState
+from dialog.decoding.steps import Marks, StepFunction
 from dialog.seq2seq import Seq2Seq
+from lm.trunks.trunk import RowState
 
 
 class StateCache:
     """A decoding state in the place of a cache: its rows are those of the hypotheses."""
 
-    def __init__(self, state: StepState) -> None:
+    def __init__(self, state: RowState) -> None:
         self.state = state
 
     def get_seq_length(self) -> int:
@@ -52,7 +53,7 @@ class Generator(PreTrainedModel, GenerationMixin):
 
 
 def generate(
-    generator: Generator, state: StepState, sources: int, config: DecodeConfig, marks: Marks
+    generator: Generator, state: RowState, sources: int, config: DecodeConfig, marks: Marks
 ) -> list[list[tuple[int, ...]]]:
     """Beam search of transformers with the arguments of ``beam_search``: tokens without <s> and </s>."""
     rows = torch.arange(sources).repeat_interleave(config.beam)
