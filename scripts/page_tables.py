@@ -47,10 +47,23 @@ def precision_recall(value: Number) -> str:
     return f"{share(value['precision'])}/{share(value['recall'])}{old}"
 
 
+def times(value: float) -> str:
+    """A ratio in its first two digits."""
+    return f"{value:#.2g}".removesuffix(".") + " ×"
+
+
+def settings(entry: Mapping[str, Any]) -> str:
+    """What was set besides the preset of an entry."""
+    return ", ".join(f"`{name}`" for name in entry.get("settings", ())) or "none"
+
+
 def presets(entry: Mapping[str, Any]) -> str:
     """The preset of an entry, and what was set."""
-    return ", ".join(f"`{name}`" for name in (entry["config"], *entry.get("settings", ())))
+    return ", ".join(f"`{name}`" for name in (entry["config"], *entry.get("settings", ())) if name) or "none"
 
+
+# heading of the labels: heading and text of a second column
+SECOND = {"model": ("preset", presets), "class": ("preset", presets), "variation": ("`--set`", settings)}
 
 PARAMETERS = ("parameters", "parameters", fixed(0))
 MINUTES = ("minutes", "minutes", fixed(1))
@@ -218,6 +231,45 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("times as fast", "gain", fixed(1)),
         ),
     ),
+    "record": (
+        "record",
+        "class",
+        (TEST, ("minutes", "minutes", fixed(0)), ("goal: test ppl", "goal", fixed(0))),
+    ),
+    "threads": (
+        "threads",
+        "processes",
+        (("threads each", "threads", fixed(0)), ("tokens a second", "tokens_per_second", fixed(0))),
+    ),
+    "serve": (
+        "serve",
+        "decoding",
+        (
+            ("8 clients", "clients_8", times),
+            ("64 clients", "clients_64", times),
+            ("decoding alone, 8 together", "together_8", times),
+            ("32 together", "together_32", times),
+        ),
+    ),
+    "switchboard_trials": (
+        "switchboard_trials",
+        "`optim.lr`",
+        (
+            ("softmax", "softmax", fixed(2)),
+            ("MoC ×4", "moc", fixed(2)),
+            ("MoS ×4", "mos", fixed(2)),
+            ("MoSS ×4", "moss", fixed(2)),
+        ),
+    ),
+    "melis_reasons": (
+        "melis_reasons",
+        "variation",
+        (
+            ("LSTM, valid and test ppl", "lstm", fixed(2)),
+            ("Mogrifier, valid and test ppl", "mogrifier", fixed(2)),
+            ("Mogrifier ahead on test, %", "ahead_percent", fixed(1)),
+        ),
+    ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),
     "switchboard_short": (
         "switchboard_short",
@@ -241,12 +293,13 @@ def page_tables(folder: Path) -> dict[str, str]:
 
 
 def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
-    """One row an entry; models that have a heading of their own name their presets too."""
-    named = heading == "model"
-    heads = [heading, *(["preset"] if named else []), *(title for title, _, _ in columns)]
+    """One row an entry; headings of SECOND add a column on its config."""
+    second = [SECOND[heading]] if heading in SECOND else []
+    heads = [heading, *(title for title, _ in second), *(title for title, _, _ in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in results["entries"]:
         numbers = entry["numbers"]
         cells = ["none" if numbers[key] is None else form(numbers[key]) for _, key, form in columns]
-        lines.append(f"| {' | '.join([entry['label'], *([presets(entry)] if named else []), *cells])} |")
+        texts = [text(entry) for _, text in second]
+        lines.append(f"| {' | '.join([entry['label'], *texts, *cells])} |")
     return "\n".join(lines)
