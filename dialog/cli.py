@@ -52,7 +52,7 @@ from lm.tuning.cli import add_tune
 if TYPE_CHECKING:
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.report.parts import ReportFamily
+    from lm.report.page_parts import ReportFamily
     from lm.text.prepared_folder import Prepared
 
 app = new_app(

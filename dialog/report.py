@@ -7,7 +7,7 @@ from dialog.config import DialogConfig
 from lm.console.terminal import sanitize
 from lm.numbers import number
 from lm.report.page import colour_of
-from lm.report.parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard
+from lm.report.page_parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."

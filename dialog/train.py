@@ -15,7 +15,7 @@ from lm.config.load import Resolved
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
-from lm.engine.session import TRUNK_HASH, Family, Place, Ready, pretrained, train_run
+from lm.engine.session import TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
 from lm.huggingface.starting import local, require_pretrained, trunk_file
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, DATA, codec_of
@@ -56,7 +56,7 @@ def _codec(config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
 
 def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:
     model = build_model(config, codec)
-    vectors = pretrained(model.embedding, config.model.vectors, codec, place)
+    vectors = start_with_vectors(model.embedding, config.model.vectors, codec, place)
     hashes = {} if vectors is None else {VECTORS_HASH: vectors.sha256}
     begins = CheckpointStore(place.folder / CHECKPOINTS).latest() is None
     if begins and (sha256 := start_causal(config, model.embedding, model.decoder, model.head)):

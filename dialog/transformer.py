@@ -16,7 +16,7 @@ from dialog.decoder import Decoder, DecoderState
 from dialog.encoders import Memory, join_context, memory_of
 from lm.heads.states import Layers
 from lm.regularize import dropout
-from lm.trunks.attention import KeysValues, Visible, added, turns
+from lm.trunks.attention import AttentionMask, KeysValues, added, turns
 from lm.trunks.blocks import BlockStack, Heard
 
 
@@ -78,15 +78,15 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
 
     def forward(self, words: PackedSequence, state: TransformerDecoderState, rows: Tensor) -> Layers:
         padded, lengths = pad_packed_sequence(words)
-        hidden, _ = self._run(padded, state, Visible(causal=True))
+        hidden, _ = self._run(padded, state, AttentionMask(causal=True))
         return hidden.map(lambda states: pack_padded_sequence(states, lengths).data)
 
     def step(self, words: Tensor, state: TransformerDecoderState) -> tuple[Layers, TransformerDecoderState]:
-        hidden, past = self._run(words[None], state, Visible())
+        hidden, past = self._run(words[None], state, AttentionMask())
         return hidden.map(lambda states: states[0]), replace(state, past=past)
 
     def _run(
-        self, words: Tensor, state: TransformerDecoderState, visible: Visible
+        self, words: Tensor, state: TransformerDecoderState, visible: AttentionMask
     ) -> tuple[Layers, tuple[KeysValues, ...]]:
         """Hidden states (T, R, ·) of embedded inputs (T, R, E), and all keys and values."""
         by = _turns(self.stack, state.steps, len(words), words)

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lm.config.load import Resolved
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.report.parts import ReportFamily
+    from lm.report.page_parts import ReportFamily
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"

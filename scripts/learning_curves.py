@@ -33,7 +33,7 @@ def draw(curves: Mapping[str, Sequence[Curve]], top: float | None, figure: Figur
         ends = fmean(perplexities[-1] for _, perplexities in found)
         for number, (steps, perplexities) in enumerate(found):
             label = None if number else f"{head}: {ends:.1f} in the end"
-            colour = HEADS[head].style["color"]
+            colour = HEADS[head].line_style["color"]
             axes.plot(steps, perplexities, color=colour, label=label, marker=".", linewidth=1.5)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log", ylim=(None, top))
     axes.yaxis.set_major_formatter(ScalarFormatter())

@@ -21,7 +21,7 @@ from dialog.serve.settings import decoding, require_short_phrases
 from dialog.trained import StepProbabilities, TrainedModel
 from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
-from lm.heads.registry import HEADS
+from lm.heads.registry import head_label
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
 from lm.serve.failure import ApiError
@@ -30,6 +30,7 @@ from lm.steps import Check
 from lm.text.vocabulary import Codec
 
 SPEAKERS = {"user": HUMAN, "assistant": MODEL}
+_NEAR = 8  # tokens that are decoded together to find the text of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,20 @@ class _Wish:
 
 
 class ServedDialog:
-    """A dialog run that answers requests. The user is the human of a chat, the assistant is the model."""
+    """A dialog run, or an ensemble of ``members``, that answers requests.
 
-    def __init__(self, model: TrainedModel, weights: str | None, created: int) -> None:
+    The user is the human of a chat, the assistant is the model.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        weights: str | None,
+        created: int,
+        members: "Sequence[ServedDialog]" = (),
+    ) -> None:
         self.model, self.fingerprint, self.created = model, (weights or "")[:12], created
-        self._members: Sequence[ServedDialog] = ()  # of an ensemble
+        self._members = members
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", decode: DecodeConfig | None = None) -> "ServedDialog":
@@ -70,20 +80,14 @@ class ServedDialog:
         models = list(members.values())
         weights = hashlib.sha256("+".join(one.fingerprint for one in models).encode()).hexdigest()
         model = TrainedModel.joined([one.model for one in models], list(members))
-        ensemble = cls(model, weights, max(one.created for one in models))
-        ensemble._members = models
-        return ensemble
+        return cls(model, weights, max(one.created for one in models), models)
 
     @property
     def about(self) -> Mapping[str, Any]:
         """Head, components, and settings of decoding, without folders of the server."""
         heads = [one.model.config.head for one in self._members or [self]]
-        labels = [
-            f"{row.label}, K = {head.components}" if (row := HEADS[head.kind]).is_mixture else row.label
-            for head in heads
-        ]
         return {
-            "head": "; ".join(labels),
+            "head": "; ".join(head_label(head.kind, head.components) for head in heads),
             "components": sum(head.components for head in heads),
             "vocabulary": len(self.model.codec.vocabulary),
             "decode": self.model.config.decode.model_dump(exclude={"mmi_run"}),
@@ -195,13 +199,21 @@ class ServedDialog:
 
 
 def pieces(codec: Codec, tokens: Sequence[int]) -> list[str]:
-    """The text that each token appends to :func:`~dialog.chat.conversation.spoken`; joined, they are it."""
-    text, shown, found = spoken(codec, tokens), "", list[str]()
+    """The text that each token appends to :func:`~dialog.chat.conversation.spoken`; joined, they are it.
+
+    The tokens before it decide how a token is written. A few are enough for all tokenizers of words, so the
+    others are decoded only where these do not fit the text.
+    """
+    text, shown, found = spoken(codec, tokens), 0, list[str]()
     for end in range(1, len(tokens) + 1):
-        said = spoken(codec, tokens[:end])
-        grown = text.startswith(said) and len(said) > len(shown)
-        found.append(said[len(shown) :] if grown else "")
-        shown = said if grown else shown
+        near = tokens[max(0, end - _NEAR) : end]
+        before, said = spoken(codec, near[:-1]), spoken(codec, near)
+        added = said.removeprefix(before)
+        if end == len(tokens) or not said.startswith(before) or not text.startswith(added, shown):
+            whole = spoken(codec, tokens[:end])
+            added = whole[shown:] if text.startswith(whole) else ""
+        found.append(added)
+        shown += len(added)
     return found
 
 

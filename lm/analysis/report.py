@@ -13,7 +13,16 @@ from lm.language.tables import comparison_tables
 from lm.numbers import number
 from lm.report.charts import Series, line_chart
 from lm.report.page import colour_of
-from lm.report.parts import Names, PagePart, PageSection, PageTable, Paragraph, Passage, ReportFamily, Word
+from lm.report.page_parts import (
+    Names,
+    PagePart,
+    PageSection,
+    PageTable,
+    Paragraph,
+    Passage,
+    ReportFamily,
+    Word,
+)
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."

@@ -11,7 +11,7 @@ import torch
 
 from lm.config.difference import flat_config
 from lm.config.load import C, Resolved, Setting, with_settings
-from lm.engine.choice import kept_choices, measured_choices
+from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter, no_report
 from lm.engine.limits import require_end
@@ -112,7 +112,7 @@ def _train(
     group.every(lambda: shards_of(group.rank, group.size, config.train.shards))
     group.require_equal({"config": config})
     chosen = [resolved]
-    group.share(lambda: chosen.append(kept_choices(resolved, folder)))
+    group.share(lambda: chosen.append(kept_precisions(resolved, folder)))
     resolved = _of_first(group, resolved, chosen[-1])
     group.share(lambda: require_same_config(folder, resolved, resumable_keys=free))
     config = family.local(resolved.config, folder)
@@ -126,7 +126,7 @@ def _train(
         lambda: require_memory(processes_here() * family.needed(described["memory"]), device, family.remedy)
     )
     sizes = described["vocabulary"], described["sizes"]["contexts"]
-    group.share(lambda: chosen.append(measured_choices(resolved, sizes, device, folder, report)))
+    group.share(lambda: chosen.append(measured_precisions(resolved, sizes, device, folder, report)))
     resolved = _of_first(group, resolved, chosen[-1] if group.rank == 0 else resolved)
     config = family.local(resolved.config, folder)
     seed_everything(config.train.seed)
@@ -166,7 +166,9 @@ def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resol
     return with_settings(resolved, choices, type(resolved.config))
 
 
-def pretrained(embedding: torch.nn.Embedding, path: str, codec: Codec, place: Place) -> WordVectors | None:
+def start_with_vectors(
+    embedding: torch.nn.Embedding, path: str, codec: Codec, place: Place
+) -> WordVectors | None:
     """Overwrite rows of the embedding of a new run with word vectors of a file.
 
     Returns what was read; None without a file, or if the run has weights already. Raises DataError

@@ -16,12 +16,12 @@ class HeadRow:
     """One kind of head.
 
     ``fields`` are the keys of ``HeadConfig`` that not every kind has. The logits of a ``linear`` kind are
-    one product of rank E. ``style`` has matplotlib's properties of its line in figures.
+    one product of rank E. ``line_style`` has matplotlib's properties of its line in figures.
     """
 
     mixes: Mixes
     label: str
-    style: Mapping[str, Any]
+    line_style: Mapping[str, Any]
     link: str = "exp"  # of LINKS in lm/heads/links.py
     prior_link: str = "exp"
     linear: bool = False
@@ -78,6 +78,12 @@ HEADS: dict[str, HeadRow] = {
         fields=(*_MIXTURE, "lower_components", "shared_latent_mask"),
     ),
 }
+
+
+def head_label(kind: str, components: int) -> str:
+    """Label of a head, with its number K of components if it is a mixture."""
+    row = HEADS[kind]
+    return f"{row.label}, K = {components}" if row.is_mixture else row.label
 
 
 def kinds_with(field: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import StorageError
 from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_settings, require_folder
-from lm.text.pretrained import PretrainedTokenizer, library_tokenizer, require_tokenizers
+from lm.text.pretrained_tokenizer import PretrainedTokenizer, library_tokenizer, require_tokenizers
 
 
 def read_tokenizer(folder: Path, *, dialog: bool = False) -> PretrainedTokenizer:

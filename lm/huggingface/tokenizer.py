@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from lm.errors import ConfigError
-from lm.text.pretrained import PretrainedTokenizer
+from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, SPACE, UNK, SentencePiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 

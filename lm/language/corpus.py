@@ -74,11 +74,11 @@ def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:
 
 
 def text_piece(path: Path, kind: StoredKind) -> FilePiece:
-    """A text file as a piece in the tokenizer's style. DataError if it is unreadable."""
+    """A text file as a piece in the tokenizer's form. DataError if it is unreadable."""
     if kind == "byte":
         return whole_file(path, "bytes")
     piece = whole_file(path, "lines")
-    return replace(piece, style="spelled") if kind == "char" and is_spelled(path) else piece
+    return replace(piece, form="spelled") if kind == "char" and is_spelled(path) else piece
 
 
 def _existing(source: str) -> Path:

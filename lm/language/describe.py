@@ -9,7 +9,7 @@ from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.language.config import DataConfig, LmConfig
 from lm.language.model import LanguageModel
-from lm.language.pretrained import pretrained_words
+from lm.language.pretrained_trunk import pretrained_words
 from lm.language.sizes import sized
 from lm.language.windows import longest
 from lm.text.vocabulary import Codec

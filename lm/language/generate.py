@@ -13,7 +13,7 @@ from lm.errors import DivergenceError, require
 from lm.heads.sampling import INFINITY, draw_tokens
 from lm.heads.states import Layers
 from lm.language.model import Outputs
-from lm.language.pretrained import block_note
+from lm.language.pretrained_trunk import block_note
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.steps import Check, unchecked
 from lm.text.vocabulary import Codec, unknown_words

@@ -13,7 +13,7 @@ from lm.errors import DataError, visible
 from lm.text.lines import InputLog, read_lines
 from lm.text.parts import FileRange, bytes_between
 
-Style = Literal["lines", "spelled", "bytes"]
+TextForm = Literal["lines", "spelled", "bytes"]
 
 _ROWS = 1000  # of a dataset, read at once
 _ROW = 100  # bytes of a row, as an estimate
@@ -45,14 +45,14 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilePiece(FileRange):
-    """A slice of a file in a style.
+    """A slice of a file in a form.
 
-    The style ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
-    ``_`` for a blank. The style ``bytes`` takes any file. Bytes that are not UTF-8 decode by
+    The form ``spelled`` is that of the character-level Penn Treebank: a blank after every character, and
+    ``_`` for a blank. The form ``bytes`` takes any file. Bytes that are not UTF-8 decode by
     ``surrogateescape``.
     """
 
-    style: Style = "lines"
+    form: TextForm = "lines"
 
     @property
     def name(self) -> str:
@@ -61,18 +61,18 @@ class FilePiece(FileRange):
     def lines(self, log: InputLog) -> Iterator[TextLine]:
         """Yield the lines in order. DataError, or an entry of the log, for bad lines. Bytes are never bad."""
         with open_regular(self.path) as stream:
-            if self.style == "bytes":
+            if self.form == "bytes":
                 yield from _stretches(bytes_between(stream, self.start, self.stop), self.first)
                 return
             stream.seek(self.start)
             for number, text in read_lines(stream, self.name, log, first=self.first, size=self.size):
-                if self.style == "spelled":
+                if self.form == "spelled":
                     text = text.replace(" ", "").replace("_", " ")
                 yield TextLine(number, text, len(text) + 1, True)
 
     def cut(self, start: int, stop: int) -> Self:
-        """The lines that begin at these bytes; in the style ``bytes``, exactly these bytes."""
-        if self.style != "bytes":
+        """The lines that begin at these bytes; in the form ``bytes``, exactly these bytes."""
+        if self.form != "bytes":
             return FileRange.cut(self, start, stop)
         return replace(self, start=self.start + start, stop=self.start + stop)  # line numbers are not needed
 
@@ -87,23 +87,23 @@ def _stretches(pieces: Iterable[bytes], number: int) -> Iterator[TextLine]:
             yield TextLine(number, rest.decode("utf-8", "surrogateescape"), len(rest), False)
 
 
-def whole_file(path: Path, style: Style) -> FilePiece:
-    """All of a file. DataError if it is unreadable, empty or, for the style ``bytes``, compressed."""
+def whole_file(path: Path, form: TextForm) -> FilePiece:
+    """All of a file. DataError if it is unreadable, empty or, for the form ``bytes``, compressed."""
     with open_regular(path) as stream:
         head = stream.read(8)
         size = os.fstat(stream.fileno()).st_size
     for signature, tool in _COMPRESSED.items():
-        if style == "bytes" and head.startswith(signature):
+        if form == "bytes" and head.startswith(signature):
             raise DataError(f"{path}: is compressed; unpack it with {tool}")
-    return FilePiece(path, 0, size, style=style)
+    return FilePiece(path, 0, size, form=form)
 
 
-def cut_file(path: Path, style: Style, shares: Sequence[float]) -> list[FilePiece]:
+def cut_file(path: Path, form: TextForm, shares: Sequence[float]) -> list[FilePiece]:
     """Split a file into pieces at these shares of its bytes. Text is cut at the next beginning of a line.
 
     Running text is not shuffled. DataError if a piece would be empty.
     """
-    rest, pieces = whole_file(path, style), []
+    rest, pieces = whole_file(path, form), []
     size = rest.size
     for share in shares:
         place = int(size * share) - rest.start

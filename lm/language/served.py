@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm.config.section import MAX_SIZE
 from lm.console.terminal import sanitize
-from lm.heads.registry import HEADS
+from lm.heads.registry import head_label
 from lm.language.generate import (
     GenerateOptions,
     TextWriter,
@@ -63,10 +63,10 @@ class ServedLm:
     @property
     def about(self) -> Mapping[str, Any]:
         """Head and vocabulary."""
-        config, row = self.trained.config, HEADS[self.trained.config.head.kind]
+        head = self.trained.config.head
         return {
-            "head": f"{row.label}, K = {config.head.components}" if row.is_mixture else row.label,
-            "components": config.head.components,
+            "head": head_label(head.kind, head.components),
+            "components": head.components,
             "vocabulary": len(self.trained.codec.vocabulary),
         }
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from lm.config.named_data import SPLITS
 from lm.errors import DataError, require
-from lm.language.pieces import CopiesPiece, FilePiece, Piece, RowsPiece, Style, cut_file, whole_file
+from lm.language.pieces import CopiesPiece, FilePiece, Piece, RowsPiece, TextForm, cut_file, whole_file
 from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
 from lm.text.prepared_folder import require_fractions
@@ -121,21 +121,21 @@ def _locate_file(path: Path, options: ReadOptions) -> Located:
         return Located(
             str(path), format, {name: (piece,) for name, piece in zip(SPLITS, pieces, strict=True)}
         )
-    return Located(str(path), format, _fill({"train": path}, _style(format), options))
+    return Located(str(path), format, _fill({"train": path}, _form(format), options))
 
 
-def _style(format: str) -> Style:
+def _form(format: str) -> TextForm:
     return "spelled" if format == "ptb-char" else "lines"
 
 
-def _fill(files: Mapping[str, Path], style: Style, options: ReadOptions) -> dict[str, tuple[Piece, ...]]:
+def _fill(files: Mapping[str, Path], form: TextForm, options: ReadOptions) -> dict[str, tuple[Piece, ...]]:
     """The pieces of the files, with missing splits cut from the end of train."""
     fractions = {"valid": options.valid_fraction, "test": options.test_fraction}
     wanted = [split for split, share in fractions.items() if share and split not in files]
     places = [1 - sum(fractions[split] for split in wanted[index:]) for index in range(len(wanted))]
-    cut = cut_file(files["train"], style, places)
+    cut = cut_file(files["train"], form, places)
     found: dict[str, Piece] = dict(zip(["train", *wanted], cut, strict=True))
-    found |= {split: whole_file(path, style) for split, path in files.items() if split != "train"}
+    found |= {split: whole_file(path, form) for split, path in files.items() if split != "train"}
     return {split: (found[split],) for split in SPLITS if split in found}
 
 
@@ -171,7 +171,7 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
     format = options.format
     if format == "auto":
         format = _format_by_name(name, files["train"]) or ("mwc" if options.language else "text")
-    return Located(str(path), format, _fill(files, _style(format), options))
+    return Located(str(path), format, _fill(files, _form(format), options))
 
 
 def _groups(path: Path) -> dict[str, dict[str, Path]]:

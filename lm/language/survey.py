@@ -14,7 +14,7 @@ from lm.errors import ConfigError, DataError, require
 from lm.huggingface.pieces import read_tokenizer
 from lm.language.pieces import Piece, TextLine
 from lm.text.lines import InputLog
-from lm.text.pretrained import PretrainedTokenizer
+from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 

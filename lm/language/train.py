@@ -8,7 +8,7 @@ from lm.config.load import Resolved, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
-from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, pretrained, train_run
+from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError
 from lm.huggingface.starting import local, require_pretrained, start_pretrained, trunk_file
@@ -16,7 +16,7 @@ from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
-from lm.language.pretrained import block_note, require_vocabulary
+from lm.language.pretrained_trunk import block_note, require_vocabulary
 from lm.language.sizes import with_sizes
 from lm.language.task import LmTask
 from lm.runs.checkpoint import CheckpointStore
@@ -93,7 +93,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):
             hashes[TRUNK_HASH] = sha256
     path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
-    vectors = pretrained(model.embedding, path, codec, place)
+    vectors = start_with_vectors(model.embedding, path, codec, place)
     if vectors is not None:
         hashes[VECTORS_HASH] = vectors.sha256
     freeze(config.train, model)

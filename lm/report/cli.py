@@ -15,7 +15,7 @@ from lm.runs.inputs import CONFIG
 from lm.runs.outputs import is_report
 
 if TYPE_CHECKING:
-    from lm.report.parts import ReportFamily
+    from lm.report.page_parts import ReportFamily
 
 COMPARE = (
     "Show evaluated runs side by side, with paired bootstrap p-values against the first.\n\n"

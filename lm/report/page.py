@@ -20,7 +20,7 @@ from lm.errors import StorageError, visible
 from lm.numbers import NOTHING, number, shown
 from lm.report.charts import COLOURS, Series, interval_chart, line_chart, percent, shown_best
 from lm.report.commands import train_command
-from lm.report.parts import (
+from lm.report.page_parts import (
     Code,
     Component,
     Components,

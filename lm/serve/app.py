@@ -124,8 +124,8 @@ class Server:
         request = await _read(http, ChatRequest)
         run = self._run(request.model)
         answer = await self._result(http, run.chat_job(request))
-        style = Form(True, request.model, run.fingerprint, request.listed)
-        return self._answer(request, answer, style)
+        form = Form(True, request.model, run.fingerprint, request.listed)
+        return self._answer(request, answer, form)
 
     async def _complete(self, http: HttpRequest) -> Response:
         request = await _read(http, CompletionRequest)
@@ -134,21 +134,21 @@ class Server:
         joined = Answer(
             tuple(choice for part in parts for choice in part.choices), sum(part.read for part in parts)
         )
-        style = Form(False, request.model, run.fingerprint, request.listed)
-        return self._answer(request, joined, style)
+        form = Form(False, request.model, run.fingerprint, request.listed)
+        return self._answer(request, joined, form)
 
     async def _inspect(self, http: HttpRequest) -> Response:
         request = await _read(http, InspectRequest)
         run = self._run(request.model)
         return JSONResponse(await self._result(http, run.inspect_job(request)))
 
-    def _answer(self, request: ChatRequest | CompletionRequest, answer: Answer, style: Form) -> Response:
+    def _answer(self, request: ChatRequest | CompletionRequest, answer: Answer, form: Form) -> Response:
         self.metrics.tokens[request.model, "read"] += answer.read
         self.metrics.tokens[request.model, "written"] += answer.written
         if not request.stream:
-            return JSONResponse(style.whole(answer))
+            return JSONResponse(form.whole(answer))
         usage = request.stream_options is not None and request.stream_options.include_usage
-        events = iter(list(style.events(answer, usage=usage)))
+        events = iter(list(form.events(answer, usage=usage)))
         return StreamingResponse(_paced(events), media_type="text/event-stream")
 
     async def _results(self, http: HttpRequest, jobs: Sequence[Job]) -> list[Any]:

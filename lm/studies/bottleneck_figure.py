@@ -196,7 +196,7 @@ def _draw_sweep(panels: "Sequence[Axes]", lines: Sequence[_Line], over: str, whe
         for head, rows, style in lines:
             if head == WIDE and measure == "rank":
                 continue  # its E differs from its place
-            own = _WIDE_STYLE if head == WIDE else HEADS[head].style
+            own = _WIDE_STYLE if head == WIDE else HEADS[head].line_style
             _draw_line(axes, rows, measure, {"linewidth": 1.8, **own, **style})
         places = sorted({place for _, rows, _ in lines for place in rows})
         axes.set_xscale("log", base=2)

@@ -5,6 +5,7 @@ number of words and the size. Of a word that occurs twice, the first vector coun
 """
 
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,11 @@ def read_vectors(path: Path, vocabulary: Vocabulary, size: int) -> WordVectors:
             if number == 1 and _is_header(text):
                 _require_size(int(text.split()[1]), size, place)
                 continue
-            if not words:
-                _require_size(text.count(" "), size, place)
+            if not words and text.count(" ") != size and (found_size := _numbers_at_end(text)):
+                _require_size(found_size, size, place)
             words += 1
             fields = text.rsplit(" ", size)
-            if len(fields) != size + 1:
+            if len(fields) != size + 1 or (words == 1 and not _is_number(fields[-1])):
                 raise DataError(
                     f"{place}: has fewer than {size} numbers ({visible(text[:40])}); choose a text file"
                     " of vectors"
@@ -73,6 +74,19 @@ def _is_header(text: str) -> bool:
     return len(fields) == 2 and all(
         field.isascii() and field.isdigit() and len(field) < 16 for field in fields
     )
+
+
+def _numbers_at_end(text: str) -> int:
+    """Number of numbers at the end of a line, whose word may contain blanks, as in GloVe."""
+    return sum(1 for _ in takewhile(_is_number, reversed(text.split(" ")[1:])))
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def _require_size(found: int, size: int, place: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self, get_args
 from lm.disk.regular import open_file
 from lm.disk.storage import MAX_JSON, write_atomic
 from lm.errors import ConfigError, DataError, StorageError, visible
-from lm.text.pretrained import PretrainedTokenizer
+from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import (
     BOS,
     DIALOG,

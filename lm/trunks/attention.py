@@ -17,16 +17,16 @@ from lm.trunks.config import TransformerConfig
 KeysValues = tuple[Tensor, Tensor]  # each (B, G, S, d)
 
 
-class Visible(NamedTuple):
+class AttentionMask(NamedTuple):
     """Keys that each query attends to: those of a mask, all up to its own position, or all."""
 
     mask: Tensor | None = None  # added to the scores: 0 or -inf, broadcast to (B, A, T, keys)
     causal: bool = False
 
 
-def added(visible: Tensor, like: Tensor) -> Visible:
+def added(visible: Tensor, like: Tensor) -> AttentionMask:
     """Mask from ``visible`` (..., T, keys) bool."""
-    return Visible(
+    return AttentionMask(
         torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, -torch.inf)
     )
 
@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
         self.last = nn.Linear(size, size, bias=False)
 
     def forward(
-        self, inputs: Tensor, by: Tensor, past: KeysValues | None, visible: Visible
+        self, inputs: Tensor, by: Tensor, past: KeysValues | None, visible: AttentionMask
     ) -> tuple[Tensor, KeysValues]:
         """Outputs (T, B, D) of inputs (T, B, D), and all keys and values, those from before first.
 
@@ -95,14 +95,14 @@ class CrossAttention(nn.Module):
         keys, values = vectors.split(self.key_heads, 1)
         return keys, values
 
-    def forward(self, inputs: Tensor, memory: KeysValues, visible: Visible) -> Tensor:
+    def forward(self, inputs: Tensor, memory: KeysValues, visible: AttentionMask) -> Tensor:
         """Outputs (T, B, D) of inputs (T, B, D)."""
         queries = self.query(inputs).unflatten(-1, (-1, self.head_size)).permute(1, 2, 0, 3)
         outputs: Tensor = self.last(attended(queries, *memory, visible))
         return outputs
 
 
-def attended(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
+def attended(queries: Tensor, keys: Tensor, values: Tensor, visible: AttentionMask) -> Tensor:
     """Weighted values (T, B, D) of queries (B, A, T, d)."""
     grouped = queries.shape[1] != keys.shape[1]
     outputs = F.scaled_dot_product_attention(

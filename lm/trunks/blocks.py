@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from lm.regularize import DropoutMasks, masked
-from lm.trunks.attention import CrossAttention, FeedForward, KeysValues, SelfAttention, Visible
+from lm.trunks.attention import AttentionMask, CrossAttention, FeedForward, KeysValues, SelfAttention
 from lm.trunks.config import TransformerConfig
 
 EPS = 1e-6  # of RMSNorm
@@ -22,7 +22,7 @@ class Heard(NamedTuple):
     """A memory as the blocks of a stack attend to it."""
 
     layers: Sequence[KeysValues]  # of each block (B, G, M, d)
-    visible: Visible
+    visible: AttentionMask
 
 
 class StackOutputs(NamedTuple):
@@ -87,7 +87,7 @@ class BlockStack(nn.Module):
         self,
         words: Tensor,
         by: Tensor,
-        visible: Visible,
+        visible: AttentionMask,
         past: Sequence[KeysValues] = (),
         heard: Heard | None = None,
     ) -> StackOutputs:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.trunks.attention import KeysValues, Visible, added
+from lm.trunks.attention import AttentionMask, KeysValues, added
 from lm.trunks.trunk import TrunkState
 
 
@@ -97,11 +97,11 @@ class CacheState(TrunkState):
             self, layers=tuple(cached), positions=self.positions + steps, lengths=lengths
         )._trimmed()
 
-    def visible(self, steps: int, keep: Tensor | None, like: Tensor) -> Visible:
+    def visible(self, steps: int, keep: Tensor | None, like: Tensor) -> AttentionMask:
         """Keys that the next T tokens attend to: themselves and up to ``span`` tokens before them."""
         size, even = self.size, bool((self.lengths == self.size).all()) and keep is None
         if even and (steps == 1 or (not size and steps <= self.span + 1)):
-            return Visible(causal=steps > 1)
+            return AttentionMask(causal=steps > 1)
         queries = torch.arange(size, size + steps, device=like.device)[:, None]
         keys = torch.arange(size + steps, device=like.device)
         mask = (keys <= queries) & (keys >= queries - self.span)  # (T, S + T)

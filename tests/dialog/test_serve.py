@@ -1,8 +1,9 @@
 """A served dialog model: the openai client, the same replies as elsewhere, and what the page asks for."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -26,7 +27,7 @@ from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, InspectRequest, parsed
 from lm.steps import unchecked
-from lm.text.vocabulary import build_codec
+from lm.text.vocabulary import Codec, build_codec
 from tests.support.tiny_dialog import tiny_dialog
 from tests.support.watch import Watch
 
@@ -353,6 +354,21 @@ def test_the_pieces_of_a_reply_make_its_text(tokens: list[int]) -> None:
     found = pieces(codec, ids)
     assert len(found) == len(ids)
     assert "".join(found) == spoken(codec, ids)
+    starts = [spoken(codec, ids[:end]) for end in range(len(ids) + 1)]
+    assert found == [after.removeprefix(before) for before, after in pairwise(starts)]
+
+
+def test_the_pieces_of_a_long_reply_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def counted(codec: Codec, tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return spoken(codec, tokens)
+
+    monkeypatch.setattr("dialog.serve.served.spoken", counted)
+    ids = [5 + place % 11 for place in range(400)]
+    assert "".join(pieces(CODEC, ids)) == spoken(CODEC, ids)
+    assert sum(decoded) < 25 * len(ids)
 
 
 def test_a_body_of_the_client_is_parsed_like_one_of_ours() -> None:

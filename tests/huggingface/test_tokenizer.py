@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from lm.errors import ConfigError
 from lm.huggingface.tokenizer import fast_tokenizer
-from lm.text.pretrained import PretrainedTokenizer
+from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN
 from lm.text.vocabulary import Codec, Vocabulary, build_codec
 

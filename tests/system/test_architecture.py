@@ -103,7 +103,14 @@ def test_dialog_imports_only_the_shared_core_of_lm() -> None:
     assert not {(name, target) for name, target in found if target in LM_ONLY}
 
 
-BRIDGES = ("lm.hf", "lm.export", "lm.huggingface", "lm.text.pretrained", "dialog.hf", "dialog.export")
+BRIDGES = (
+    "lm.hf",
+    "lm.export",
+    "lm.huggingface",
+    "lm.text.pretrained_tokenizer",
+    "dialog.hf",
+    "dialog.export",
+)
 
 
 def test_only_the_bridge_to_transformers_loads_it() -> None:

@@ -30,7 +30,7 @@ def written(folder: Path, data: str | bytes) -> Path:
 @pytest.mark.parametrize("header", ["", "5 3\n"])
 @pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
 def test_the_words_of_the_vocabulary_are_read(tmp_path: Path, header: str, end: str) -> None:
-    lines = ["sun 9 9 9", "snow 0.5 -1e-2 3", "rain 1 2 3", ". . 4 5 6", "rain 7 7 7"]
+    lines = [". . . 9 9 9", "snow 0.5 -1e-2 3", "rain 1 2 3", ". . 4 5 6", "rain 7 7 7"]
     found = read_vectors(written(tmp_path, header + "".join(line + end for line in lines)), VOCABULARY, 3)
     words = [VOCABULARY.tokens[index] for index in found.ids]
     by_word = dict(zip(words, found.matrix.tolist(), strict=True))
@@ -51,6 +51,8 @@ def test_the_words_of_the_vocabulary_are_read(tmp_path: Path, header: str, end: 
             r"vectors\.txt:1: a vector of 2 numbers, but the embedding has 3; set model\.embedding",
         ),
         ("9 300\nrain 1 2 3\n", r":1: a vector of 300 numbers, but the embedding has 3"),
+        (". . . 1 2\n", r":1: a vector of 2 numbers, but the embedding has 3"),
+        ("the sun and the rain\n", r":1: has fewer than 3 numbers \(the sun"),
         ("sun 1 2 3\nrain 1 2\n", r":2: has fewer than 3 numbers \(rain 1 2\)"),
         ("rain 1 two 3\n", r":1: could not convert string to float: 'two'; choose"),
         ("rain 1 nan 3\n", r":1: a number is not finite or beyond 10,000"),

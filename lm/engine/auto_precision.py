@@ -43,7 +43,7 @@ class Tried(NamedTuple):
     bfloat16: Work
 
 
-def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
+def kept_precisions(resolved: Resolved[C], folder: Path) -> Resolved[C]:
     """The config with the choices that an earlier training saved in the folder, with their provenance.
 
     A run saved with ``auto``, or before ``auto`` existed, continues in float32, as it began. Raises
@@ -54,7 +54,7 @@ def kept_choices(resolved: Resolved[C], folder: Path) -> Resolved[C]:
     return with_settings(resolved, kept, type(resolved.config)) if kept else resolved
 
 
-def measured_choices(
+def measured_precisions(
     resolved: Resolved[C], sizes: tuple[int, int], device: torch.device, folder: Path, report: Reporter
 ) -> Resolved[C]:
     """The config with choices for an output matrix of ``sizes`` (V, E), which are reported.

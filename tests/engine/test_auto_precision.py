@@ -11,8 +11,8 @@ import torch
 from dialog.config import DialogConfig
 from dialog.train import train as train_dialog
 from lm.config.load import Resolved, load_config, save_config
-from lm.engine import choice
-from lm.engine.choice import Tried, kept_choices, measured_choices, speed_of
+from lm.engine import auto_precision
+from lm.engine.auto_precision import Tried, kept_precisions, measured_precisions, speed_of
 from lm.engine.events import Event, Note, no_report
 from lm.heads.config import HeadConfig
 from lm.language.config import LmConfig
@@ -42,7 +42,7 @@ def resolved(*overrides: str) -> Resolved[LmConfig]:
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    return lambda value: monkeypatch.setattr(choice, "speed_of", lambda *_: value)
+    return lambda value: monkeypatch.setattr(auto_precision, "speed_of", lambda *_: value)
 
 
 @pytest.mark.parametrize(("measured", "wanted"), [(3.0, "bfloat16"), (1.05, "float32"), (0.1, "float32")])
@@ -51,7 +51,7 @@ def test_bfloat16_has_to_be_clearly_faster(
 ) -> None:
     speed(measured)
     notes = Notes()
-    found = measured_choices(resolved(), SIZES, CPU, tmp_path, notes)
+    found = measured_precisions(resolved(), SIZES, CPU, tmp_path, notes)
     assert found.config.head.products == wanted
     assert f"{measured:.2g} times" in found.provenance["head.products"]
     (line,) = notes.lines
@@ -64,25 +64,25 @@ def test_a_value_that_is_given_is_taken(given: str, speed: Callable[[float], Non
     speed(3.0 if given == "float32" else 0.1)
     config = resolved(f"head.products={given}")
     notes = Notes()
-    assert measured_choices(config, SIZES, CPU, tmp_path, notes) is config
+    assert measured_precisions(config, SIZES, CPU, tmp_path, notes) is config
     assert notes.lines == []
 
 
 def test_small_products_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "speed_of", None)
-    found = measured_choices(resolved(), (600, 64), CPU, tmp_path, Notes())
+    monkeypatch.setattr(auto_precision, "speed_of", None)
+    found = measured_precisions(resolved(), (600, 64), CPU, tmp_path, Notes())
     assert found.config.head.products == "float32"
 
 
 def test_a_run_goes_on_with_what_it_has_chosen(tmp_path: Path, speed: Callable[[float], None]) -> None:
     speed(3.0)
-    save_config(measured_choices(resolved(), SIZES, CPU, tmp_path, Notes()), tmp_path / "config.json")
+    save_config(measured_precisions(resolved(), SIZES, CPU, tmp_path, Notes()), tmp_path / "config.json")
     speed(0.1)
-    again = kept_choices(resolved(), tmp_path)
+    again = kept_precisions(resolved(), tmp_path)
     assert again.config.head.products == "bfloat16"
     assert again.provenance["head.products"].startswith("as bfloat16 has 3 times the speed")
-    assert measured_choices(again, SIZES, CPU, tmp_path, Notes()) is again
-    assert kept_choices(resolved("head.products=float32"), tmp_path).config.head.products == "float32"
+    assert measured_precisions(again, SIZES, CPU, tmp_path, Notes()) is again
+    assert kept_precisions(resolved("head.products=float32"), tmp_path).config.head.products == "float32"
 
 
 def test_an_older_run_goes_on_as_it_began(tmp_path: Path) -> None:
@@ -92,15 +92,15 @@ def test_an_older_run_goes_on_as_it_began(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"products": "auto",', ""))
     assert '"products"' not in path.read_text()
     config = resolved()
-    assert kept_choices(config, tmp_path) == config
-    assert measured_choices(config, SIZES, CPU, tmp_path, Notes()) is config
+    assert kept_precisions(config, tmp_path) == config
+    assert measured_precisions(config, SIZES, CPU, tmp_path, Notes()) is config
 
 
 @pytest.mark.parametrize("head", [HeadConfig(kind="mos", components=3), HeadConfig(kind="softmax")])
-@pytest.mark.parametrize("key", list(choice.JOBS))
+@pytest.mark.parametrize("key", list(auto_precision.JOBS))
 def test_what_is_timed_is_the_work_itself_and_draws_no_random_number(head: HeadConfig, key: str) -> None:
     before = torch.get_rng_state()
-    tried = choice.JOBS[key](head, (2**13, 64), CPU)
+    tried = auto_precision.JOBS[key](head, (2**13, 64), CPU)
     assert tried is not None
     exact, rough = tried.float32(), tried.bfloat16()
     assert torch.equal(torch.get_rng_state(), before)
@@ -148,7 +148,7 @@ def test_a_training_keeps_what_it_chose_and_resumes_with_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choice, "SMALL", 0)
+    monkeypatch.setattr(auto_precision, "SMALL", 0)
 
     def trained(name: str, steps: int) -> str:
         train(tiny(family, tmp_path, steps), tmp_path / name, no_report)
@@ -156,7 +156,7 @@ def test_a_training_keeps_what_it_chose_and_resumes_with_the_same_bits(
 
     def chosen(name: str) -> list[tuple[object, str]]:
         found = saved_settings(tmp_path / name)
-        return [(found[key].value, found[key].where) for key in choice.JOBS if key in found]
+        return [(found[key].value, found[key].where) for key in auto_precision.JOBS if key in found]
 
     speed(3.0)
     whole = trained("whole", 4)
