@@ -70,6 +70,11 @@ class WindowConfig(Section):
         description="order of the text. streams: each stream reads a contiguous piece. read_heads: each"
         " stream reads the whole text, from a sentence that is drawn again for each pass (lamb)",
     )
+    partial_shuffle: bool = Field(
+        False,
+        description="streams: rotate every stream at a random place in each pass, which exchanges its two"
+        " parts (Press 2019)",
+    )
     jitter: int = Field(
         100,
         ge=0,
@@ -79,6 +84,14 @@ class WindowConfig(Section):
     state_reset: Rate = Field(
         0.0, description="probability that a stream starts a window from a zero state; 0 = off"
     )
+
+    @model_validator(mode="after")
+    def _shuffles_streams(self) -> Self:
+        if self.partial_shuffle and self.order != "streams":
+            raise ValueError(
+                f'partial_shuffle: has no effect with order = "{self.order}"; set order = "streams"'
+            )
+        return self
 
 
 class ModelConfig(Section):

@@ -4,6 +4,9 @@ The tokens of a file are laid out as B streams of equal length, as in Merity et 
 contiguous piece of the text. Every token is a target, and its input is the token before it in the text, or
 ``<eos>`` at the beginning. ``paper`` omits the first token of each stream, and in training a last window of
 one token, like the authors' code. ``ReadHeads`` has the order of Melis et al. (2020) instead.
+
+With ``window.partial_shuffle``, each stream of a pass begins at a random place of its piece, and wraps round
+at its end. The input of a target is still the token before it in the text.
 """
 
 import math
@@ -51,6 +54,7 @@ class Span:
     stop: int
     first: bool
     scale: float
+    places: tuple[int, ...] = ()  # at which each stream of a partially shuffled pass begins
 
 
 class Streams:
@@ -75,23 +79,35 @@ class Streams:
         self, file: int, config: WindowConfig, generator: np.random.Generator, shortest: int
     ) -> Iterator[Span]:
         rows = self.rows(file)
+        drawn_places = generator.integers(rows, size=self._streams) if config.partial_shuffle else ()
+        places = tuple(map(int, drawn_places))
         begin = start = int(self._paper)
         while rows - start >= shortest:
             drawn = _length(config, generator)
             stop = min(rows, start + drawn)
             length = drawn if self._paper else stop - start
-            yield Span(file, start, stop, start == begin, _scale(length, config))
+            yield Span(file, start, stop, start == begin, _scale(length, config), places)
             start = stop
 
     def window(self, span: Span) -> Window:
         """Read a window."""
         rows = self.rows(span.file)
+        if span.places:
+            return self._rotated(span, rows)
         streams = self._files[span.file][: rows * self._streams].reshape(self._streams, rows)
         targets = streams[:, span.start : span.stop].astype(np.int64)
         ends = np.concatenate(([self._begin], streams[:-1, -1]))
         before = streams[:, span.start - 1] if span.start else ends
         inputs = np.concatenate((before[:, None].astype(np.int64), targets[:, :-1]), axis=1)
         return Window(_steps(inputs), _steps(targets), span.first, span.scale)
+
+    def _rotated(self, span: Span, rows: int) -> Window:
+        """Read a window of a partially shuffled pass."""
+        file, streams = self._files[span.file], np.arange(self._streams)[:, None]
+        within = (np.array(span.places)[:, None] + np.arange(span.start, span.stop)) % rows  # (B, T)
+        places = streams * rows + within
+        inputs = np.where(places > 0, file[places - 1], self._begin).astype(np.int64)
+        return Window(_steps(inputs), _steps(file[places].astype(np.int64)), span.first, span.scale)
 
 
 class ReadHeads:

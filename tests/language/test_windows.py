@@ -4,6 +4,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,13 +29,15 @@ def layout(
     length=st.integers(1, 20),
     random=st.booleans(),
     files=st.integers(1, 3),
+    shuffled=st.booleans(),
 )
 def test_every_token_is_a_target_once_and_follows_its_input(
-    tokens: int, streams: int, length: int, random: bool, files: int
+    tokens: int, streams: int, length: int, random: bool, files: int, shuffled: bool
 ) -> None:
     text = np.arange(tokens, dtype=np.uint16)
     pieces = np.array_split(text, files)
-    windows = layout(pieces, streams, WindowConfig(length=length, random=random, shortest=1))
+    config = WindowConfig(length=length, random=random, shortest=1, partial_shuffle=shuffled)
+    windows = layout(pieces, streams, config)
     before = {int(b): int(a) for piece in pieces for a, b in pairwise(piece)}
     targets = [int(t) for _, window in windows for t in window.targets.flatten()]
     kept = [int(t) for piece in pieces for t in piece[: len(piece) // streams * streams]]
@@ -50,6 +53,27 @@ def test_streams_are_contiguous_pieces_of_the_text() -> None:
     assert [span.first for span, _ in windows] == [True, False, False, False]
     assert [window.targets.shape for _, window in windows] == [(7, 4)] * 3 + [(4, 4)]
     assert [span.scale for span, _ in windows] == [1.0, 1.0, 1.0, 4 / 7]
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_partially_shuffled_streams_are_rotated_pieces_by_seed_and_pass(paper: bool) -> None:
+    """Press (2019): the two parts of a stream change places, and other passes cut elsewhere."""
+    rows, streams = 50, 4
+    text = np.arange(rows * streams, dtype=np.uint16)
+    config = WindowConfig(length=7, partial_shuffle=True)
+    laid_out = Streams([text], streams, EOS, paper=paper)
+    read, cuts = [], []
+    for number in (0, 0, 1):
+        spans = list(laid_out.spans(config, np.random.default_rng((1, number)), training=True))
+        targets = torch.cat([laid_out.window(span).targets for span in spans]).numpy()  # (rows, B)
+        read.append(targets)
+        cuts.append(spans[0].places)
+        for stream, cut in enumerate(cuts[-1]):
+            piece = text[stream * rows : (stream + 1) * rows]
+            rotated = np.concatenate((piece[cut:], piece[:cut]))[int(paper) :]
+            assert (targets[:, stream] == rotated[: len(targets)]).all()
+    assert (read[0] == read[1]).all()
+    assert len({*cuts[0], *cuts[2]}) > streams, "streams or passes are cut at one place"
 
 
 def test_paper_layout_is_the_authors() -> None:
