@@ -63,6 +63,10 @@ class GatedLayer(nn.Module, ABC):
         self.input_scale: Scale | None = None
         self.gain: Scale | None = None
 
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of gates whose matrices are blocks of rows of a parameter."""
+        return dict.fromkeys(("weight_ih", "weight_hh"), self.equations.kinds)
+
     def _uniform(self, *shape: int) -> nn.Parameter:
         bound = self.hidden_size**-0.5
         return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

@@ -12,18 +12,23 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimConfig(Section):
     """Optimiser, learning-rate schedule, clipping and weight averaging."""
 
-    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="adam, adamw or sgd")
+    name: Literal["adam", "adamw", "muon", "sgd"] = Field(
+        "adam",
+        description="adam, adamw, sgd or muon. muon: Muon for hidden matrices, AdamW for embeddings, output"
+        " matrices and vectors",
+    )
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     trunk_lr_ratio: float = Field(
         1.0, gt=0, description="factor on the learning rate of all parameters except the head's"
     )
     betas: tuple[Decay, Decay] = Field(
-        (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW"
+        (0.9, 0.999), strict=False, description="moment decay rates of Adam and AdamW, also beside Muon"
     )
     eps: float = Field(1e-8, gt=0, description="term added to the denominator of Adam and AdamW")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    muon_momentum: Decay = Field(0.95, description="decay rate of the Nesterov momentum of Muon")
     weight_decay: float = Field(
-        0.0, ge=0, description="factor of weight decay: L2 for Adam and SGD, decoupled for AdamW"
+        0.0, ge=0, description="factor of weight decay: L2 for Adam and SGD, decoupled for AdamW and Muon"
     )
     clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 = no clipping")
     schedule: Literal["constant", "cosine", "one_cycle", "plateau"] = Field(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lm.disk.storage import JSON
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.muon import Muon, hidden_matrices
 from lm.errors import StorageError
 
 _HEAD = "head."  # beginning of the names of a head's parameters
@@ -22,11 +23,14 @@ ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's One
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """A fused optimiser of every trainable parameter of ``model``; tied parameters count once.
+    """An optimiser of every trainable parameter of ``model``; tied parameters count once.
 
     Each group of parameters has its factor on the learning rate as ``lr_ratio``.
     """
     parameters = _groups(config, model)
+    if config.name == "muon":
+        decays = (config.weight_decay, config.muon_momentum)
+        return Muon(parameters, config.lr, config.betas, config.eps, *decays)
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
@@ -37,14 +41,14 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
 
 
 def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """The trainable parameters: in one group, or those of the head apart."""
-    parameters = list(trainable(model).values())
-    if config.trunk_lr_ratio == 1:
-        return [{"params": parameters, "lr_ratio": 1.0}]
+    """The trainable parameters by their factor on the rate and, for Muon, their number of matrix blocks."""
     head = head_parameters(model)
-    trunk, own = ([one for one in parameters if (id(one) in head) == wanted] for wanted in (False, True))
-    groups = ((trunk, config.trunk_lr_ratio), (own, 1.0))
-    return [{"params": some, "lr_ratio": ratio} for some, ratio in groups if some]
+    hidden = hidden_matrices(model) if config.name == "muon" else {}
+    groups: dict[tuple[float, int], list[nn.Parameter]] = {}
+    for name, parameter in trainable(model).items():
+        ratio = 1.0 if id(parameter) in head else config.trunk_lr_ratio
+        groups.setdefault((ratio, hidden.get(name, 0)), []).append(parameter)
+    return [{"params": some, "lr_ratio": ratio, "blocks": blocks} for (ratio, blocks), some in groups.items()]
 
 
 def head_parameters(model: nn.Module) -> set[int]:

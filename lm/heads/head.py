@@ -134,6 +134,12 @@ class Head(nn.Module):
         if config.temperature not in ("none", "constant"):
             self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
 
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of components whose contexts are blocks of rows; none for prior and output."""
+        counts = self.config.lower_components
+        lower = {f"lower.{layer}.weight": count for layer, count in enumerate(counts)}
+        return {"latent.weight": self.config.components - sum(counts), "prior.weight": 0, "weight": 0} | lower
+
     @property
     def mixer(self) -> Mixer:
         """The part of the head from hidden states to contexts, with its current parameters."""

@@ -43,6 +43,10 @@ class WordGates(nn.Module):
         self.words = nn.Parameter(torch.empty(self.gated, self.size).uniform_(-0.1, 0.1))  # v
         self.bias = nn.Parameter(torch.zeros(gates, self.gated))
 
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of gates in U; the other parameters belong to words and gates."""
+        return {"latent.weight": len(self.bias), "common.weight": 0, "words": 0, "bias": 0}
+
     def forward(
         self, contexts: Tensor, states: Tensor, output: Output, bf16: bool, operand: Tensor | None = None
     ) -> Tensor:

@@ -62,6 +62,10 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(size, (self.heads + 2 * self.key_heads) * self.head_size, bias=False)
         self.last = nn.Linear(size, size, bias=False)
 
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of equal blocks of queries, keys and values."""
+        return {"project.weight": self.heads // self.key_heads + 2}
+
     def forward(
         self, inputs: Tensor, by: Tensor, past: KeysValues | None, visible: AttentionMask
     ) -> tuple[Tensor, KeysValues]:
@@ -88,6 +92,10 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(size, size, bias=False)
         self.project = nn.Linear(memory_size, 2 * self.key_heads * self.head_size, bias=False)
         self.last = nn.Linear(size, size, bias=False)
+
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of blocks: keys and values."""
+        return {"project.weight": 2}
 
     def remember(self, memory: Tensor) -> KeysValues:
         """Keys and values of a memory (B, M, ·)."""
@@ -120,6 +128,10 @@ class FeedForward(nn.Module):
         self.gated = config.feedforward == "swiglu"
         self.widen = nn.Linear(size, 2 * inner if self.gated else inner, bias=False)
         self.last = nn.Linear(inner, size, bias=False)
+
+    def matrix_blocks(self) -> dict[str, int]:
+        """Number of blocks: the gate and what it multiplies."""
+        return {"widen.weight": 1 + self.gated}
 
     def forward(self, inputs: Tensor) -> Tensor:
         wide = self.widen(inputs)

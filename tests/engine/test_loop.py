@@ -38,6 +38,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam", "lr": 0.01, "weight_decay": 1e-3},
     "adamw": {"name": "adamw", "lr": 0.01, "weight_decay": 1e-2},
+    "muon": {"name": "muon", "lr": 0.01, "weight_decay": 1e-2},
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
 }
 BUSY = {

@@ -44,6 +44,7 @@ OPTIMIZERS: Tables = {
         "average": "uniform", "average_patience": 1, "average_start": 10,
     },
     "adamw": {"name": "adamw", "lr": 0.1, "schedule": "one_cycle", "warmup_steps": 4, "decay_steps": 14},
+    "muon": {"name": "muon", "lr": 0.1, "muon_momentum": 0.5, "schedule": "plateau"},
 }  # fmt: skip
 STREAMS = 40  # of a training text of three files and a bit, 800 tokens each: about ten windows a pass
 WORDS = ("moss", "grows", "on", "the", "north", "side", "of", "old", "stones", "where", "rain", "stays")
@@ -213,6 +214,7 @@ def lm_cases() -> list[Case]:
         LmTraining("plif", "plateau", prepared=False),
         LmTraining("doc", "nt-asgd"),
         LmTraining("mos", "lamb", lamb=True),
+        LmTraining("mos", "muon"),
         Finetuning(),
         DynamicEvaluation(),
         DynamicEvaluation(stale=True),
