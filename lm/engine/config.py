@@ -105,8 +105,8 @@ class TrainConfig(Section):
     )
     reduction: Literal["exact", "fast"] = Field(
         "exact",
-        description="sum of gradients over processes: exact gives the same bits for any number of processes,"
-        " fast sends less and agrees up to rounding",
+        description="sum of gradients over processes. exact: the same bits for any number of processes."
+        " fast: less memory, equal up to rounding.",
     )
     exchange_minutes: float = Field(
         10.0, gt=0, le=1440, description="minutes that processes wait for each other before they fail"

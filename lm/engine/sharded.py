@@ -18,7 +18,8 @@ from lm.engine.config import TrainConfig
 from lm.engine.update import BatchT, StepLoss, Sums, Updater
 from lm.errors import WorkerError
 from lm.parallel.group import Group
-from lm.parallel.shards import nodes_within, plan, random_seed, shards_of, tree_sum
+from lm.parallel.reduction import ExactSum
+from lm.parallel.shards import nodes_within, random_seed, shards_of, tree_sum
 
 DIVISOR = 1024  # of the objective in the backward pass: a power of 2, which changes no bit of a gradient
 
@@ -44,9 +45,9 @@ class ShardedUpdater(Generic[BatchT]):
         agreement: Agreement,
     ) -> None:
         self._updater, self._task, self._group, self._agreement = updater, task, group, agreement
-        self._seed, self._shards, self._exact = train.seed, train.shards, train.reduction == "exact"
+        self._seed, self._shards = train.seed, train.shards
         self._own = shards_of(group.rank, group.size, train.shards)
-        self._plan = plan(group.size, train.shards)
+        self._reduced = ExactSum(group, train.shards) if train.reduction == "exact" else self._summed
 
     def gradients(self, batches: Sequence[BatchT], update: int) -> Sums:
         """Sums over all shards of all processes; the model holds gradients of objective / ``divisor``.
@@ -86,13 +87,8 @@ class ShardedUpdater(Generic[BatchT]):
         self._updater.clear()
         return flat, [*sums.tolist(), statistics.fmean(scales or [1.0])]
 
-    def _reduced(self, mine: list[Tensor]) -> Tensor:
-        """Sum over all shards, given the sums of this process's nodes."""
-        if self._exact:
-            counts = [sum(rank == owner for owner, _ in self._plan) for rank in range(self._group.size)]
-            every = self._group.gather_tensors(mine, counts)
-            known = {node: tensor for (_, node), tensor in zip(self._plan, every, strict=True)}
-            return tree_sum((0, self._shards), known.get, Tensor.add_)
+    def _summed(self, mine: list[Tensor]) -> Tensor:
+        """Sum over all shards up to rounding, given the sums of this process's nodes."""
         total = mine[0]
         for tensor in mine[1:]:
             total.add_(tensor)
@@ -106,7 +102,7 @@ class ShardedUpdater(Generic[BatchT]):
         """
         own = self._agreement.status()
         vector = torch.tensor([*own, *(value for shard in numbers for value in shard)], dtype=torch.float64)
-        every = self._group.gather_tensors([vector], [1] * self._group.size)
+        every = self._group.gather_rows(vector)
         self._agreement.settle([other[: len(own)].tolist() for other in every])
         shards = torch.cat([other[len(own) :] for other in every]).view(-1, 4).tolist()
         objective, nll, tokens, _ = (_sum(column) for column in zip(*shards, strict=True))

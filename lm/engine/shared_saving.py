@@ -95,7 +95,7 @@ class SharedSaver:
         task, group, shards = self._training.task, self._group, self._train.shards
         whole: dict[str, Tensor] = {}
         for name, tensor in task.state().items():
-            every = group.gather_tensors([tensor], [1] * group.size)
+            every = group.gather_rows(tensor)
             rows = [
                 other[slice_of(len(other), shard, shards)]
                 for rank, other in enumerate(every)

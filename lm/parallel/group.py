@@ -66,13 +66,14 @@ class Group:
         """The tensors of all ranks, which may differ in the length of their first dimension."""
         return [tensor]
 
-    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
-        """The tensors of all ranks, all of one shape; rank r sends ``counts[r]`` of them."""
-        return list(tensors)
-
     def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Rank 0's named tensors, on every rank."""
         return dict(tensors)
+
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, "Tensor"]], received: Sequence[tuple[int, "Tensor"]]
+    ) -> None:
+        """Send contiguous tensors to other ranks, and receive theirs; each rank's in the order of sending."""
 
     def sum_(self, tensor: "Tensor") -> None:
         """Sum a tensor over all ranks in place; the order of the sum depends on their number."""
@@ -211,19 +212,6 @@ class ProcessGroup(Group):
             self._dist.all_gather(buffers, padded)
         return [buffer[: int(length)] for buffer, length in zip(buffers, lengths, strict=True)]
 
-    def gather_tensors(self, tensors: Sequence["Tensor"], counts: Sequence[int]) -> list["Tensor"]:
-        import torch
-
-        gathered: list[Tensor] = []
-        for place in range(max(counts)):
-            mine = tensors[place] if place < len(tensors) else torch.zeros_like(tensors[0])
-            every = [torch.empty_like(mine) for _ in range(self.size)]
-            with self._exchange():
-                self._dist.all_gather(every, mine.contiguous())
-            gathered += every
-        order = [place * self.size + rank for rank, count in enumerate(counts) for place in range(count)]
-        return [gathered[number] for number in order]
-
     def broadcast(self, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         import torch
 
@@ -240,6 +228,16 @@ class ProcessGroup(Group):
                 self._dist.broadcast(tensor, 0)
             received[name] = tensor
         return received
+
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, "Tensor"]], received: Sequence[tuple[int, "Tensor"]]
+    ) -> None:
+        dist = self._dist
+        sends = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sent]
+        receipts = [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in received]
+        with self._exchange():
+            for work in dist.batch_isend_irecv(sends + receipts):
+                work.wait()
 
     def sum_(self, tensor: "Tensor") -> None:
         with self._exchange():

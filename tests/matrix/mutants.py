@@ -321,9 +321,9 @@ MUTANTS = (
     ),
     Mutant(
         "gradient of every rank",
-        "lm/parallel/group.py",
-        "            gathered += every\n",
-        "            gathered += [mine.clone() for _ in every]\n",
+        "lm/parallel/reduction.py",
+        "        whole[own] = tree_sum(",
+        "        known[self._plan[0][1]].zero_()\n        whole[own] = tree_sum(",
         SHARED,
     ),
     Mutant(

@@ -26,16 +26,22 @@ class Threads(ProcessGroup):
         return values
 
     def gather_rows(self, tensor: Tensor) -> list[Tensor]:
-        return self.gather_tensors([tensor], [])
+        every = [other.clone() for other in self.gather(tensor)]
+        self._barrier.wait(10)  # before any rank changes its tensor
+        return every
 
-    def gather_tensors(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        own = [tensor.clone() for part in self.gather(list(tensors)) for tensor in part]
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        waiting = [[tensor for to, tensor in theirs if to == self.rank] for theirs in self.gather(sent)]
+        for rank, tensor in received:
+            tensor.copy_(waiting[rank].pop(0))
+        assert not any(waiting)
         self._barrier.wait(10)  # before any rank changes its tensors
-        return own
 
     def sum_(self, tensor: Tensor) -> None:
         """From the last rank to the first, as the order of a real sum is not that of the ranks."""
-        for number, other in enumerate(reversed(self.gather_tensors([tensor], []))):
+        for number, other in enumerate(reversed(self.gather_rows(tensor))):
             tensor.copy_(other) if number == 0 else tensor.add_(other)
 
     def alert(self) -> None:
