@@ -81,9 +81,7 @@ TWO_SEEDS = (
     ("test ppl, seeds 1, 2", "test_perplexity", fixed(2)),
 )
 EFFICIENCIES = tuple(
-    (f"{name}, {processes} processes", f"{name}_{processes}", fixed(0))
-    for name in ("fast", "exact")
-    for processes in (8, 64, 512)
+    (f"{processes} processes", f"computing_{processes}", fixed(0)) for processes in (8, 64, 512)
 )
 # name of the table: file, heading of the labels, columns
 DECODED: tuple[Column, ...] = (
@@ -150,7 +148,9 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("the same in 2 shards: s", "both", fixed(2)),
             ("1 process, 2 threads: s", "threads", fixed(2)),
             ("2 processes, 1 thread each: s", "two", fixed(2)),
+            ("one of the 2 shards: s", "half", fixed(2)),
             ("gain over 1 thread", "over_one", fixed(2)),
+            ("at most", "most", fixed(2)),
             ("over 1 thread in 2 shards", "over_both", fixed(2)),
             ("gain over 2 threads", "over_threads", fixed(2)),
         ),

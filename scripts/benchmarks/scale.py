@@ -19,6 +19,7 @@ PARAMETERS = (2_500_000, 24_000_000, 96_000_000)
 PROCESSES, GIGABITS = (8, 64, 512), (10, 100)
 ONE, THREADS, TWO = "1 process, 1 thread", "1 process, 2 threads", "2 processes, 1 thread each"
 BOTH = "1 process, 1 thread, both shards"  # the run of the two processes
+HALF = "1 process, 1 thread, one shard of 2"  # what each of the two processes computes at least
 LABELS = {
     "ptb": "update of `ptb_mos`, K = 15, 12 × 70 tokens",
     "switchboard": "update of `switchboard_small_mos`",
@@ -35,6 +36,7 @@ def cases(_: Ceiling) -> list[Case]:
             [
                 Variant(ONE, partial(_Peers, (name, "1"), 1, 1)),
                 Variant(BOTH, partial(_Peers, (name, "2"), 1, 1)),
+                Variant(HALF, partial(_Peers, (f"{name}-shard", "2"), 1, 1)),
                 Variant(THREADS, partial(_Peers, (name, "1"), 1, 2)),
                 Variant(TWO, partial(_Peers, (name, "2"), 2, 1)),
             ],
@@ -139,12 +141,15 @@ def _entry(about: Mapping[str, Any], label: str, numbers: Mapping[str, Any]) -> 
 
 
 def _shared(seconds: Mapping[str, float]) -> dict[str, Any]:
-    one, two, threads, both = seconds[ONE], seconds[TWO], seconds.get(THREADS), seconds.get(BOTH)
+    one, two = seconds[ONE], seconds[TWO]
+    threads, both, half = (seconds.get(variant) for variant in (THREADS, BOTH, HALF))
     return {
         "one": one,
         "threads": threads,
         "both": both,
+        "half": half,
         "two": two,
+        "most": half and one / half,
         "over_one": one / two,
         "over_both": both and both / two,
         "over_threads": threads and threads / two,
@@ -156,17 +161,15 @@ def _exchanged(parameters: int, seconds: Mapping[str, float]) -> dict[str, Any]:
     numbers: dict[str, Any] = {"megabytes": 4 * parameters / 1e6}
     numbers |= {f"{name}_milliseconds": 1e3 * seconds[name] for name in ("exact", "fast")}
     for processes in PROCESSES:
-        for name in ("exact", "fast"):
-            numbers[f"{name}_{processes}"] = [*_efficiencies(parameters, processes, name == "exact")]
+        numbers[f"computing_{processes}"] = [*_efficiencies(parameters, processes)]
     return numbers
 
 
-def _efficiencies(parameters: int, processes: int, exact: bool) -> Iterator[float]:
+def _efficiencies(parameters: int, processes: int) -> Iterator[float]:
     """Percent of the time in which a process computes, if an update takes it one second without exchange.
 
-    ``exact``: every process receives the vectors of all others. ``fast``: a ring, in which it receives
-    2 (N − 1) / N vectors. One process a link; only the bandwidth counts.
+    It receives 2 (N − 1) / N vectors of float32. One process a link; only the bandwidth counts.
     """
-    vectors = processes - 1 if exact else 2 * (processes - 1) / processes
+    vectors = 2 * (processes - 1) / processes
     for gigabits in GIGABITS:
         yield 100 / (1 + 32 * parameters * vectors / (gigabits * 1e9))

@@ -35,6 +35,7 @@ from lm.language.corpus import TokenSplit
 from lm.language.model import LanguageModel
 from lm.language.task import LmTask
 from lm.parallel.group import Group, process_group
+from lm.parallel.reduction import ExactSum
 from lm.parallel.shards import slice_of
 from lm.stop import StopFlag
 from lm.text.tokenizers import Whitespace
@@ -45,19 +46,19 @@ TOKENS = 200_000  # of the made-up text of a language model
 DIALOGS, TURNS = 40, 60
 
 
-def ptb_step(shards: int, group: Group) -> Work:
-    """An update of ptb_mos: K = 15, 12 streams of 70 tokens."""
+def ptb_task(shards: int) -> LmTask:
+    """Training of ptb_mos: K = 15, 12 streams of 70 tokens."""
     settings = ["window.random=false", f"train.shards={shards}"]
     config = load_config("ptb_mos", LmConfig, family="lm", overrides=settings).config
     ids = np.random.default_rng(1).integers(0, WORDS, TOKENS).astype(np.uint16)
     split = TokenSplit((ids,), "", TOKENS)
     torch.manual_seed(1)
     model = LanguageModel(config, WORDS, 0)
-    return _update(LmTask(config, 0, model, split, split, torch.device("cpu")), config, group)
+    return LmTask(config, 0, model, split, split, torch.device("cpu"))
 
 
-def switchboard_step(shards: int, group: Group) -> Work:
-    """An update of switchboard_small_mos on made-up dialogs with a vocabulary of Switchboard's size."""
+def switchboard_task(shards: int) -> DialogTask:
+    """Training of switchboard_small_mos on made-up dialogs with a vocabulary of Switchboard's size."""
     settings = [f"train.shards={shards}"]
     config = load_config("switchboard_small_mos", DialogConfig, family="dialog", overrides=settings).config
     words = [f"w{number}" for number in range(WORDS)]
@@ -70,29 +71,48 @@ def switchboard_step(shards: int, group: Group) -> Work:
     ]
     torch.manual_seed(1)
     model = build_dialog_model(config, codec)
-    return _update(DialogTask(config, codec, model, dialogs, dialogs, torch.device("cpu")), config, group)
+    return DialogTask(config, codec, model, dialogs, dialogs, torch.device("cpu"))
 
 
 def _utterance(rng: random.Random, words: list[str], turn: int) -> Utterance:
     return Utterance("AB"[turn % 2], " ".join(rng.choices(words, k=rng.randint(1, 22))))
 
 
-def _update(task: Any, config: Any, group: Group) -> Work:
-    """As the training engine does it: in shards only if there are several."""
-    model, train = task.model.train(), config.train
-    updater = Updater(model, task.loss, build_optimizer(config.optim, model), config.optim, train)
+def update(task_of: Callable[[int], Any], shards: int, group: Group) -> Work:
+    """An update as the training engine does it: in shards only if there are several."""
+    task, updater = _with_updater(task_of(shards))
+    train = task.config.train
     agreement = Agreement(group, StopFlag(), Clock(train.checkpoint_minutes))
     sharded = ShardedUpdater(updater, task, train, group, agreement)
     (batch, *_) = task.epoch(0, 0)
     numbers = count(1)
 
-    def update() -> None:
-        alone = train.shards == 1
+    def work() -> None:
+        alone = shards == 1
         sums = updater.gradients([batch]) if alone else sharded.gradients([batch], next(numbers))
         updater.apply(sums, lr=1e-3)
         updater.clear()
 
-    return update
+    return work
+
+
+def one_shard(task_of: Callable[[int], Any], shards: int, _: Group) -> Work:
+    """An update from the first shard, without an exchange."""
+    task, updater = _with_updater(task_of(shards))
+    (batch, *_) = task.epoch(0, 0)
+    shard = task.shard(batch, 0, shards)
+
+    def work() -> None:
+        updater.apply(updater.gradients([shard]), lr=1e-3)
+        updater.clear()
+
+    return work
+
+
+def _with_updater(task: Any) -> tuple[Any, Updater[Any]]:
+    model, config = task.model.train(), task.config
+    optimizer = build_optimizer(config.optim, model)
+    return task, Updater(model, task.loss, optimizer, config.optim, config.train)
 
 
 def decoding(group: Group) -> Work:
@@ -120,21 +140,17 @@ def preparation(processes: int, group: Group) -> Work:
     return work
 
 
-def exchange(parameters: int, exact: bool, group: Group) -> Work:
-    """The exchange of gradients in an update, and their sum."""
+def exchange(parameters: int, exact: int, group: Group) -> Work:
+    """The sum of the gradients of two shards, one in each process."""
     flat = torch.zeros(parameters)
-
-    def gathered() -> None:
-        first, *others = group.gather_tensors([flat], [1] * group.size)
-        for other in others:
-            first.add_(other)
-
-    return gathered if exact else partial(group.sum_, flat)
+    return partial(ExactSum(group, group.size), [flat]) if exact else partial(group.sum_, flat)
 
 
 WORKS: dict[str, Callable[..., Work]] = {
-    "ptb": ptb_step,
-    "switchboard": switchboard_step,
+    "ptb": partial(update, ptb_task),
+    "ptb-shard": partial(one_shard, ptb_task),
+    "switchboard": partial(update, switchboard_task),
+    "switchboard-shard": partial(one_shard, switchboard_task),
     "beam": decoding,
     "prepare": preparation,
     "exchange": exchange,
