@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from lm.doctor.probe import probe
+from lm.doctor.probe import probe, tiny_settings
 
 _TALK = "A: is the kettle on\nB: it is\nA: and the cups\nB: they are out\n\n"
 _SETTINGS = (
     *("data.vocab_size=40", "model.embedding_size=8", "encoder.utterance_size=8", "encoder.context_size=8"),
-    *("decoder.hidden_size=8", "head.embedding_size=8", "head.products=float32", "decode.products=float32"),
-    *("train.validate_every=2", "train.batch_size=1", "train.threads=1", "train.device=cpu"),
+    *("decoder.hidden_size=8", "head.embedding_size=8", "decode.products=float32", "train.batch_size=1"),
 )
 
 
@@ -18,10 +17,7 @@ def dialog_trial(folder: Path, steps: int) -> None:
     from dialog.train import train
     from lm.config.load import load_config
 
-    text = folder.parent / "talk.txt"
-    text.write_text(_TALK * 4, encoding="utf-8")
-    splits = [f"data.{split}={text}" for split in ("train", "valid", "test")]
-    settings = [*_SETTINGS, *splits, f"train.max_steps={steps}"]
+    settings = [*_SETTINGS, *tiny_settings(folder, _TALK * 4, steps)]
     train(load_config("own_small", DialogConfig, family="dialog", overrides=settings), folder, lambda _: None)
 
 

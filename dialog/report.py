@@ -7,7 +7,7 @@ from dialog.config import DialogConfig
 from lm.console.terminal import sanitize
 from lm.numbers import number
 from lm.report.page import colour_of
-from lm.report.page_parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard
+from lm.report.page_parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard, common_samples
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."
@@ -44,23 +44,19 @@ def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
 
 def _samples(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
     """Contexts of the first run with the true response and every run's reply."""
-    by_index = [
-        {sample["index"]: sample for sample in evaluation.details.get("samples", ())}
-        for evaluation in evaluations
-    ]
-    common = set(by_index[0]).intersection(*by_index[1:])
+    common = common_samples(evaluations)
     if not common:
         return [Paragraph(_OLDER)]
     found: list[PagePart] = [
         Paragraph("Nats are of the true response: fewer are better. Contexts are evenly spaced.")
     ]
-    for index in sorted(common):
-        first = evaluations[0].contexts
-        truth = by_index[0][index]
+    first = evaluations[0].contexts
+    for index, samples in common:
+        truth = samples[0]
         replies = [Reply("true response", None, _plain(truth["true"]), f"{first['tokens'][index]} tokens")]
-        for place, (evaluation, samples) in enumerate(zip(evaluations, by_index, strict=True)):
+        for place, (evaluation, sample) in enumerate(zip(evaluations, samples, strict=True)):
             nats = f"true response: {evaluation.contexts['nll'][index]:.1f} nats"
-            reply = _plain(samples[index]["reply"]) or "(empty)"
+            reply = _plain(sample["reply"]) or "(empty)"
             replies.append(Reply(names[evaluation.run], colour_of(place), reply, nats))
         heading = f"Dialog {first['dialog'][index] + 1}, turn {first['turn'][index] + 1}"
         found.append(SampleCard(heading, [_plain(line) for line in truth["context"]], replies))

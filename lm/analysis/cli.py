@@ -20,6 +20,7 @@ from lm.analysis.opened import (
     load,
     opened_runs,
     opened_steps,
+    report_runs,
     text_of,
 )
 from lm.console.app import counting, in_processes, show, write_result
@@ -85,9 +86,8 @@ def rank(
         make_folder(folder)
         spectra = {name: RankResult.load(Path(one.found.spectrum or "")) for name, one in results.items()}
         draw_spectra(spectra, figures)
-    result = MeasuredRuns.of(results, figures)
-    write_result(json_file, result)
-    show(*rank_tables(result.found()), f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz")
+    note = f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz"
+    report_runs(json_file, results, rank_tables, figures, note)
 
 
 @analyze.command()
@@ -112,9 +112,7 @@ def divergence(
             str(run): Measured.of(trained, text, checkpoint, divergence_of_run(trained, text.ids))
             for run, trained, text in opened_runs(runs, data, limit, checkpoint, group)
         }
-    result = MeasuredRuns.of(results)
-    write_result(json_file, result)
-    show(*divergence_tables(result.found()))
+    report_runs(json_file, results, divergence_tables)
 
 
 @analyze.command()
@@ -221,9 +219,7 @@ def temperature(
     make_folder(folder)
     figures = [folder / "temperature.png", folder / "temperature.svg"]
     draw_temperatures(profiles, words.counts, figures)
-    result = MeasuredRuns.of(results, figures)
-    write_result(json_file, result)
-    show(*temperature_tables(result.found()), f"drawn in {figures[0]} and {figures[1]}")
+    report_runs(json_file, results, temperature_tables, figures, f"drawn in {figures[0]} and {figures[1]}")
 
 
 @analyze.command()
@@ -282,9 +278,7 @@ def gates(
         require_gates(trained.model, run)
         found = gate_statistics(trained, text.ids)
         results[str(run)] = Measured.of(trained, text, checkpoint, found)
-    result = MeasuredRuns.of(results)
-    write_result(json_file, result)
-    show(*gate_tables(result.found()))
+    report_runs(json_file, results, gate_tables)
 
 
 for _command in (geometry, gradient, histories, unargmaxable):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from lm.analysis.opened import Measured, MeasuredRuns, OverTraining, Runs, loaded_steps, opened_steps
-from lm.console.app import counting, show, write_result
+from lm.analysis.opened import Measured, OverTraining, Runs, loaded_steps, opened_steps, report_runs
+from lm.console.app import counting
 from lm.console.options import Checkpoint, JsonFile
 from lm.language.options import Data, Limit, spare_texts
 
@@ -39,9 +39,8 @@ def gradient(
     from lm.analysis.gradient import gradient_tables, gradients_of_run
 
     steps = opened_steps(runs, data, limit, checkpoint, over_training)
-    result = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
-    write_result(json_file, result)
-    show(*gradient_tables(result.found()))
+    results = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
+    report_runs(json_file, results, gradient_tables)
 
 
 def geometry(
@@ -63,9 +62,7 @@ def geometry(
         name: Measured.of(trained, text, which, geometry_of_run(trained, text.ids))
         for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training)
     }
-    result = MeasuredRuns.of(results)
-    write_result(json_file, result)
-    show(*geometry_tables(result.found()))
+    report_runs(json_file, results, geometry_tables)
 
 
 def histories(
@@ -86,9 +83,7 @@ def histories(
 
     steps = opened_steps(runs, data, None, checkpoint, over_training)
     measure = partial(histories_of_run, histories=rows, futures=futures)
-    result = _measured("factorising", steps, measure)
-    write_result(json_file, result)
-    show(*history_tables(result.found()))
+    report_runs(json_file, _measured("factorising", steps, measure), history_tables)
 
 
 def unargmaxable(
@@ -108,18 +103,16 @@ def unargmaxable(
     with counting("searching") as progress:
         for name, which, trained in loaded_steps(runs, checkpoint, over_training):
             results[name] = Measured.of(trained, None, which, unargmaxable_of_run(trained, progress))
-    result = MeasuredRuns.of(results)
-    write_result(json_file, result)
-    show(*unargmaxable_tables(result.found()))
+    report_runs(json_file, results, unargmaxable_tables)
 
 
 def _measured(
     doing: str, steps: "Iterator[tuple[str, str, TrainedLm, Text]]", measure: Callable[..., T]
-) -> MeasuredRuns[T]:
+) -> dict[str, Measured[T]]:
     """Measurements of each checkpoint by its name, with progress."""
     results = {}
     with counting(doing) as progress:
         for name, which, trained, text in steps:
             found = measure(trained, text.ids, progress=progress)
             results[name] = Measured.of(trained, text, which, found)
-    return MeasuredRuns.of(results)
+    return results

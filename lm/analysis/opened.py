@@ -1,13 +1,15 @@
 """Runs and texts that an analysis opens, and what its result says about them. Imports nothing heavy."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 
 import typer
 
+from lm.console.app import show, write_result
 from lm.console.options import named
+from lm.console.tables import Table
 from lm.errors import StorageError
 from lm.parallel.group import ALONE, Group
 from lm.results import Merged
@@ -138,3 +140,16 @@ class MeasuredRuns(Generic[T]):
     def found(self) -> dict[str, T]:
         """The findings by run."""
         return {name: measured.found for name, measured in self.runs.items()}
+
+
+def report_runs(
+    json_file: Path | None,
+    runs: Mapping[str, Measured[T]],
+    tables: Callable[[Mapping[str, T]], Sequence[Table | str]],
+    figures: Sequence[Path] = (),
+    *notes: str,
+) -> None:
+    """Write the measurements of runs by name to ``json_file``, and print their tables and notes."""
+    result = MeasuredRuns.of(runs, figures)
+    write_result(json_file, result)
+    show(*tables(result.found()), *notes)

@@ -22,6 +22,7 @@ from lm.report.page_parts import (
     Passage,
     ReportFamily,
     Word,
+    common_samples,
 )
 from lm.runs.evaluations import Evaluation
 
@@ -47,11 +48,7 @@ def lm_family() -> ReportFamily:
 
 def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
     """Passages as each run reads them."""
-    by_index = [
-        {sample["index"]: sample for sample in evaluation.details.get("samples", ())}
-        for evaluation in evaluations
-    ]
-    common = set(by_index[0]).intersection(*by_index[1:])
+    common = common_samples(evaluations)
     if not common:
         return [Paragraph(_OLDER)]
     about = "The first line is shaded by nats: darker words were less expected."
@@ -61,15 +58,14 @@ def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]
             f" ▲ gains at least {_MARKED:g} nat, ▼ loses as much."
         )
     found: list[PagePart] = [Paragraph(about)]
-    for index in sorted(common):
-        first: list[float] = by_index[0][index]["nll"]
+    for index, passages in common:
+        first: list[float] = passages[0]["nll"]
         readings = []
-        for place, (evaluation, passages) in enumerate(zip(evaluations, by_index, strict=True)):
-            nll: list[float] = passages[index]["nll"]
-            base = first if place else None
+        for place, (evaluation, passage) in enumerate(zip(evaluations, passages, strict=True)):
+            nll: list[float] = passage["nll"]
             words = [
-                _word(word, nats, None if base is None else base[at])
-                for at, (word, nats) in enumerate(zip(passages[index]["words"], nll, strict=True))
+                _word(word, nats, base if place else None)
+                for word, nats, base in zip(passage["words"], nll, first, strict=True)
             ]
             note = f"{number('nll', sum(nll) / max(1, len(nll)))} nats a token"
             readings.append((names[evaluation.run], colour_of(place), note, words))

@@ -17,8 +17,17 @@ from pathlib import Path
 
 from lm.doctor.checks import Diagnosis, careful
 
+_STEPS = ("train.validate_every=2", "train.threads=1", "train.device=cpu", "head.products=float32")
 SLOW = 0.67  # speed in times that of the naive formula, below which a head needs attention
 TinyTraining = Callable[[Path, int], None]  # trains in a folder up to a number of updates
+
+
+def tiny_settings(folder: Path, text: str, steps: int) -> list[str]:
+    """Settings of a tiny training in a folder, on ``text`` for all splits, up to a number of updates."""
+    source = folder.parent / "text.txt"
+    source.write_text(text, encoding="utf-8")
+    splits = [f"data.{split}={source}" for split in ("train", "valid", "test")]
+    return [*_STEPS, *splits, f"train.max_steps={steps}"]
 
 
 def probe(trial: TinyTraining) -> None:

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from lm.doctor.probe import probe
+from lm.doctor.probe import probe, tiny_settings
 
 _TEXT = "the kettle is on and the cups are out\nthe cups are on the table and the kettle is out\n"
 _SETTINGS = (
     *("model.embedding_size=8", "model.hidden_sizes=[8, 8]", "head.embedding_size=8"),
-    *("head.products=float32", "window.length=5", "train.batch_size=2", "train.validate_every=2"),
-    *("train.threads=1", "train.device=cpu", "optim.warmup_steps=1", "data.vocab_size=0"),
+    *("window.length=5", "train.batch_size=2", "optim.warmup_steps=1", "data.vocab_size=0"),
 )
 
 
@@ -18,10 +17,7 @@ def lm_trial(folder: Path, steps: int) -> None:
     from lm.language.config import LmConfig
     from lm.language.train import train
 
-    text = folder.parent / "text.txt"
-    text.write_text(_TEXT * 4, encoding="utf-8")
-    splits = [f"data.{split}={text}" for split in ("train", "valid", "test")]
-    settings = [*_SETTINGS, *splits, f"train.max_steps={steps}"]
+    settings = [*_SETTINGS, *tiny_settings(folder, _TEXT * 4, steps)]
     train(load_config("ptb_small_mos", LmConfig, family="lm", overrides=settings), folder, lambda _: None)
 
 

@@ -130,6 +130,16 @@ class PageSection:
     parts: Sequence[PagePart]
 
 
+def common_samples(evaluations: Sequence[Evaluation]) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    """Samples that all evaluations kept, by index, with that of every run."""
+    by_index = [
+        {sample["index"]: sample for sample in evaluation.details.get("samples", ())}
+        for evaluation in evaluations
+    ]
+    common = set(by_index[0]).intersection(*by_index[1:])
+    return [(index, [samples[index] for samples in by_index]) for index in sorted(common)]
+
+
 def _nothing(_: Sequence[object], names: Names) -> list[Any]:
     return []
 
