@@ -17,11 +17,12 @@ from lm.huggingface.installed import require_transformers
 from lm.huggingface.source import MODEL_CONFIG, read_settings, require_folder
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")  # in kinds whose encoder may have another number
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Kind and sizes of a causal language model of transformers."""
+    """Kind and sizes of a causal language model or an encoder-decoder of transformers."""
 
     path: Path  # of config.json
     content: bytes
@@ -29,38 +30,52 @@ class Architecture:
     words: int  # V
     embedding_size: int
     hidden_size: int
-    layers: int
+    layers: int  # of the decoder
     positions: int  # the longest text; 0 = no limit
+    start: int | None  # id of the token that the decoder of an encoder-decoder reads first
+
+    @property
+    def output_scale(self) -> float:
+        """Factor of the hidden states before the output layer, as in the first T5."""
+        return self.hidden_size**-0.5 if getattr(self.config, "scale_decoder_outputs", False) else 1.0
 
     def network(self) -> Any:
         """A new model of transformers in float32, with random weights."""
         return _network(self.config)
 
 
-def read_architecture(path: Path) -> Architecture:
+def read_architecture(path: Path, *, dialog: bool = False) -> Architecture:
     """The architecture of a folder, or of a file that is a copy of its ``config.json``.
 
     Raises:
         ConfigError: transformers is not installed.
         StorageError: no such folder or file, a kind that transformers lacks or that is no causal language
-            model, code that would have to be run, or sizes that do not fit each other.
+            model, code that would have to be run, or sizes that do not fit each other. An encoder-decoder
+            is accepted only for a ``dialog``.
     """
     require_transformers(f"model.trunk = hf:{path}")
     if not path.is_file():
         require_folder(path)
         path = path / MODEL_CONFIG
-    return architecture_of(*read_settings(path), path)
+    found = architecture_of(*read_settings(path), path)
+    if found.start is not None and not dialog:
+        raise StorageError(
+            f"{path}: is an encoder-decoder; choose a causal language model, or use `dialog` instead of `lm`"
+        )
+    return found
 
 
 def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Architecture:
     """The architecture of the values of a ``config.json`` and their bytes. Raises as of its folder."""
     kind = _checked(path, values)
-    for name, limit in _NUMBERS.items():
+    layers = next((name for name in _DECODER_LAYERS if hasattr(kind, name)), "num_hidden_layers")
+    for name, limit in (_NUMBERS | {layers: MAX_LAYERS}).items():
         size = getattr(kind, name, None)
         if not isinstance(size, int) or not 0 < size <= limit:
             raise StorageError(f"{path}: {name} = {size!r}: must be a number from 1 to {limit:,}")
     words, embedding_size, hidden_size = _widths(path, content)
     positions = getattr(kind, "max_position_embeddings", None)
+    start = _first_token(path, kind, words) if kind.is_encoder_decoder else None
     return Architecture(
         path=path,
         content=content,
@@ -68,31 +83,51 @@ def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Ar
         words=words,
         embedding_size=embedding_size,
         hidden_size=hidden_size,
-        layers=kind.num_hidden_layers,
+        layers=getattr(kind, layers),
         positions=positions if isinstance(positions, int) else 0,
+        start=start,
     )
+
+
+def _first_token(path: Path, config: Any, words: int) -> int:
+    """Id of the token that a decoder reads first. StorageError if the config names none."""
+    start = getattr(config, "decoder_start_token_id", None)
+    if not isinstance(start, int) or not 0 <= start < words:
+        raise StorageError(
+            f"{path}: decoder_start_token_id = {start!r}: must be the id of the token with which the decoder"
+            " begins; add it"
+        )
+    return start
 
 
 def _checked(path: Path, values: Any) -> Any:
     """The config of transformers. Raises StorageError for kinds that cannot be a trunk."""
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
 
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise StorageError(
-            f"{path}: model_type = {kind!r}: no causal language model of transformers {__version__}; choose"
-            " another model, or another version of transformers"
-        )
-    if values.get("is_encoder_decoder"):
-        raise StorageError(f"{path}: is an encoder-decoder; choose a causal language model")
+    kind, config = values.get("model_type"), None
     if values.get("quantization_config"):
         raise StorageError(f"{path}: has quantised weights; choose the model in full precision")
-    try:
-        return CONFIG_MAPPING[kind].from_dict(_plain(values))
-    except Exception as error:  # of each kind's own checks
-        raise StorageError(f"{path}: no config of {kind} ({_brief(error)}); download it again") from error
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        try:
+            config = CONFIG_MAPPING[kind].from_dict(_plain(values))
+        except Exception as error:  # of each kind's own checks
+            raise StorageError(f"{path}: no config of {kind} ({_brief(error)}); download it again") from error
+    known, name = (
+        (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder of texts")
+        if config is not None and config.is_encoder_decoder
+        else (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "causal language model")
+    )
+    if config is None or kind not in known:
+        raise StorageError(
+            f"{path}: model_type = {kind!r}: no {name} of transformers {__version__}; choose another model,"
+            " or another version of transformers"
+        )
+    return config
 
 
 def _plain(values: Any) -> Any:
@@ -121,9 +156,14 @@ def _widths(path: Path, content: bytes) -> tuple[int, int, int]:
 
 
 def _network(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+    return auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
 
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes models of a config."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def _brief(error: Exception) -> str:

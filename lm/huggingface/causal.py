@@ -85,14 +85,18 @@ class HighrankForCausalLM(nn.Module):
 def require_linear(model: PreTrainedModel, layer: nn.Linear) -> None:
     """Raise ConfigError if a model scales or caps its logits, so that no head could begin as it."""
     network: Any = model
+    base: Any = model.base_model
     training = model.training
     model.eval()
     tokens = torch.arange(_TRIED, device=layer.weight.device)[None] % len(layer.weight)
-    expected = network(input_ids=tokens).logits.float().log_softmax(-1)
-    base: Any = model.base_model
-    found = layer(base(input_ids=tokens, use_cache=False)[0]).float().log_softmax(-1)
+    logits, found = network(input_ids=tokens).logits, layer(base(input_ids=tokens, use_cache=False)[0])
     model.train(training)
-    if not torch.allclose(found, expected, atol=_CLOSE):
+    require_logits(model, found, logits)
+
+
+def require_logits(model: PreTrainedModel, found: Tensor, expected: Tensor) -> None:
+    """Raise ConfigError unless the logits ``found`` have the distribution of those of a model."""
+    if not torch.allclose(found.float().log_softmax(-1), expected.float().log_softmax(-1), atol=_CLOSE):
         raise ConfigError(
             f"{type(model).__name__}: changes logits after its output layer; a head cannot begin so: use"
             ' start="random"'

@@ -5,17 +5,20 @@ The config of a family names the trunk in ``model.trunk``.
 
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from torch import nn
 
 from lm.heads.head import Head
 from lm.heads.start import require_startable
-from lm.huggingface.architecture import read_architecture
+from lm.huggingface.architecture import Architecture, read_architecture
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, TRUNK, RunFile
 from lm.trunks.config import pretrained_name, pretrained_path
+
+if TYPE_CHECKING:
+    from lm.huggingface.weights import PretrainedNetwork
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -45,7 +48,11 @@ def with_trunk(config: C, path: Path) -> C:
 def trunk_file(config: Any) -> dict[RunFile, bytes]:
     """The run's copy of the architecture, by file name; {} for other trunks."""
     path = pretrained_path(config.model.trunk)
-    return {} if path is None else {TRUNK: read_architecture(path).content}
+    return {} if path is None else {TRUNK: _architecture(config, path).content}
+
+
+def _architecture(config: Any, path: Path) -> Architecture:
+    return read_architecture(path, dialog=config.family == "dialog")
 
 
 def require_pretrained(config: Any) -> None:
@@ -57,7 +64,7 @@ def require_pretrained(config: Any) -> None:
     path = pretrained_path(config.model.trunk)
     if path is None:
         return
-    read_architecture(path)
+    _architecture(config, path)
     if config.head.start == "pretrained":
         require_startable(config.head)
     if not config.train.start_from:
@@ -66,19 +73,20 @@ def require_pretrained(config: Any) -> None:
         require_weights(path)
 
 
-def start_pretrained(config: Any, trunk: nn.Module, embedding: nn.Embedding, head: Head) -> str | None:
-    """Load the weights of a pretrained trunk. Return their hash, None for other trunks.
+def start_pretrained(
+    config: Any, network: "nn.Module | PretrainedNetwork", embedding: nn.Embedding, head: Head
+) -> str | None:
+    """Load the weights of a pretrained trunk into its network. Return their hash, None for other trunks.
 
     ConfigError or StorageError as of :func:`lm.huggingface.weights.load_pretrained`.
     """
     path = pretrained_path(config.model.trunk)
     if path is None:
         return None
-    from lm.huggingface.trunk import PretrainedTrunk
-    from lm.huggingface.weights import load_pretrained, require_weights, weights_hash
+    from lm.huggingface.weights import PretrainedNetwork, load_pretrained, require_weights, weights_hash
 
-    assert isinstance(trunk, PretrainedTrunk)
+    assert isinstance(network, PretrainedNetwork)
     digest = weights_hash(require_weights(path))
     start_head = config.head.start == "pretrained"
-    load_pretrained(read_architecture(path), trunk, embedding, head, start_head=start_head)
+    load_pretrained(_architecture(config, path), network, embedding, head, start_head=start_head)
     return digest

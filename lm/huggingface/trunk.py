@@ -59,10 +59,28 @@ class PretrainedTrunk(Trunk[CacheState]):
         self.network = model.base_model
         self.network.set_input_embeddings(nn.Identity())
         if self._recompute:
-            layers: list[Any] = [*self.network.modules()]
-            for layer in layers:
-                if isinstance(layer, GradientCheckpointingLayer):
-                    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            recompute_layers(self.network)
+
+    def free(self) -> None:
+        """Drop the network and its memory, until :meth:`adopt`."""
+        self.network = nn.Identity()
+
+    def expected(self, model: Any, tokens: Tensor) -> Tensor:
+        """Hidden states (T, H) of a text (T,) by a model of transformers."""
+        states: Tensor = model.base_model(input_ids=tokens[None])[0][0]
+        return states
+
+    def tried(self, vectors: Tensor) -> Tensor:
+        """Hidden states (T, H) of word vectors (T, E) by the ways in which a trunk reads.
+
+        One stream reads the second half from cached keys. Beside it, another begins with the first half.
+        """
+        self.eval()
+        first, second = vectors[:, None].split(len(vectors) // 2)
+        before = self(torch.cat((first, second), 1), self.initial_state(2)).state
+        state = before.forgetting(torch.tensor([True, False]))
+        read = self(torch.cat((second, first), 1), state).outputs
+        return torch.cat((read[:, 1], read[:, 0]))
 
     def initial_state(self, streams: int) -> CacheState:
         """An empty cache."""
@@ -103,7 +121,7 @@ class PretrainedTrunk(Trunk[CacheState]):
         ``padding`` (B,) is the number of first steps that are none, at the beginning of all streams.
         """
         steps, size, device = len(words), state.size, words.device
-        cache = _WindowCache(state.layers)
+        cache = WindowCache(state.layers)
         lengths = state.lengths.to(device)[:, None]
         seen: Tensor | None = None
         if padding is not None:
@@ -133,12 +151,29 @@ class PretrainedTrunk(Trunk[CacheState]):
 
     def activations(self, steps: int, streams: int) -> int:
         """Inputs and outputs of every matrix, and the cached keys and values."""
-        layers = len(self.lower_sizes)
-        matrices = sum(sum(weight.shape) for weight in self.parameters() if weight.dim() == 2)
-        if self._recompute:
-            matrices = matrices // layers + layers * self.size
-        cached = 2 * layers * self.span * self._key_heads * self._head_size
-        return int(streams * (steps * matrices + cached))
+        cached = 2 * len(self.lower_sizes) * self.span * self._key_heads * self._head_size
+        return int(streams * (steps * matrix_floats(self.network, self._recompute) + cached))
+
+
+def _layers(network: nn.Module) -> list[Any]:
+    return [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
+def matrix_floats(network: Any, recompute: bool) -> int:
+    """Inputs and outputs of every matrix of a network for one token.
+
+    With ``recompute``, those of one layer, and the inputs of all layers.
+    """
+    matrices = sum(sum(weight.shape) for weight in network.parameters() if weight.dim() == 2)
+    layers = max(1, len(_layers(network)))
+    size: int = network.config.hidden_size
+    return matrices // layers + layers * size if recompute else matrices
+
+
+def recompute_layers(network: nn.Module) -> None:
+    """Let the layers of a network compute their activations again in the backward pass."""
+    for layer in _layers(network):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 class _WindowLayer(DynamicLayer):
@@ -156,7 +191,7 @@ class _WindowLayer(DynamicLayer):
         return self.known
 
 
-class _WindowCache(Cache):
+class WindowCache(Cache):
     """Keys and values of a block between windows, as transformers asks for them."""
 
     def __init__(self, past: Sequence[KeysValues]) -> None:

@@ -5,25 +5,44 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.disk.storage import parse_json, read_file, sha256_file
 from lm.errors import ConfigError, HighrankError, StorageError
 from lm.heads.head import Head
 from lm.heads.start import start_as
-from lm.huggingface.architecture import Architecture
-from lm.huggingface.causal import require_linear
+from lm.huggingface.architecture import Architecture, auto_class
+from lm.huggingface.causal import require_logits
 from lm.huggingface.folder import WEIGHTS
-from lm.huggingface.trunk import PretrainedTrunk
 
 INDEX, ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 _LIMIT = 1 << 26  # bytes of an index
 _TRIED = 4  # tokens that both models read
 _TOGETHER = 4096  # words whose vectors are copied at once
 _CLOSE = 1e-3  # largest difference of hidden states by another order of sums
+
+
+@runtime_checkable
+class PretrainedNetwork(Protocol):
+    """A network that can take the weights of a model of transformers."""
+
+    def free(self) -> None:
+        """Drop the weights and their memory."""
+
+    def adopt(self, model: Any) -> None:
+        """Take the network of a model, whose embedding it then lacks."""
+
+    def expected(self, model: Any, tokens: Tensor) -> Tensor:
+        """Hidden states (T, H) of a text (T,) by a model, as its output layer reads them."""
+        ...
+
+    def tried(self, vectors: Tensor) -> Tensor:
+        """Hidden states (T, H) of word vectors (T, E) by the ways in which the network reads."""
+        ...
 
 
 def require_weights(folder: Path) -> list[Path]:
@@ -56,28 +75,29 @@ def weights_hash(files: Sequence[Path]) -> str:
 
 
 def load_pretrained(
-    found: Architecture, trunk: PretrainedTrunk, embedding: nn.Embedding, head: Head, *, start_head: bool
+    found: Architecture, network: PretrainedNetwork, embedding: nn.Embedding, head: Head, *, start_head: bool
 ) -> None:
     """Load the weights of a folder; with ``start_head`` also into the head, see :mod:`lm.heads.start`.
 
-    ``found`` is the architecture in the folder.
+    ``found`` is the architecture in the folder, and ``network`` has it.
 
     Raises:
         ConfigError: a head that cannot begin as the model's output layer.
         StorageError: weights that are damaged, incomplete, or of a kind that cannot be a trunk.
     """
     folder = found.path.parent
-    trunk.network = nn.Identity()  # frees the random weights
+    network.free()
     model = _opened(folder, found.config)
     layer, tokens = model.get_output_embeddings(), torch.arange(_TRIED) % found.words
     with _its_own_code(folder), torch.no_grad():
+        expected, bias = network.expected(model, tokens), _output_bias(model)
         if start_head:
-            require_linear(model, layer)
-        expected = model.base_model(input_ids=tokens[None])[0][0]
+            responses = {} if found.start is None else {"decoder_input_ids": tokens[None]}
+            logits = model(input_ids=tokens[None], **responses).logits[0]
+            require_logits(model, F.linear(expected, layer.weight, bias), logits)
         _copy_vectors(model.get_input_embeddings(), embedding, found.words)
-        trunk.adopt(model)
-        trunk.eval()
-        read = _read_in_two(trunk, embedding(tokens)[:, None])
+        network.adopt(model)
+        read = network.tried(embedding(tokens))
     if not torch.allclose(read, expected, rtol=_CLOSE, atol=_CLOSE):
         raise StorageError(
             f"{folder}: a model of the kind {model.config.model_type} has other outputs where it reads a text"
@@ -89,7 +109,15 @@ def load_pretrained(
             raise ConfigError(
                 "head.tied: the output layer of the model is not its embedding; set head.tied = false"
             )
-        start_as(head, weight, None if layer.bias is None else layer.bias.detach())
+        start_as(head, weight, bias)
+
+
+def _output_bias(model: Any) -> Tensor | None:
+    """Bias of a model's output layer, with the one that BART adds to its logits; None for no bias."""
+    bias: Tensor | None = model.get_output_embeddings().bias
+    if (added := getattr(model, "final_logits_bias", None)) is not None and bool(added.any()):
+        bias = added[0] if bias is None else bias + added[0]
+    return None if bias is None else bias.detach()
 
 
 @contextmanager
@@ -116,26 +144,12 @@ def _copy_vectors(words: Any, embedding: nn.Embedding, count: int) -> None:
     embedding.weight[count:] = embedding.weight[:count].mean(0)
 
 
-def _read_in_two(trunk: PretrainedTrunk, vectors: Tensor) -> Tensor:
-    """Hidden states (T, H) of word vectors (T, 1, E) by the ways in which a trunk reads.
-
-    One stream reads the second half from cached keys. Beside it, another begins with the first half.
-    """
-    first, second = vectors.split(_TRIED // 2)
-    before = trunk(torch.cat((first, second), 1), trunk.initial_state(2)).state
-    state = before.forgetting(torch.tensor([True, False]))
-    read = trunk(torch.cat((second, first), 1), state).outputs
-    return torch.cat((read[:, 1], read[:, 0]))
-
-
 def _opened(folder: Path, config: Any) -> Any:
     """The model of a folder in float32, in evaluation mode."""
-    from transformers import AutoModelForCausalLM
-
     opened: Any
     try:
         with _silence():
-            opened = AutoModelForCausalLM.from_pretrained(
+            opened = auto_class(config).from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,

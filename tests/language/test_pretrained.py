@@ -32,7 +32,7 @@ from lm.language.train import train
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
-from tests.support.pretrained import edit, save_model, save_pretrained, tiny_configs
+from tests.support.pretrained import edit, save_model, save_pretrained, tiny_configs, tiny_pairs
 from tests.support.tiny_lm import text_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
@@ -310,6 +310,10 @@ def shard(folder: Path) -> None:
     next(folder.glob("model-00002-of-*.safetensors")).unlink()
 
 
+def pair(folder: Path) -> None:
+    save_model(folder, tiny_pairs(305)["t5"])
+
+
 def cut_weights(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -325,7 +329,8 @@ BAD: dict[str, tuple[Callable[[Path], None], int, str]] = {
     ),
     "unknown kind": (change("config.json", model_type="nonsense"), 4, "no causal language model"),
     "no kind": (change("config.json", model_type=7), 4, "no causal language model"),
-    "encoder-decoder": (change("config.json", is_encoder_decoder=True), 4, "an encoder-decoder"),
+    "encoder-decoder": (pair, 4, "choose a causal language model, or use `dialog` instead of `lm`"),
+    "no encoder-decoder": (change("config.json", is_encoder_decoder=True), 4, "no encoder-decoder of texts"),
     "quantised": (change("config.json", quantization_config={"bits": 4}), 4, "quantised"),
     "too many layers": (change("config.json", n_layer=10**9), 4, "num_hidden_layers = 1000000000"),
     "too wide": (change("config.json", n_embd=10**9), 4, "hidden_size = 1000000000"),
