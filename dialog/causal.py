@@ -9,7 +9,6 @@ R responses · M tokens of a context · T tokens of a response · E embedding si
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dialog.batches import Batch
 from dialog.config import DialogConfig
-from dialog.decoder import AnyDecoder, Decoder, DecoderState
+from dialog.decoder import Decoder, DecoderState
 from dialog.encoders import Memory, join_context
 from lm.errors import ConfigError, DataError
-from lm.heads.head import Head
 from lm.heads.states import Layers
-from lm.huggingface.architecture import Architecture, read_architecture
-from lm.huggingface.starting import start_pretrained
+from lm.huggingface.architecture import Architecture
 from lm.regularize import dropout
 from lm.trunks.cache import CacheState
 
@@ -47,13 +44,19 @@ class CausalContext(nn.Module):
         return Memory(words[:, -1], words, kept)
 
 
-def stream(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Contexts as sequences that end together: tokens (R, M), floors (R, M), and false at padding (R, M)."""
+def stream(batch: Batch, *, begun: bool = True, together: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Contexts as sequences: tokens (R, M), floors (R, M), and false at padding (R, M).
+
+    Only the first utterance keeps its ``<s>``, and only if ``begun``. The sequences end ``together``, or else
+    begin together.
+    """
     tokens, floors, lengths = join_context(batch)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    begins = (tokens == batch.utterances[0, 0]) & (places > 0)  # <s> of all utterances except the first
+    begins = (tokens == batch.utterances[0, 0]) & (places >= begun)  # <s> of utterances, or except the first
     kept = (places < lengths.to(tokens.device)[:, None]) & ~begins
-    order = torch.argsort(kept.long(), dim=1, stable=True)[:, -int(kept.sum(1).max()) :]
+    longest = int(kept.sum(1).max())
+    order = torch.argsort(kept.long(), dim=1, descending=not together, stable=True)
+    order = order[:, -longest:] if together else order[:, :longest]
     return tokens.gather(1, order), floors.gather(1, order), kept.gather(1, order)
 
 
@@ -109,29 +112,3 @@ class CausalDecoder(Decoder[CausalState]):
         read = self.trunk(words, state.cache)
         last = dropout(read.outputs, self.dropout, self.training)
         return Layers(last, read.lower), CausalState(read.state)
-
-
-def causal_parts(
-    config: DialogConfig, path: Path, vocab_size: int
-) -> tuple[nn.Embedding, CausalContext, CausalDecoder]:
-    """Embedding, encoder and decoder of a model on the pretrained trunk of a folder, with random weights.
-
-    DataError if the vocabulary lacks words of the pretrained model.
-    """
-    found = read_architecture(path)
-    if vocab_size < found.words:
-        raise DataError(
-            f"the vocabulary has {vocab_size:,} tokens, but the model of model.trunk has {found.words:,};"
-            " use the tokenizer of its folder"
-        )
-    embedding = nn.Embedding(vocab_size, found.embedding_size)
-    return embedding, CausalContext(found.embedding_size, config.model.dropout), CausalDecoder(config, found)
-
-
-def start_causal(
-    config: DialogConfig, embedding: nn.Embedding, decoder: AnyDecoder, head: Head
-) -> str | None:
-    """Load the weights of a pretrained trunk. Return their hash, None for a model without one."""
-    if not isinstance(decoder, CausalDecoder):
-        return None
-    return start_pretrained(config, decoder.trunk, embedding, head)

@@ -170,8 +170,8 @@ class ModelConfig(Section):
     )
     trunk: str = Field(
         "",
-        description="pretrained causal language model of transformers that reads context and response as one"
-        " stream: hf:FOLDER; empty = encoder and decoder",
+        description="pretrained model of transformers: hf:FOLDER; empty = encoder and decoder. A causal"
+        " language model reads context and response as one stream, an encoder-decoder as two texts",
     )
     recompute: bool = Field(
         False,

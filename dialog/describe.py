@@ -4,9 +4,12 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from torch import nn
+
 from dialog.causal import CausalContext, CausalDecoder
 from dialog.config import WHOLE_DIALOG, DialogConfig
 from dialog.corpora.corpus import SMALLTALK
+from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.seq2seq import Seq2Seq
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.engine.memory import head_scratch, training_memory
@@ -49,7 +52,7 @@ def largest_vocabulary(config: DialogConfig) -> int:
     """Maximum size of a vocabulary for the training split, including special tokens."""
     data, words = config.data, config.data.vocab_size
     if path := pretrained_path(config.model.trunk):
-        return read_architecture(path).words + len(SPECIALS)
+        return read_architecture(path, dialog=True).words + len(SPECIALS)
     if data.train.startswith(SMALLTALK) and data.tokenizer == "wordpunct":
         words = min(words, len(_smalltalk_words()) + len((BOS, EOS, DIALOG)))
     return words + len((PAD, UNK))
@@ -86,8 +89,12 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     """Number of floats kept for backpropagation through the encoder."""
     data, encoder, size = config.data, config.encoder, config.model.embedding_size
     responses = _responses(config)
-    if isinstance(model.encoder, CausalContext):
-        return responses * data.context * data.max_tokens * 2 * model.embedding.embedding_dim
+    if isinstance(model.encoder, CausalContext | PretrainedEncoder):
+        tokens = responses * data.context * data.max_tokens
+        inside = 0
+        if isinstance(model.encoder, PretrainedEncoder) and _trains(model.encoder):
+            inside = model.encoder.network.activations(tokens, recompute=config.model.recompute)
+        return tokens * 2 * model.embedding.embedding_dim + inside
     if isinstance(model.encoder, TransformerEncoder):
         tokens = responses * data.context * data.max_tokens
         return round(tokens * (2 * size + model.encoder.stack.floats(1)))
@@ -104,12 +111,18 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     )
 
 
+def _trains(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())
+
+
 def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     data, encoder, decoder = config.data, config.encoder, config.decoder
     if isinstance(model.decoder, CausalDecoder):
-        trains = any(parameter.requires_grad for parameter in model.decoder.parameters())
         trunk = model.decoder.trunk
-        return trunk.activations(trunk.span, _responses(config)) if trains else 0
+        return trunk.activations(trunk.span, _responses(config)) if _trains(model.decoder) else 0
+    if isinstance(model.decoder, PretrainedDecoder):
+        tokens = _responses(config) * data.max_response if _trains(model.decoder) else 0
+        return model.decoder.network.activations(tokens, recompute=config.model.recompute)
     positions = data.context * (1 if encoder.kind == "hierarchical" else data.max_tokens)
     if isinstance(model.decoder, TransformerDecoder):
         each = 2 * config.model.embedding_size + model.decoder.stack.floats(1, positions / data.max_tokens)

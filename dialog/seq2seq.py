@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dialog.batches import Batch
-from dialog.causal import causal_parts
 from dialog.config import DialogConfig
 from dialog.decoder import AnyDecoder, DecoderState
 from dialog.decoding.steps import StepFunction
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
+from dialog.pretrained import pretrained_parts
 from dialog.recurrent_decoder import RecurrentDecoder
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.cells.layers import uniform_parameters
@@ -41,7 +41,7 @@ class Seq2Seq(nn.Module):
         self.encoder: nn.Module
         self.decoder: AnyDecoder
         if path := pretrained_path(config.model.trunk):
-            self.embedding, self.encoder, self.decoder = causal_parts(config, path, vocab_size)
+            self.embedding, self.encoder, self.decoder = pretrained_parts(config, path, vocab_size)
         else:
             self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
             self.encoder = _encoder(config)

@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dialog.causal import start_causal
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
 from dialog.describe import describe
+from dialog.pretrained import start_dialog
 from dialog.task import DialogTask, build_model
 from lm.config.load import Resolved
 from lm.engine.events import Reporter
@@ -59,7 +59,7 @@ def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) ->
     vectors = start_with_vectors(model.embedding, config.model.vectors, codec, place)
     hashes = {} if vectors is None else {VECTORS_HASH: vectors.sha256}
     begins = CheckpointStore(place.folder / CHECKPOINTS).latest() is None
-    if begins and (sha256 := start_causal(config, model.embedding, model.decoder, model.head)):
+    if begins and (sha256 := start_dialog(config, model.embedding, model.decoder, model.head)):
         hashes[TRUNK_HASH] = sha256
     freeze(config.train, model)
     task = DialogTask(config, codec, model, *splits, place.device)

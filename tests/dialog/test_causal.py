@@ -11,10 +11,11 @@ import torch
 
 pytest.importorskip("transformers")
 
-from dialog.causal import start_causal, stream
+from dialog.causal import stream
 from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs, train_codec
+from dialog.pretrained import start_dialog
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs
 from dialog.train import train
@@ -89,7 +90,7 @@ def codec_here() -> Codec:
 
 def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
     model = build_model(settings, codec)
-    start_causal(settings, model.embedding, model.decoder, model.head)
+    start_dialog(settings, model.embedding, model.decoder, model.head)
     return model.eval()
 
 
