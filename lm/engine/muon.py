@@ -29,9 +29,6 @@ class Blocked(Protocol):
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
     """Number of blocks of each hidden matrix, by its first name in the model."""
-    words = max(
-        (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=0
-    )
     blocks: dict[int, int] = {}
     for part in model.modules():
         own = dict(part.named_parameters())
@@ -39,10 +36,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
     return {
         name: blocks.get(id(parameter), 1)
         for name, parameter in model.named_parameters()
-        if parameter.dim() == 2
-        and min(parameter.shape) > 1
-        and len(parameter) != words
-        and blocks.get(id(parameter), 1)
+        if parameter.dim() == 2 and min(parameter.shape) > 1 and blocks.get(id(parameter), 1)
     }
 
 

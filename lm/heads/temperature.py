@@ -42,6 +42,10 @@ class WordTemperature(nn.Module):
         self.down = nn.Linear(hidden_size, rank, bias=False)  # W1
         self.up = nn.Linear(rank, vocab_size, bias=False)  # W2
 
+    def matrix_blocks(self) -> dict[str, int]:
+        """No block of W2, which belongs to words."""
+        return {"up.weight": 0}
+
     def forward(self, hidden: Tensor) -> Tensor:
         """τ (N, V) for hidden states (N, H), positive and at least float32."""
         own = self.config

@@ -20,8 +20,8 @@ _TRANSFORMER = Owner("the transformer and hf trunks", ("transformer", PRETRAINED
 _PRETRAINED = Owner("the hf trunk", (PRETRAINED,))
 _SIZED = Owner("trunks of chosen sizes", _OWN)
 _SIZES = (
-    "embedding_size", "vectors", "hidden_sizes", "budget", "input_embedding_ratio", "embedding_init",
-    "init_range", "hidden_dropout",
+    "embedding_size", "bigrams", "vectors", "hidden_sizes", "budget", "input_embedding_ratio",
+    "embedding_init", "init_range", "hidden_dropout",
 )  # fmt: skip
 
 
@@ -109,6 +109,13 @@ class ModelConfig(Section):
         " with layers of [transformer]; or hf:FOLDER, a pretrained model of transformers",
     )
     embedding_size: int = Field(400, ge=1, le=MAX_SIZE, description="size of the input word embedding")
+    bigrams: int = Field(
+        0,
+        ge=0,
+        le=MAX_SIZE,
+        description="number of vectors of hashed bigrams, zero at the start, one of which is added to each"
+        " word embedding; 0 = off",
+    )
     vectors: str = Field(
         "",
         description="text file of pretrained word vectors, as of GloVe or word2vec, for the initial"

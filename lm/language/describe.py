@@ -14,14 +14,14 @@ from lm.language.sizes import sized
 from lm.language.windows import longest
 from lm.text.vocabulary import Codec
 
-_PARTS = ("embedding", "layers", "head")
+_PARTS = {"embedding": "embedding", "bigrams": "embedding", "layers": "layers", "head": "head"}
 
 
 def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
     """Sizes, parameter counts by part (``parameters`` is the total) and estimated memory in bytes.
 
     ``vocab_size`` defaults to ``data.vocab_size``, or to that of a pretrained trunk. A tied output matrix
-    counts as embedding. ConfigError if no size is known, or if sizes do not fit each other.
+    and hashed bigrams count as embedding. ConfigError if no size is known, or if sizes do not fit each other.
     """
     vocabulary = vocab_size or config.data.vocab_size or pretrained_words(config)
     if not vocabulary:
@@ -33,9 +33,9 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
         model = LanguageModel(config, vocabulary)
     freeze(config.train, model)
     carried = model.initial_state(config.train.batch_size).tensors()
-    counts = dict.fromkeys(_PARTS, 0)
+    counts = dict.fromkeys(_PARTS.values(), 0)
     for name, parameter in model.named_parameters():
-        counts[name.split(".")[0]] += parameter.numel()
+        counts[_PARTS[name.split(".")[0]]] += parameter.numel()
     return {
         "parameters": sum(counts.values()),
         "parameters_by_part": counts,

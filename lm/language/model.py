@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture, read_architecture
+from lm.language.bigrams import BigramState, HashedBigrams
 from lm.language.config import LmConfig
 from lm.regularize import masked, word_dropout
 from lm.trunks.config import pretrained_path
@@ -56,6 +57,9 @@ class LanguageModel(nn.Module):
             raise ValueError("the config has unresolved sizes; call sized() first")
         self.config, self.eos = config.model, eos
         self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
+        self.bigrams: HashedBigrams | None = None
+        if config.model.bigrams:
+            self.bigrams = HashedBigrams(config.model.bigrams, config.model.embedding_size)
         self.layers: AnyTrunk = trunk or new_trunk(config)
         embedding = self.embedding.weight
         assert isinstance(embedding, nn.Parameter)
@@ -74,23 +78,28 @@ class LanguageModel(nn.Module):
             nn.init.orthogonal_(self.head.projection.weight)
 
     def initial_state(self, streams: int) -> TrunkState:
-        """The trunk's state before the first token of a number of streams."""
+        """The state before the first token of a number of streams."""
         state: TrunkState = self.layers.initial_state(streams)
-        return state
+        return BigramState.initial(state, self.embedding.weight.device) if self.bigrams else state
 
     def state_from(self, tensors: dict[str, Tensor], device: torch.device) -> TrunkState:
-        """The trunk's state from the result of its ``tensors``."""
+        """The state from the result of its ``tensors``."""
         state: TrunkState = self.layers.state_from(tensors, device)
-        return state
+        return BigramState.of(state, tensors, device) if self.bigrams else state
 
     def forward(self, tokens: Tensor, state: TrunkState) -> Outputs:
         """Read a window of tokens (T, B) from a state, with new dropout masks."""
         rates = self.config
-        words = self.embedding(tokens)
+        words, kept = self.embedding(tokens), self._kept(tokens)
+        trunk = state
+        if self.bigrams is not None:
+            assert isinstance(state, BigramState)
+            words, trunk = words + self.bigrams(tokens, state.last, kept), state.trunk
         words = word_dropout(words, tokens, self.head.vocab_size, rates.embedding_dropout, self.training)
-        read = self.layers(self._drop(words, rates.input_dropout), state, self._kept(tokens))
+        read = self.layers(self._drop(words, rates.input_dropout), trunk, kept)
         last = self._drop(read.outputs, rates.output_dropout)
-        return Outputs(Layers(last, read.lower[: len(self.head.lower_sizes)]), read.outputs, read.state)
+        after = read.state if trunk is state else BigramState(read.state, tokens[-1])
+        return Outputs(Layers(last, read.lower[: len(self.head.lower_sizes)]), read.outputs, after)
 
     def for_head(self, hidden: Layers) -> Layers:
         """Hidden states (T, B, H) in the shape for the head's own dropout: (T · B, H) for per-step masks."""

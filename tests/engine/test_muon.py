@@ -118,6 +118,10 @@ def test_hidden_matrices_are_those_between_states() -> None:
         "head.latent.weight": 2,
         "head.lower.0.weight": 1,
     }
+    apart = tiny_config(kind="mos", components=2, tied=False, temperature="sigmoid")
+    assert not {"head.weight", "head.temperature.up.weight"} & set(
+        hidden_matrices(LanguageModel(apart, WORDS))
+    )
     mixtape = tiny_config(trunk="transformer", kind="mixtape", components=4, gated_words=9)
     found = hidden_matrices(LanguageModel(mixtape, WORDS))
     assert found["head.gates.latent.weight"] == 3

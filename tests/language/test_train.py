@@ -164,6 +164,7 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
         "cell.kind=mlstm",
         "cell.kind=mogrifier_gru",
         "window.partial_shuffle=true",
+        "model.bigrams=31",
     ],
 )
 def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str) -> None:

@@ -58,7 +58,7 @@ HEADS = {
         "window.state_reset=0.3",
     ),
     "nt-asgd": ("optim.name=sgd", "optim.average=uniform", "optim.average_trigger=1", "train.max_steps=24"),
-    "muon": ("optim.name=muon", "window.partial_shuffle=true"),
+    "muon": ("optim.name=muon", "window.partial_shuffle=true", "model.bigrams=31"),
 }
 
 
