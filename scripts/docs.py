@@ -1,4 +1,4 @@
-"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results.
+"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results, a picture.
 
 python scripts/docs.py             # after a change of a schema, a docstring or results/*.json
 python scripts/docs.py --check     # names what is out of date, and ends with 1
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from head_pictures import head_picture
 from page_tables import page_tables
 from run_logs import errors_in_one_line
 
@@ -233,13 +234,15 @@ def main() -> None:
     options = parser.parse_args()
     tables = {f"table {name}": partial(str, text) for name, text in page_tables(ROOT / "results").items()}
     parts = {"configs": configs, "api": api} | tables
-    stale = []
+    files = {ROOT / "docs/heads.svg": head_picture()}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = page.read_text(encoding="utf-8")
-        if (new := drawn(text, parts, page.name)) != text:
-            stale.append(page.relative_to(ROOT).as_posix())
+        files[page] = drawn(page.read_text(encoding="utf-8"), parts, page.name)
+    stale = []
+    for path, new in files.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != new:
+            stale.append(path.relative_to(ROOT).as_posix())
             if not options.check:
-                page.write_text(new, encoding="utf-8")
+                path.write_text(new, encoding="utf-8")
     for name in stale:
         print(f"{name}: out of date; run python scripts/docs.py" if options.check else f"{name}: drawn anew")
     sys.exit(1 if stale and options.check else 0)

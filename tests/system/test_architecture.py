@@ -151,6 +151,18 @@ def is_package(name: str) -> bool:
     return MODULES[name].name == "__init__.py"
 
 
+def test_a_config_module_is_a_schema_and_a_train_module_the_wiring() -> None:
+    sections, wirings = set(), set()
+    for name, tree in TREES.all():
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        if any("Section" in map(dotted, node.bases) for node in classes):
+            sections.add(name)
+        if "lm.engine.session.train_run" in imports(tree):
+            wirings.add(name)
+    assert sections == {name for name in MODULES if name.endswith(".config")}, sections
+    assert wirings == {"lm.language.train", "dialog.train"} == {n for n in MODULES if n.endswith(".train")}
+
+
 def test_files_stay_small() -> None:
     sizes = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
     assert not {name: size for name, size in sizes.items() if size > MAX_LINES}, "split along a concept"
@@ -400,7 +412,20 @@ def test_docstrings_start_with_the_thing() -> None:
         assert re.split(r"\W", line)[0].lower() not in QUESTION_WORDS, f"{name}: {line}"
 
 
-def test_help_and_first_lines_have_short_sentences() -> None:
+def errors() -> Iterator[tuple[str, str]]:
+    """Module and text of every error that is raised with a text of ours."""
+    for name, tree in TREES.all():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = dotted(node.func).rpartition(".")[2]
+            if called in ("require", "bad"):  # with the condition, or file and line, before the text
+                yield from ((name, string(text)) for text in node.args[1:])
+            elif re.search("(Error|Interrupted)$", called) and node.args:
+                yield name, string(node.args[0])
+
+
+def test_help_errors_and_first_lines_have_short_sentences() -> None:
     words = (
         (name, string(word.value))
         for name, tree in TREES.all()
@@ -409,6 +434,8 @@ def test_help_and_first_lines_have_short_sentences() -> None:
         for word in node.keywords
         if word.arg in ("help", "description")
     )
-    for name, text in (*first_lines(), *words):
+    found = [(name, text.replace(";", ".")) for name, text in errors()]  # what is wrong; the remedy
+    assert len(found) > len(MODULES)
+    for name, text in (*first_lines(), *words, *found):
         for sentence in sentences(text):
             assert len(sentence.split()) <= MAX_WORDS, f"{name}: {sentence}"

@@ -13,6 +13,7 @@ import pytest
 
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
+from lm.heads.registry import HEADS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -75,6 +76,9 @@ def test_the_first_page_begins_with_a_command_and_both_first_pages_are_short() -
 def test_the_page_of_heads_has_every_kind() -> None:
     kinds = set(get_args(HeadConfig.model_fields["kind"].annotation))
     text = (ROOT / "docs/heads.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs/heads.svg").read_text(encoding="utf-8")
+    assert re.findall(r'"bold">(.*?)<', picture) == [row.label for row in HEADS.values()]
+    assert picture.count(">Σ") == sum(row.is_mixture for row in HEADS.values())
     for title in ("Formulas", "When to use which"):
         (rows,) = re.findall(rf"^## {title}$(.*?)^## ", text, flags=re.MULTILINE | re.DOTALL)
         first_cells = " ".join(re.findall(r"^\| (`.*?) \|", rows, flags=re.MULTILINE))
