@@ -284,12 +284,62 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
 }
 
 
+LEADS = {  # heading by file
+    "ptb_short": "Penn Treebank, 2,000 updates",
+    "ptb_small": "12,000",
+    "switchboard_short": "Switchboard, 500 updates",
+    "switchboard_small": "5,000",
+}
+LEADING = (  # label, rank, end of the preset's name, settings of the head except its sizes
+    ("sigsoftmax", "full", "sigsoftmax", ()),
+    ("PLIF", "full", "plif", ()),
+    ("MoS ×4, K = 1", "E + 2", "mos", ("head.components=1",)),
+    ("MoC ×4", "E + 2", "moc", ()),
+    ("MoS ×4", "full", "mos", ()),
+    ("MoSS ×4", "full", "moss", ()),
+)
+
+
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
-    return {
+    tables = {
         name: table(read_json(folder / f"{file}.json"), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
+    return tables | {"ptb_small, leads": leads(folder)}
+
+
+def leads(folder: Path) -> str:
+    """Lead of each head over softmax, in per cent of its test perplexity, by files of results."""
+    files = {file: read_json(folder / f"{file}.json") for file in LEADS}
+    lines = [f"| head | rank of log P | {' | '.join(LEADS.values())} |", "|---" * (2 + len(LEADS)) + "|"]
+    for label, rank, name, settings in LEADING:
+        cells = [lead(results["entries"], name, settings) for results in files.values()]
+        lines.append(f"| {' | '.join([label, rank, *cells])} |")
+    return "\n".join(lines)
+
+
+def lead(entries: list[Any], name: str, settings: tuple[str, ...]) -> str:
+    """Lead of a preset with settings over the softmax of the same file."""
+    means = {
+        (entry["config"].rpartition("small_")[2], of_head(entry)): mean(entry["numbers"]["test_perplexity"])
+        for entry in entries
+    }
+    own = means.get((name, settings))
+    return "not run" if own is None else f"{100 * (1 - own / means['softmax', ()]):.1f} %"
+
+
+def of_head(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings of the head except its sizes."""
+    found = (one for one in entry.get("settings") or () if one.startswith("head."))
+    return tuple(sorted(one for one in found if "_size=" not in one))
+
+
+def mean(value: Number) -> float:
+    """Mean over the seeds of a number."""
+    if isinstance(value, Mapping):
+        return float(value["mean"])
+    return sum(value) / len(value) if isinstance(value, list) else float(value)
 
 
 def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
