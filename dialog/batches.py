@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dialog.corpora.corpus import Dialog, Utterance
+from dialog.prompts import Prompts
 from lm.text.vocabulary import DIALOG, Codec
 
 START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance, without a speaker
@@ -83,14 +84,19 @@ class Item:
 class Encoder:
     """Converts examples to token ids with a codec, and caches utterances.
 
+    With a chat template, the context is one utterance: the prompt without its last token. The response begins
+    with that token.
+
     Args:
         codec: codec of the run.
         max_tokens: maximum tokens of a context utterance, including ``<s>`` and ``</s>``.
         max_response: maximum tokens of a response, likewise; 0 = no limit.
+        context: maximum number of utterances of a context, by which prompts are cut.
     """
 
-    def __init__(self, codec: Codec, max_tokens: int, max_response: int = 0) -> None:
+    def __init__(self, codec: Codec, max_tokens: int, max_response: int = 0, context: int = 9) -> None:
         self.codec, self.max_tokens, self.max_response = codec, max_tokens, max_response
+        self._prompts = Prompts(codec, max_tokens, context * max_tokens) if codec.chat else None
         self._words: dict[str, tuple[int, ...]] = {}
         self._seen: dict[tuple[str, int], tuple[int, ...]] = {}
 
@@ -100,14 +106,23 @@ class Encoder:
 
     def item(self, example: Example) -> Item:
         """Convert an example to token ids."""
-        text = example.response.text
+        text, responder = self._response(example.response.text), example.responder
         response = self._marked(text, self.max_response or len(self._encoded(text)) + 2)
+        if self._prompts is None:
+            context = tuple(self.utterance(u) for u in example.context)
+            floors = tuple(int(u.speaker == responder) for u in example.context)
+        else:
+            context, floors = (self._prompts.ids(example.context, responder)[:-1],), (0,)
         return Item(
-            context=tuple(self.utterance(u) for u in example.context),
-            floors=tuple(int(u.speaker == example.responder) for u in example.context),
+            context=context,
+            floors=floors,
             response=response,
             cut=len(self._encoded(text)) + 2 - len(response),
         )
+
+    def _response(self, text: str) -> str:
+        """Text of a response with the blanks that a chat template puts around it."""
+        return text if self.codec.chat is None else text.join((self.codec.chat.before, self.codec.chat.after))
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         ids = self._words.get(text)
@@ -120,7 +135,7 @@ class Encoder:
         vocabulary, words = self.codec.vocabulary, self._encoded(text)[: most - 2]
         key = (text, len(words))
         if key not in self._seen:
-            self._seen[key] = (vocabulary.bos, *words, vocabulary.eos)
+            self._seen[key] = (self.codec.response_start, *words, vocabulary.eos)
         return self._seen[key]
 
 
@@ -181,10 +196,10 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 
 def encode_examples(
-    examples: Iterable[Example], codec: Codec, max_tokens: int, max_response: int = 0
+    examples: Iterable[Example], codec: Codec, max_tokens: int, max_response: int = 0, context: int = 9
 ) -> list[Item]:
-    """Convert examples to token ids."""
-    encoder = Encoder(codec, max_tokens, max_response)
+    """Convert examples to token ids, see :class:`Encoder`."""
+    encoder = Encoder(codec, max_tokens, max_response, context)
     return [encoder.item(example) for example in examples]
 
 

@@ -52,7 +52,8 @@ def stream(batch: Batch, *, begun: bool = True, together: bool = True) -> tuple[
     """
     tokens, floors, lengths = join_context(batch)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    begins = (tokens == batch.utterances[0, 0]) & (places >= begun)  # <s> of utterances, or except the first
+    marked = not begun or batch.context.shape[1] > 1  # unlike a prompt, which is a single utterance
+    begins = (tokens == batch.utterances[0, 0]) & (places >= begun) & marked  # <s>, or all except the first
     kept = (places < lengths.to(tokens.device)[:, None]) & ~begins
     longest = int(kept.sum(1).max())
     order = torch.argsort(kept.long(), dim=1, descending=not together, stable=True)

@@ -30,6 +30,11 @@ class DataConfig(Section):
         description="tokenizer: wordpunct, whitespace, char, or sentencepiece unigram or bpe. hf: that of the"
         " folder of model.trunk",
     )
+    chat_template: bool = Field(
+        True,
+        description="use the chat template of the tokenizer of model.trunk, if it has one; false = enclose"
+        " utterances in <s> and </s>",
+    )
     lowercase: bool = Field(True, description="convert text to lower case before tokenization")
     vocab_size: int = Field(
         10_000,
@@ -224,6 +229,10 @@ class DialogConfig(Section):
             for key, value in needing:
                 if value in ("pretrained", "trunk", PRETRAINED):
                     raise ValueError(f'{key} = "{value}": needs a pretrained trunk; set model.trunk')
+            if not self.data.chat_template:
+                raise ValueError(
+                    "data.chat_template = false: has no effect without model.trunk; leave it out"
+                )
             return self
         sections = (("encoder", self.encoder), ("decoder", self.decoder), ("transformer", self.transformer))
         for section, unused in (*sections, ("cell", self.cell)):

@@ -91,7 +91,7 @@ class EncodedDialogs:
 
     def __init__(self, examples: Sequence[Example], codec: Codec, data: DataConfig) -> None:
         self.examples = examples
-        self.items = encode_examples(examples, codec, data.max_tokens, data.max_response)
+        self.items = encode_examples(examples, codec, data.max_tokens, data.max_response, data.context)
         self.runs = segments(examples, data.segment)
         self._padded = data.padded
 

@@ -51,7 +51,9 @@ def _codec(config: DialogConfig, dialogs: Sequence[Dialog]) -> Codec:
     """A codec learned from the training dialogs, or that of a pretrained trunk."""
     data, path = config.data, pretrained_path(config.model.trunk)
     size, kind = data.vocab_size, "wordpunct" if data.tokenizer == "hf" else data.tokenizer
-    return train_codec(dialogs, kind, vocab_size=size, lowercase=data.lowercase, pretrained=path)
+    return train_codec(
+        dialogs, kind, vocab_size=size, lowercase=data.lowercase, pretrained=path, chat=data.chat_template
+    )
 
 
 def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:

@@ -227,7 +227,7 @@ class TrainedModel:
         which the response is too far to be read, beyond ``data.context``, are left out. ``check`` is called
         before every batch, and may raise to end the work.
         """
-        encoder = Encoder(self.codec, self.config.data.max_tokens, self.config.data.max_response)
+        encoder = self.encoder(self.config.data.max_response)
         pairs = [
             (example, text) for example, texts in zip(examples, responses, strict=True) for text in texts
         ]
@@ -268,7 +268,7 @@ class TrainedModel:
         vocabulary = self.codec.vocabulary
         said = [*tokens, vocabulary.eos]
         state = self._start([self._item(example)])
-        before = vocabulary.bos
+        before = self.codec.response_start
         steps = []
         for token in said:
             check()
@@ -283,8 +283,13 @@ class TrainedModel:
             before = token
         return steps
 
+    def encoder(self, max_response: int = 0) -> Encoder:
+        """Converter of examples to token ids; the maximum tokens of a response are 0 for no limit."""
+        data = self.config.data
+        return Encoder(self.codec, data.max_tokens, max_response, data.context)
+
     def _item(self, example: Example) -> Item:
-        return Encoder(self.codec, self.config.data.max_tokens).item(example)
+        return self.encoder().item(example)
 
     def _start(self, items: Sequence[Item]) -> Any:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))
@@ -294,7 +299,7 @@ class TrainedModel:
         """Start and end of a response, and the tokens that none contains."""
         vocabulary = self.codec.vocabulary
         forbidden = [index for index in vocabulary.ids(NEVER_SAID) if index != vocabulary.unk]
-        return Marks(vocabulary.bos, vocabulary.eos, forbidden)
+        return Marks(self.codec.response_start, vocabulary.eos, forbidden)
 
     @torch.no_grad()
     def _decode(

@@ -70,17 +70,19 @@ def train_codec(
     vocab_size: int,
     lowercase: bool = True,
     pretrained: Path | None = None,
+    chat: bool = False,
 ) -> Codec:
     """Build tokenizer and vocabulary from training dialogs, with counts as in Zhao et al. (2017).
 
     Every utterance counts one ``<s>`` and one ``</s>``. So does the ``<d>`` that opens each dialog.
-    ``pretrained`` is the folder of a model whose tokenizer and vocabulary are used instead.
+    ``pretrained`` is the folder of a model whose tokenizer and vocabulary are used instead, and with ``chat``
+    its chat template.
     """
     texts = [utterance.text for dialog in dialogs for utterance in dialog.utterances]
     framed = len(texts) + len(dialogs)
     extra = {BOS: framed, EOS: framed, DIALOG: len(dialogs)}
     if pretrained:
-        tokenizer = read_tokenizer(pretrained, dialog=True)
+        tokenizer = read_tokenizer(pretrained, dialog=True, chat=chat)
         counts = Counter(token for text in texts for token in tokenizer.split(text)) + Counter(extra)
         return Codec(tokenizer, Vocabulary(tokenizer.names, [counts[name] for name in tokenizer.names]))
     return build_codec(kind, texts, vocab_size=vocab_size, lowercase=lowercase, extra_counts=extra)

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from dialog.batches import Encoder, Example, next_example
+from dialog.batches import Example, next_example
 from dialog.chat.conversation import spoken
 from dialog.chat.terminal import open_conversation
 from dialog.chat.transcript import HUMAN, MODEL, one_line
@@ -138,7 +138,7 @@ class ServedDialog:
 
     def _answer(self, wish: _Wish, found: Sequence[Hypothesis], check: Check) -> Answer:
         choices = [self._choice(wish, one, check).until(wish.stops) for one in found[: wish.count]]
-        item = Encoder(self.model.codec, self.model.config.data.max_tokens).item(wish.example)
+        item = self.model.encoder().item(wish.example)
         return Answer(tuple(choices) or (Choice((), finished=True),), sum(map(len, item.context)))
 
     def _choice(self, wish: _Wish, found: Hypothesis, check: Check) -> Choice:

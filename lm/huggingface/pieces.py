@@ -6,15 +6,18 @@ from typing import Any
 
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import StorageError
+from lm.huggingface.chat import learn_form, template_of
 from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_settings, require_folder
+from lm.text.chat_form import ChatForm
 from lm.text.pretrained_tokenizer import PretrainedTokenizer, library_tokenizer, require_tokenizers
 
 
-def read_tokenizer(folder: Path, *, dialog: bool = False) -> PretrainedTokenizer:
+def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) -> PretrainedTokenizer:
     """The tokenizer of a folder, with as many ids as its model has.
 
     A text begins with the tokenizer's ``bos_token`` or else its ``eos_token``. A line ends in the piece of a
-    line end or else the ``eos_token``. An utterance of a ``dialog`` ends in the ``eos_token``.
+    line end or else the ``eos_token``. An utterance of a ``dialog`` ends in the ``eos_token``. With ``chat``,
+    the chat template of the folder is kept, if it has one and the model is no encoder-decoder.
 
     Raises:
         ConfigError: the library ``tokenizers`` is not installed.
@@ -46,9 +49,25 @@ def read_tokenizer(folder: Path, *, dialog: bool = False) -> PretrainedTokenizer
         if end is None:
             raise ValueError(f"no piece ends a line, and {TOKENIZER_CONFIG} names no eos_token")
         begin = next((one for one in marks if one is not None), end)
-        return PretrainedTokenizer.of(text, size, begin, end, dialog=dialog)
+        streams = chat and not config.get("is_encoder_decoder")
+        form = _chat_form(folder, tokenizer, settings) if streams else None
+        end = form.end if form else end
+        return PretrainedTokenizer.of(text, size, begin, end, dialog=dialog, chat=form)
     except ValueError as error:
         raise StorageError(f"{path}: {error}; use the files of one model") from error
+
+
+def _chat_form(folder: Path, tokenizer: Any, settings: Mapping[str, Any]) -> ChatForm | None:
+    """The chat template of a folder, None without one. StorageError for one that cannot be used."""
+    template = template_of(folder, settings)
+    if template is None:
+        return None
+    try:
+        return learn_form(tokenizer, template, settings)
+    except ValueError as error:
+        raise StorageError(
+            f"{folder}: its chat template {error}; set data.chat_template = false, or mend the template"
+        ) from error
 
 
 def _model_size(config: Mapping[str, Any]) -> int:

@@ -4,7 +4,8 @@ The vocabulary is the tokenizer's own, with the ids of the model. One of its pie
 a line end, or else the one that ends a text. It has the name ``<eos>``, as in every language model. Ids
 without a piece, which a model has in reserve, are named by their number.
 
-For dialogs, the piece that ends a text is ``</s>``, and the other special tokens follow the model's ids.
+For dialogs, the piece that ends a text is ``</s>``, and the other special tokens follow the model's ids. With
+a chat template, ``</s>`` is the piece that ends a response.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from lm.errors import ConfigError
+from lm.text.chat_form import ChatForm
 from lm.text.tokenizers import EOS, EOS_WORD, SPECIALS
 
 
@@ -30,7 +32,7 @@ class PretrainedTokenizer:
 
     In the JSON, ``tokenizer`` is the text of a ``tokenizer.json``, and ``size`` the number of ids. ``begin``
     is the id of the piece before a text, and ``end`` that of the piece for ends of lines or utterances.
-    ``dialog`` is true for dialogs.
+    ``dialog`` is true for dialogs. ``chat`` is the :class:`ChatForm` of dialogs with a chat template.
     """
 
     model: bytes
@@ -38,9 +40,19 @@ class PretrainedTokenizer:
     kind: Literal["hf"] = "hf"
 
     @classmethod
-    def of(cls, tokenizer: str, size: int, begin: int, end: int, *, dialog: bool = False) -> Self:
+    def of(
+        cls,
+        tokenizer: str,
+        size: int,
+        begin: int,
+        end: int,
+        *,
+        dialog: bool = False,
+        chat: ChatForm | None = None,
+    ) -> Self:
         """Raises ValueError if the text is no tokenizer, or its ids do not fit the others."""
-        stored = {"begin": begin, "dialog": dialog, "end": end, "size": size, "tokenizer": tokenizer}
+        stored: dict[str, Any] = {"begin": begin, "dialog": dialog, "end": end, "size": size}
+        stored |= {"tokenizer": tokenizer} | ({} if chat is None else {"chat": chat.model_dump()})
         found = cls(json.dumps(stored).encode())
         if len(set(found.names)) != len(found.names):
             raise ValueError("two ids have pieces of the same name")
@@ -48,8 +60,13 @@ class PretrainedTokenizer:
 
     @cached_property
     def _stored(self) -> Mapping[str, Any]:
-        stored: dict[str, Any] = {"dialog": False} | json.loads(self.model)
-        numbers = [stored["begin"], stored["end"]]
+        stored: dict[str, Any] = {"dialog": False, "chat": None} | json.loads(self.model)
+        if stored["chat"] is not None:
+            stored["chat"] = ChatForm.model_validate(stored["chat"])
+            numbers = [stored["chat"].first, stored["chat"].end, *stored["chat"].lead]
+        else:
+            numbers = []
+        numbers += [stored["begin"], stored["end"]]
         if not all(isinstance(number, int) and 0 <= number < stored["size"] for number in numbers):
             raise ValueError("the ids of begin and end are not in the vocabulary")
         if not isinstance(stored["tokenizer"], str):
@@ -66,13 +83,24 @@ class PretrainedTokenizer:
         return self.library
 
     @property
+    def text_start(self) -> int:
+        """Id of the piece before a text."""
+        begin: int = self._stored["begin"]
+        return begin
+
+    @property
     def begin(self) -> int | None:
         """Id of the piece before a text; None for dialogs.
 
         Raises KeyError, TypeError or ValueError if the JSON is foreign.
         """
-        begin: int = self._stored["begin"]
-        return None if self._stored["dialog"] else begin
+        return None if self._stored["dialog"] else self.text_start
+
+    @property
+    def chat(self) -> ChatForm | None:
+        """The chat template of dialogs, if they have one."""
+        chat: ChatForm | None = self._stored["chat"]
+        return chat
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -96,6 +124,8 @@ class PretrainedTokenizer:
     def join(self, tokens: Sequence[str]) -> str:
         decoder = self._tokenizer.decoder
         text: str = decoder.decode(list(tokens)) if decoder else " ".join(tokens)
+        if chat := self.chat:
+            text = text.removeprefix(chat.before).removesuffix(chat.after)
         return text
 
 

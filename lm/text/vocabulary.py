@@ -20,6 +20,7 @@ from typing import Any, Self, get_args
 from lm.disk.regular import open_file
 from lm.disk.storage import MAX_JSON, write_atomic
 from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.text.chat_form import ChatForm
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import (
     BOS,
@@ -166,6 +167,16 @@ class Codec:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
+
+    @property
+    def chat(self) -> ChatForm | None:
+        """The chat template of a pretrained tokenizer for dialogs, if it has one."""
+        return self.tokenizer.chat if isinstance(self.tokenizer, PretrainedTokenizer) else None
+
+    @property
+    def response_start(self) -> int:
+        """Id of the token before a response: ``<s>``, or the last one of a chat template's prompt."""
+        return self.vocabulary.bos if self.chat is None else self.chat.first
 
     def encode(self, text: str, place: str = "") -> list[int]:
         """Ids of an utterance without ``<s>`` and ``</s>``, or of a language model's line with ``<eos>``.

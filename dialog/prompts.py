@@ -1,0 +1,88 @@
+"""Contexts as prompts of a chat template, with speakers as the roles ``user`` and ``assistant``."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from dialog.corpora.corpus import Utterance
+from lm.errors import DataError
+from lm.huggingface.chat import ChatRenderer, messages_of
+from lm.text.chat_form import ChatForm
+from lm.text.pretrained_tokenizer import PretrainedTokenizer
+from lm.text.vocabulary import DIALOG, Codec
+
+
+def alternating(context: Sequence[Utterance], responder: str) -> list[str]:
+    """Texts of a context that alternate between another speaker and the responder, the first of the former.
+
+    Consecutive utterances of one side are lines of one text. Where the responder begins or answers the own
+    utterance, the text of the other side is empty. The mark of the beginning of a dialog is left out.
+    """
+    said = [one for one in context if one.text != DIALOG]
+    texts: list[str] = []
+    for own, group in groupby(said, lambda one: one.speaker == responder):
+        if own and not texts:
+            texts.append("")
+        texts.append("\n".join(one.text for one in group))
+    return texts if len(texts) % 2 else [*texts, ""]
+
+
+class Prompts:
+    """Converts contexts to prompts in token ids.
+
+    Args:
+        codec: codec of the run, which has a chat template.
+        max_tokens: maximum tokens of an utterance, with two for marks.
+        room: maximum tokens of a prompt.
+    """
+
+    def __init__(self, codec: Codec, max_tokens: int, room: int) -> None:
+        tokenizer, form = codec.tokenizer, codec.chat
+        assert isinstance(tokenizer, PretrainedTokenizer)
+        assert isinstance(form, ChatForm)
+        self._codec, self._form, self._most, self._room = codec, form, max_tokens - 2, room
+        self._begin = tokenizer.text_start
+        self._renderer = ChatRenderer(tokenizer.library, form.template, form.marks)
+
+    def ids(self, context: Sequence[Utterance], responder: str) -> tuple[int, ...]:
+        """The prompt of a context, whose last token is that before every response.
+
+        The oldest utterances are left out, and then the end of the last one, until the prompt has room.
+        DataError if the template raises, or cannot be made to fit.
+        """
+        for first in range(len(context)):
+            ids = self._rendered(context[first:], responder, self._most)
+            if len(ids) <= self._room:
+                return ids
+        most = self._most
+        while len(ids) > self._room and most > 0:
+            most = max(0, most - (len(ids) - self._room))
+            ids = self._rendered(context[-1:], responder, most)
+        if len(ids) > self._room:
+            raise DataError(
+                f"the chat template takes {len(ids):,} tokens without a text, more than data.context ×"
+                f" data.max_tokens = {self._room:,}; raise data.max_tokens, or set data.chat_template = false"
+            )
+        return ids
+
+    def _rendered(self, context: Sequence[Utterance], responder: str, most: int) -> tuple[int, ...]:
+        cut = [Utterance(one.speaker, self._cut(one.text, most)) for one in context]
+        try:
+            ids = self._renderer.ids(messages_of(alternating(cut, responder)), True)
+        except ValueError as error:
+            raise DataError(
+                f"the chat template {error}; train with data.chat_template = false, or mend the template"
+            ) from error
+        ids += self._form.lead
+        if ids[-1] != self._form.first:
+            raise DataError(
+                "the chat template ends a prompt in another way than before; train with data.chat_template ="
+                " false"
+            )
+        return (*ids,) if len(ids) > 1 else (self._begin, *ids)
+
+    def _cut(self, text: str, most: int) -> str:
+        """The first ``most`` tokens of a text; the mark of the beginning of a dialog is kept."""
+        if text == DIALOG:
+            return text
+        ids = self._codec.encode(text)
+        return text if len(ids) <= most else self._codec.decode(ids[:most])
