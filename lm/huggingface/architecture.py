@@ -18,6 +18,7 @@ from lm.huggingface.source import MODEL_CONFIG, read_settings, require_folder
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")  # in kinds whose encoder may have another number
+_SCALING = ("umt5", "switch_transformers")  # kinds of T5 that scale as the first one, without such a key
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Architecture:
     @property
     def output_scale(self) -> float:
         """Factor of the hidden states before the output layer, as in the first T5."""
-        return self.hidden_size**-0.5 if getattr(self.config, "scale_decoder_outputs", False) else 1.0
+        scales = getattr(self.config, "scale_decoder_outputs", self.config.model_type in _SCALING)
+        return self.hidden_size**-0.5 if scales else 1.0
 
     def network(self) -> Any:
         """A new model of transformers in float32, with random weights."""

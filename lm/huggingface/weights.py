@@ -88,7 +88,7 @@ def load_pretrained(
     folder = found.path.parent
     network.free()
     model = _opened(folder, found.config)
-    layer, tokens = model.get_output_embeddings(), torch.arange(_TRIED) % found.words
+    layer, tokens = model.get_output_embeddings(), torch.tensor(_tried_tokens(found))
     with _its_own_code(folder), torch.no_grad():
         expected, bias = network.expected(model, tokens), _output_bias(model)
         if start_head:
@@ -110,6 +110,13 @@ def load_pretrained(
                 "head.tied: the output layer of the model is not its embedding; set head.tied = false"
             )
         start_as(head, weight, bias)
+
+
+def _tried_tokens(found: Architecture) -> list[int]:
+    """The first tokens except padding, which some kinds give no position of its own."""
+    padding = getattr(found.config, "pad_token_id", None)
+    words = [word for word in range(min(found.words, _TRIED + 1)) if word != padding]
+    return [words[place % len(words)] for place in range(_TRIED)] if words else [0] * _TRIED
 
 
 def _output_bias(model: Any) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Dialog models on a pretrained encoder-decoder: the encoder reads the context, the decoder the response."""
 
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,30 +9,36 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
-from dialog.batches import Batch
+from dialog.batches import Batch, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import load_dialogs, train_codec
+from dialog.corpora.corpus import Utterance, load_dialogs, train_codec
+from dialog.decoding.config import DecodeConfig
 from dialog.pretrained import start_dialog
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs
 from dialog.train import train
+from dialog.trained import TrainedModel
 from lm.config.load import load_config
 from lm.engine.events import no_report
+from lm.errors import DataError
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
-from tests.dialog.test_causal import CONFIG
-from tests.support.pretrained import save_model, save_tokenizer, tiny_pairs
+from tests.dialog.test_causal import CONFIG, PAGE
+from tests.support.pretrained import edit, save_model, save_tokenizer, tiny_pairs
 from tests.support.tiny_dialog import SAID, write_corpus
 
 SPECIAL = {"t5": ("</s>", "<unk>", "<pad>"), "bart": ("</s>", "<s>", "<pad>", "<unk>")}
 KINDS = ("t5", "t5 1.1", "bart", "scaled bart")
 MIXTURES = [f"head.kind={kind}" for kind in ("moc", "mos", "mixtape")]
+SOFTMAX = ["head.kind=softmax", "head.components=1", "head.context_activation=tanh"]
 HEADS: list[list[str]] = [
-    ["head.kind=softmax", "head.components=1", "head.context_activation=tanh"],
+    SOFTMAX,
+    [*SOFTMAX, "head.tied=true"],
     *([kind] for kind in MIXTURES),
     ["head.kind=moss", "head.learn_shift=true"],
     ["head.kind=doc", "head.components=4", "head.lower_components=[1,1]", "head.prior_bias=true"],
@@ -116,6 +123,37 @@ def test_every_head_begins_with_the_probabilities_of_the_pretrained_model(corpus
             assert float(total[0]) == pytest.approx(float(ours[3]), rel=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "least"), [("t5", 9), ("bart", 0)])
+def test_beams_of_generate_find_what_ours_finds(corpus: Path, kind: str, least: int) -> None:
+    """Where all reach full length, and where all end by </s>, after contexts of different lengths.
+
+    Without its cache, which has as many layers as the encoder.
+    """
+    theirs, codec, settings = save(corpus / "folder", kind), codec_here(), config(*SOFTMAX)
+    if kind == "bart":
+        theirs.final_logits_bias[0, 0] += 6
+    model = model_of(settings, codec)
+    with torch.no_grad():
+        model.head.bias[0] += 6 * (kind == "bart")
+    trained = TrainedModel(settings, codec, model, torch.device("cpu"))
+    talks = [SAID[:3], SAID[2:5], SAID[1:4]]
+    examples = [next_example([Utterance("A", text) for text in talk], "B", 3) for talk in talks]
+    decode = DecodeConfig(beam=4, nbest=2, min_length=least, max_length=9, products="float32")
+    ours = [one for found in trained.respond(examples, decode) for one in found]
+    assert {one.finished for one in ours} == {not least}
+    texts = [[token for text in talk for token in [*codec.encode(text), 0]] for talk in talks]
+    begin = [codec.vocabulary.bos] if kind == "bart" else []
+    inputs = torch.nn.utils.rnn.pad_sequence([torch.tensor(begin + text) for text in texts], True, 2)
+    first = torch.tensor([[theirs.config.decoder_start_token_id, *begin]] * len(talks))
+    found = theirs.generate(
+        input_ids=inputs, attention_mask=(inputs != 2).long(), decoder_input_ids=first, num_beams=4,
+        num_return_sequences=2, max_new_tokens=10, min_new_tokens=least, forced_eos_token_id=0,
+        suppress_tokens=[2, *begin], length_penalty=0.0, early_stopping="never", use_cache=False,
+    )  # fmt: skip
+    rows = [row[first.shape[1] :] for row in found.tolist()]
+    assert [tuple(row[: row.index(0)]) for row in rows] == [one.tokens for one in ours]
+
+
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_run_resumes_without_the_folder_and_answers(
     corpus: Path, ending: Callable[..., tuple[int, str, str]], kind: str
@@ -133,3 +171,103 @@ def test_a_run_resumes_without_the_folder_and_answers(
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
     assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
+
+
+def test_a_head_alone_trains(corpus: Path) -> None:
+    resolved = load_config(
+        "run.toml",
+        DialogConfig,
+        family="dialog",
+        overrides=["train.freeze=trunk", "optim.trunk_lr_ratio=1", "train.max_steps=2"],
+    )
+    train(resolved, Path("run"), no_report)
+    began = model_of(resolved.config, codec_here()).state_dict()
+    for name, value in CheckpointStore(Path("run", "checkpoints")).weights("last").items():
+        assert torch.equal(value, began[name]) != name.startswith("head."), name
+
+
+def test_recomputed_activations_are_not_kept(corpus: Path) -> None:
+    """Far fewer bytes wait for the backward pass, and the gradients are the same."""
+    kept, gradients = [], []
+    codec = codec_here()
+    for recompute in ("false", "true"):
+        settings = config(*HEADS[-1], f"model.recompute={recompute}", "model.dropout=0")
+        torch.manual_seed(2)  # of the noise of the components, and of the dropout inside the networks
+        model, sizes = model_of(settings, codec).train(), list[int]()
+        with saved_tensors_hooks(lambda one, sizes=sizes: sizes.append(one.nbytes) or one, lambda one: one):
+            hidden, targets, _ = model.hidden(batch_of(settings, codec))
+        kept.append(sum(sizes))
+        model.head.objective(hidden, targets)[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert kept[1] < kept[0] / 2
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+def test_texts_beyond_the_positions_are_refused(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Before training by the settings, and in decoding. T5 has no positions to exceed."""
+    long = ("--set", "data.context=9", "--set", "train.max_steps=1")
+    assert ending(main, "train", "run.toml", "--run", "t5", *long)[0] == 0
+    save(corpus / "folder", "bart")
+    code, _, error = ending(main, "train", "run.toml", "--run", "run", *long)
+    assert (code, len(lines_of(error))) == (2, 1)
+    assert "reads at most 128; lower data.context" in error
+    settings, codec = config(), codec_here()
+    trained = TrainedModel(settings, codec, model_of(settings, codec), torch.device("cpu"))
+    example = next_example([Utterance("A", SAID[0])], "B", 3)
+    with pytest.raises(DataError, match="more than the 128 tokens"):
+        trained.respond([example], DecodeConfig(min_length=150, max_length=150))
+
+
+def lines_of(error: str) -> list[str]:
+    """Lines except the warnings that all splits are one file."""
+    return [line for line in error.splitlines() if not line.startswith("warning")]
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def change(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **values)
+
+
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no weights": (remove("model.safetensors"), "no model.safetensors"),
+    "no tokenizer": (remove("tokenizer.json"), "tokenizer.json: missing"),
+    "code": (change(auto_map={"AutoModelForSeq2SeqLM": "own.Own"}), "never run"),
+    "unknown kind": (change(model_type="nonsense"), "no causal language model"),
+    "kind without decoder": (change(model_type="gpt2"), "no encoder-decoder of texts"),
+    "no first token": (change(decoder_start_token_id=None), "decoder_start_token_id = None: must be the id"),
+    "far first token": (change(decoder_start_token_id=10**6), "decoder_start_token_id = 1000000"),
+    "too many layers": (change(num_decoder_layers=10**9), "num_decoder_layers = 1000000000"),
+    "fewer layers": (change(d_ff=25), "are not those of its config.json"),
+}
+
+
+def test_a_bad_folder_gets_one_line_with_the_remedy(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    shutil.copytree("folder", "whole")
+    for name, (damage, said) in BAD.items():
+        shutil.rmtree("folder", ignore_errors=True)
+        shutil.copytree("whole", "folder")
+        damage(Path("folder"))
+        code, _, error = ending(main, "train", "run.toml", "--run", "run")
+        assert (code, len(lines_of(error))) == (4, 1), (name, error)
+        assert said in error, (name, error)
+        assert not Path("run", "checkpoints").exists()
+
+
+def test_the_example_of_the_page_trains_on_it(
+    corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    (settings,) = re.findall(r"`talk.toml`:\n\n```toml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    (corpus / "talk.toml").write_text(settings, "utf-8")
+    changes = [f"data.{split}=talk.jsonl" for split in ("train", "valid", "test")]
+    changes += ["model.trunk=hf:folder", "train.max_steps=1"]
+    options = [text for change in changes for text in ("--set", change)]
+    code, _, error = ending(main, "train", "talk.toml", "--run", "run", *options)
+    assert code == 0, error
+    assert ending(main, "describe", "talk.toml", *options)[0] == 0
