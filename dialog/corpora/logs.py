@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dialog.corpora.readers import RawUtterance, join_lines
-from dialog.corpora.stamps import DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
+from dialog.corpora.stamps import BETWEEN, DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog, NumberedLine
 
 _MARKS = dict.fromkeys(map(ord, "\u200e\u200f\u202a\u202b\u202c\u2068\u2069\ufeff"))  # of direction
 
 WHATSAPP = re.compile(
-    rf"\u200e?(?:\[{DATE},?\s+{TIME}\]|{DATE},?\s+{TIME}\s+[-–])\s(.*)", re.DOTALL
+    rf"[\u200e\u200f]?(?:\[{DATE}{BETWEEN}{TIME}\]|{DATE}{BETWEEN}{TIME}\s+[-–])\s(.*)", re.DOTALL
 )  # groups: stamp of iOS, stamp of Android, rest of the line
 _SPEAKER = re.compile(r"([^:]{1,80}?):(?:\s|$)(.*)", re.DOTALL)
 _OMITTED = (  # Android's placeholders of media, in angle brackets
@@ -65,8 +65,8 @@ def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
         match = WHATSAPP.fullmatch(text)
         if match:
             groups = match.groups()
-            stamp = Stamp.of(groups[:7] if groups[0] else groups[7:14])
-            found.append((number, stamp, [groups[14]]))
+            stamp = Stamp.of(groups[:8] if groups[0] else groups[8:16])
+            found.append((number, stamp, [groups[16]]))
         elif found:
             found[-1][2].append(text)
         elif text.translate(_MARKS).strip():
@@ -121,7 +121,7 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
         else:
             *groups, nick, said = match.groups()
             said = said or ""
-            stamp = Stamp.of(groups) if groups[3] else None
+            stamp = Stamp.of(groups) if groups[4] else None
             if match.re is _ACTION and _COMING.match(said):
                 log.drop(name, number, "channel event", text)
             elif not said.strip():

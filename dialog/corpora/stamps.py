@@ -14,9 +14,13 @@ from lm.text.lines import InputLog
 PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
 _LATE = timedelta(hours=1)  # tolerance for late lines; a clock that falls by more has passed midnight
 
-DATE = r"(\d{1,4})[./-](\d{1,2})[./-](\d{1,4})\.?"
-TIME = r"(\d{1,2})[:.](\d{2})(?:[:.](\d{2}))?(?:\s?([AaPp])\.?\s?[Mm]\.?)?"
-STAMPED = re.compile(rf"\W{{0,2}}(?:{DATE},?[T\s]+{TIME}|{TIME})(?!\w)")  # \s holds U+00A0 and U+202F
+_SECOND_HALF = ("下午", "오후", "午後", "p", "م", "μ")  # of the day, as its notation begins
+_BEFORE = "上午|下午|오전|오후|午前|午後"
+_AFTER = r"[AaPp]\.?\s?[Mm]\.?|[صم]|[πμ]\.?μ\.?"  # English and Spanish, Arabic, Greek
+DATE = r"(\d{1,4})[./-]\s?(\d{1,2})[./-]\s?(\d{1,4})\.?(?:\s?г\.?)?"
+TIME = rf"({_BEFORE})?\s?(\d{{1,2}})[:.](\d{{2}})(?:[:.](\d{{2}}))?(?:\s?({_AFTER}))?"
+BETWEEN = r"[,،]?(?:T|\s+(?:(?:à|às|kl\.|klo|um)\s)?)"  # \s holds U+00A0 and U+202F
+STAMPED = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN}{TIME}|{TIME})(?!\w)")
 _ORDERS = ("dmy", "mdy", "ymd")
 
 
@@ -27,13 +31,15 @@ class Stamp(NamedTuple):
     hour: str
     minute: str
     second: str = ""
-    half: str = ""  # of the day: a or p
+    late: bool | None = None  # half of the day; None in logs with 24 hours
 
     @classmethod
     def of(cls, groups: Sequence[str | None]) -> "Stamp":
-        """Build a stamp from the seven groups of DATE and TIME."""
-        *date, hour, minute, second, half = (group or "" for group in groups)
-        return cls(tuple(date) if date[0] else (), hour, minute, second, half.lower())
+        """Build a stamp from the eight groups of DATE and TIME."""
+        *date, before, hour, minute, second, after = (group or "" for group in groups)
+        half = (before or after).lower()
+        late = half.startswith(_SECOND_HALF) if half else None
+        return cls(tuple(date) if date[0] else (), hour, minute, second, late)
 
 
 class Message(NamedTuple):
@@ -50,7 +56,7 @@ def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
     Among equals, it has the fewest steps back in time, then mm/dd in logs with AM and PM, else dd/mm.
     In stamps without a date, a time that falls by more than an hour begins the next day.
     """
-    preferred = "mdy" if any(stamp.half for stamp in stamps) else "dmy"
+    preferred = "mdy" if any(stamp.late is not None for stamp in stamps) else "dmy"
     found: list[tuple[int, int, bool, list[datetime | None]]] = []
     for order in _ORDERS:
         times = [_time(stamp, order) for stamp in stamps]
@@ -74,8 +80,8 @@ def _time(stamp: Stamp, order: str) -> datetime | None:
             return None
         date[part] = int(digits) + (2000 if part == "y" and len(digits) == 2 else 0)
     hour = int(stamp.hour)
-    if stamp.half:
-        hour = hour % 12 + (12 if stamp.half == "p" else 0)
+    if stamp.late is not None:
+        hour = hour % 12 + 12 * stamp.late
     try:
         return datetime(date["y"], date["m"], date["d"], hour, int(stamp.minute), int(stamp.second or 0))
     except ValueError:

@@ -19,10 +19,12 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     """Read cues of a number, a timing and lines of text, separated by blank lines.
 
     A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
-    letter continues the utterance before it. Speakers A and B alternate. Tags and sounds are removed. A pause
+    letter continues the utterance before it, unless the file has no upper case. Speakers A and B alternate. Tags and sounds are removed. A pause
     of more than fifteen seconds begins a new dialog.
     """
     messages: list[Message] = []
+    lines = list(lines)
+    cased = any(text != text.lower() for _, text in lines)
     start: datetime | None = None  # of the cue that the line belongs to
     begun = False  # the cue has had an utterance
     for number, text in lines:
@@ -45,7 +47,7 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 continue
             last = messages[-1] if messages else None
             near = last is not None and last.time is not None and start - last.time <= SCENE
-            if last and near and said == shown and (begun or said[0].islower()):
+            if last and near and said == shown and (begun or (cased and said[0].islower())):
                 longer = last.turn._replace(text=f"{last.turn.text} {said}")
                 messages[-1] = last._replace(turn=longer)
             else:

@@ -112,6 +112,11 @@ def clock(time: str, half: bool) -> str:
         ("[4/{d}/24, {t}] ", True),
         ("[2024-04-{d}, {t}:07] ", False),
         (f"{MARK}[{{d}}/04/2024, {{t}}:07] ", False),
+        ("{d}/04/2024 à {t} - ", False),
+        ("{d}.4.2024 klo {t} - ", False),
+        ("{d}.04.2024 г., {t} - ", False),
+        ("2024. 4. {d}. {t} - ", False),
+        ("\u200f{d}/4/2024، {t} - ", False),
     ],
 )
 def test_whatsapp_in_all_common_locales(form: str, half: bool, tmp_path: Path) -> None:
@@ -121,6 +126,24 @@ def test_whatsapp_in_all_common_locales(form: str, half: bool, tmp_path: Path) -
     dialogs, log = read(source)
     assert said(dialogs) == EXPECTED
     assert (dialogs[0].id, log.dropped) == ("chat:0", [])
+
+
+@pytest.mark.parametrize(
+    ("morning", "evening"),
+    [
+        ("[2024/4/13 上午9:00:07] ", "[2024/4/13 下午9:01:07] "),
+        ("2024/4/13 午前9:00 - ", "2024/4/13 午後9:01 - "),
+        ("2024. 4. 13. 오전 9:00 - ", "2024. 4. 13. 오후 9:01 - "),
+        ("13/4/2024، 9:00 ص - ", "13/4/2024، 9:01 م - "),
+        ("13/4/24, 9:00 π.μ. - ", "13/4/24, 9:01 μ.μ. - "),
+        ("13/4/24, 9:00 a. m. - ", "13/4/24, 9:01 p. m. - "),
+    ],
+)
+def test_whatsapp_knows_the_halves_of_the_day(morning: str, evening: str, tmp_path: Path) -> None:
+    lines = [f"{morning}A: x", f"{morning}B: y", f"{evening}A: z", f"{evening}B: w"]
+    source = write(tmp_path, "chat.txt", "\n".join(lines))
+    assert detect_format(Path(source), InputLog()) == "whatsapp"
+    assert said(read(source)[0]) == [["A: x", "B: y"], ["A: z", "B: w"]], "twelve hours apart"
 
 
 def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
@@ -342,6 +365,13 @@ def test_subtitles(tmp_path: Path) -> None:
         ["A: Later.", "B: JA."],
     ]
     assert {piece.reason for piece in log.dropped} == {"sound", "single message between long pauses"}
+
+
+def test_subtitles_without_upper_case_have_an_utterance_a_cue(tmp_path: Path) -> None:
+    cues = ((1, "where is it ?"), (3, "<i>behind\nthe barn</i>"), (5, "when ?"))
+    text = "\n\n".join(f"{at}\n00:00:0{at},000 --> 00:00:0{at},900\n{text}" for at, text in cues)
+    dialogs, _ = read(write(tmp_path, "film.srt", text))
+    assert said(dialogs) == [["A: where is it ?", "B: behind the barn", "A: when ?"]]
 
 
 def test_a_folder_of_subtitles_or_logs_is_a_corpus(tmp_path: Path) -> None:
