@@ -19,8 +19,8 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     """Read cues of a number, a timing and lines of text, separated by blank lines.
 
     A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
-    letter continues the utterance before it, unless the file has no upper case. Speakers A and B alternate. Tags and sounds are removed. A pause
-    of more than fifteen seconds begins a new dialog.
+    letter continues the utterance before it, unless the file has no upper case. Speakers A and B alternate.
+    Tags and sounds are removed. A pause of more than fifteen seconds begins a new dialog.
     """
     messages: list[Message] = []
     lines = list(lines)

@@ -97,7 +97,8 @@ def override(
 
 def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
     """A loaded config with other values. ConfigError names the place of the first bad one."""
-    settings = _flatten(resolved.config.model_dump(), {}, schema, Path("config.json"))
+    values = _flatten(resolved.config.model_dump(), {}, schema, Path())
+    settings = {key: Setting(old.value, resolved.provenance[key]) for key, old in values.items()}
     merged = _build(schema, settings | changes)
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
@@ -364,12 +365,11 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
 
 
 def _blame(table: str, message: str, settings: Settings) -> str:
-    """The place of the first key that a message about a whole table names."""
-    for word in re.findall(r"[\w.]+", message):
-        dotted = word.strip(".")
-        if (key := dotted if dotted in settings else f"{table}.{dotted}") in settings:
-            return settings[key].where
-    return next((setting.where for key, setting in settings.items() if key.startswith(table)), DEFAULT)
+    """The place of the first key that a message about a whole table names, or else of one in the table."""
+    words = [word.strip(".") for word in re.findall(r"[\w.]+", message)]
+    named = [key for word in words for key in (word, f"{table}.{word}") if key in settings]
+    keys = [*named, *(key for key in settings if key.startswith(table))]
+    return next((where for key in keys if (where := settings[key].where) != DEFAULT), DEFAULT)
 
 
 def _choices(annotation: object) -> list[str]:

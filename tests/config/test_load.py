@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from dialog.config import DialogConfig
-from lm.config.load import known_keys, known_tables, load_config, override, read_config, save_config
+from lm.config.load import (
+    Setting,
+    known_keys,
+    known_tables,
+    load_config,
+    override,
+    read_config,
+    save_config,
+    with_settings,
+)
 from lm.config.presets import preset_names
 from lm.config.section import Section
 from lm.config.suggest import did_you_mean, nearest
@@ -134,6 +143,22 @@ def test_override_of_a_saved_config_is_limited_to_sections(tmp_path: Path) -> No
     assert changed.provenance["decode.nbest"] == "--set"
     with pytest.raises(ConfigError, match=r"--set model.dropout: .*only decode\.\*"):
         override(resolved, ["model.dropout=0.5"], DialogConfig, sections=("decode",))
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "place"),
+    [
+        ("[head]\nskip_below = 0.1\n", ["head.kind=mos"], "x.toml:2"),
+        ("", ["head.kind=mos", "head.skip_below=0.1"], "--set"),
+    ],
+)
+def test_values_that_do_not_go_together_are_named_by_who_wrote_them(
+    text: str, overrides: list[str], place: str, tmp_path: Path
+) -> None:
+    resolved = load_config(write(tmp_path, text), DialogConfig, family="dialog", overrides=overrides)
+    drawn = {"head.unlikelihood": Setting(0.5, "space.toml")}
+    with pytest.raises(ConfigError, match=rf"{place}: \[head\] skip_below = 0.1"):
+        with_settings(resolved, drawn, DialogConfig)
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"config": 3}', b"{", b"\xff", b'{"config": {}}'])
