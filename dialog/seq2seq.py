@@ -76,7 +76,8 @@ class Seq2Seq(nn.Module):
         if self.config.head.unlikelihood:
             words = words_before(batch.targets)
             repeated = pack_padded_sequence(words, batch.lengths, batch_first=True).data
-        return self.head.objective(hidden, targets, streams=rows, repeated=repeated)
+        present = pack_padded_sequence(batch.inputs, batch.lengths, batch_first=True).data
+        return self.head.objective(hidden, targets, streams=rows, repeated=repeated, present=present)
 
     def token_nll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """−log P of every token in nats, (N,) float64, and its row, (N,)."""

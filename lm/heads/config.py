@@ -140,6 +140,13 @@ class HeadConfig(Section):
         description="weight of −Σ log(1 − P(w)) in the training loss, over the words w before a token, other"
         " than the token; 0 = off",
     )
+    past_decode: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="weight of −log P(present word), decoded from the distribution of the next word, in the"
+        " training loss (PDR, Brahma 2018; 0.001 there); 0 = off",
+    )
     shared_latent_mask: bool = Field(
         False, description="doc: use one mask of latent_dropout for all components, as in the authors' code"
     )
@@ -191,10 +198,10 @@ class HeadConfig(Section):
             raise ValueError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"
             )
-        if self.skip_below and (self.label_smoothing or self.unlikelihood):
+        if self.skip_below and (self.label_smoothing or self.unlikelihood or self.past_decode):
             raise ValueError(
-                f"skip_below = {self.skip_below:g}: skips no gradient with label_smoothing or unlikelihood;"
-                " set it to 0"
+                f"skip_below = {self.skip_below:g}: skips no gradient with label_smoothing, unlikelihood or"
+                " past_decode; set it to 0"
             )
         lower = sum(self.lower_components)
         if self.kind == "doc" and not 0 < lower < self.components:

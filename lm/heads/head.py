@@ -32,6 +32,7 @@ from lm.heads.loss_options import LossOptions
 from lm.heads.mixer import Mixer, rows_of_last
 from lm.heads.mixtape import WordGates
 from lm.heads.output_layer import OutputLayer
+from lm.heads.past_decoder import PastDecoder
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.registry import HEADS
 from lm.heads.states import Layers, States
@@ -127,12 +128,15 @@ class Head(nn.Module):
         self.gates: WordGates | None = None
         self.pointwise: PiecewiseLinear | None = None
         self.temperature: WordTemperature | None = None
+        self.past: PastDecoder | None = None
         if config.kind == "mixtape" and config.components > 1:
             self.gates = WordGates(config, self.hidden_size, self.vocab_size)
         if config.kind == "plif":
             self.pointwise = PiecewiseLinear(config.intervals, config.interval_range)
         if config.temperature not in ("none", "constant"):
             self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
+        if config.past_decode:
+            self.past = PastDecoder(self.size, self.vocab_size)
 
     def matrix_blocks(self) -> dict[str, int]:
         """Number of components whose contexts are blocks of rows; none for prior and output."""
@@ -170,6 +174,8 @@ class Head(nn.Module):
             temperature=self.temperature,
             smoothing=self.config.label_smoothing,
             unlikelihood=self.config.unlikelihood,
+            past=self.past,
+            past_decode=self.config.past_decode,
             divisor=self.config.temperature_value if self.config.temperature == "constant" else 1.0,
         )
 
@@ -179,18 +185,21 @@ class Head(nn.Module):
         targets: Tensor,
         streams: Tensor | None = None,
         repeated: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The training objective and :meth:`loss`, both scalar sums over tokens in nats.
 
-        They differ only by ``config.temperature_loss_scaling``, ``prior_penalty``, ``label_smoothing`` and
-        ``unlikelihood``. The last has an effect only with ``repeated``, (..., C), as of
-        :func:`lm.heads.output_layer.words_before`.
+        They differ only by ``config.temperature_loss_scaling``, ``prior_penalty``, ``label_smoothing``,
+        ``unlikelihood`` and ``past_decode``. Unlikelihood has an effect only with ``repeated``, (..., C), as
+        of :func:`lm.heads.output_layer.words_before`. ``past_decode`` needs the ``present`` words (...), each
+        the one before its target.
         """
         mixture, output, config = self.mixer.mixture(hidden, streams), self.output, self.config
         weights = mixture.contexts.new_ones(targets.numel())
         if output.penalised:
             words = None if repeated is None else repeated.flatten(0, -2)
-            objective = output.penalised_loss(mixture, targets.reshape(-1), weights, words)
+            inputs = None if present is None else present.reshape(-1)
+            objective = output.penalised_loss(mixture, targets.reshape(-1), weights, words, inputs)
             loss = output.nll(mixture, targets.reshape(-1), 1.0).sum()
         else:
             objective = loss = output.loss(mixture, targets.reshape(-1), weights)

@@ -13,11 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lm.errors import require
 from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
 from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nll
+from lm.heads.past_decoder import PastDecoder
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.temperature import WordTemperature
@@ -41,6 +43,8 @@ class OutputLayer:
     temperature: WordTemperature | None
     smoothing: float  # share of the mean −log P of all words in the training loss
     unlikelihood: float  # weight of −Σ log(1 − P) of repeated words in the training loss
+    past: PastDecoder | None
+    past_decode: float  # weight of −log P(present word) by the past decoder in the training loss
     divisor: float  # divisor of all logits: the constant temperature, or 1
 
     @property
@@ -51,7 +55,7 @@ class OutputLayer:
     @property
     def penalised(self) -> bool:
         """True if the training loss reads the probability of more words than the target."""
-        return self.smoothing > 0 or self.unlikelihood > 0
+        return self.smoothing > 0 or self.unlikelihood > 0 or self.past is not None
 
     @property
     def logit_buffers(self) -> int:
@@ -77,21 +81,33 @@ class OutputLayer:
             return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
 
     def penalised_loss(
-        self, mixture: Mixture, targets: Tensor, weights: Tensor, repeated: Tensor | None
+        self,
+        mixture: Mixture,
+        targets: Tensor,
+        weights: Tensor,
+        repeated: Tensor | None,
+        present: Tensor | None,
     ) -> Tensor:
-        """Σ w · (the training loss of a token), a scalar: label smoothing and unlikelihood.
+        """Σ w · (the training loss of a token), a scalar: label smoothing, unlikelihood, past decoding.
 
-        With smoothing ε and weight α, the loss of a token y after the words C, ``repeated`` (N, C), is::
+        With smoothing ε and weights α and λ, the loss of a token y after the words C, ``repeated`` (N, C),
+        the last of which is x, ``present`` (N,), is::
 
-            −(1 − ε) log P(y) − ε/V Σ_v log P(v) − α Σ_{c ∈ C} log(1 − P(c))
+            −(1 − ε) log P(y) − ε/V Σ_v log P(v) − α Σ_{c ∈ C} log(1 − P(c)) − λ log Q_P(x)
 
-        (Szegedy et al. 2016, § 7; Welleck et al. 2020, Eq. 5). Entries of ``repeated`` below 0 are none.
+        (Szegedy et al. 2016, § 7; Welleck et al. 2020, Eq. 5; Brahma 2018). Q is that of the past decoder.
+        Entries of ``repeated`` below 0 are none.
         """
         with torch.autocast(weights.device.type, enabled=False):
             bf16 = self.options.bf16_products and torch.is_grad_enabled()
             formula = partial(self._penalised, bf16=bf16)
-            words = [] if repeated is None or not self.unlikelihood else [repeated]
-            return chunked_loss(formula, [*mixture, targets, *words], self.learned(), weights, self.chunk)
+            if repeated is None or not self.unlikelihood:
+                repeated = targets.new_empty(len(targets), 0)
+            if present is None:
+                require(self.past is None, "head.past_decode: needs the present words; pass present")
+                present = targets
+            words = [targets, repeated, present]
+            return chunked_loss(formula, [*mixture, *words], self.learned(), weights, self.chunk)
 
     @torch.no_grad()
     def nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
@@ -159,7 +175,7 @@ class OutputLayer:
     def learned(self) -> list[nn.Parameter]:
         """Parameters of the output layer."""
         learned = [parameter for parameter in (self.weight, self.bias, self.shift) if parameter is not None]
-        for module in (self.gates, self.pointwise, self.temperature):
+        for module in (self.gates, self.pointwise, self.temperature, self.past):
             if module is not None:
                 learned += module.parameters()
         return learned
@@ -205,18 +221,23 @@ class OutputLayer:
         log_prior: Tensor,
         states: Tensor,
         targets: Tensor,
-        repeated: Tensor | None = None,
-        bf16: bool = False,
+        repeated: Tensor,
+        present: Tensor,
+        bf16: bool,
     ) -> Tensor:
         """The loss of :meth:`penalised_loss` of n tokens, (n,)."""
         log_g = self._log_g(contexts, states, 1.0, bf16)
         log_probs = (log_g.log_softmax(2) + log_prior[..., None]).logsumexp(1)  # (n, V)
         nll = -log_probs.gather(1, targets[:, None])[:, 0]
-        loss = (1 - self.smoothing) * nll - self.smoothing * log_probs.mean(1)
-        if repeated is None:
-            return loss
-        unlikely = log_of_rest(log_probs.gather(1, repeated.clamp(min=0)))
-        return loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
+        loss = (1 - self.smoothing) * nll
+        if self.smoothing:
+            loss = loss - self.smoothing * log_probs.mean(1)
+        if repeated.shape[1]:
+            unlikely = log_of_rest(log_probs.gather(1, repeated.clamp(min=0)))
+            loss = loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
+        if self.past is not None:
+            loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
+        return loss
 
     def _joint(
         self,

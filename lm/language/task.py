@@ -81,7 +81,8 @@ class LmTask:
         if self.config.head.unlikelihood:
             repeated = words_before(batch.targets.t()).transpose(0, 1)  # (T, B, T), within the window
         hidden = self.model.for_head(outputs.hidden)
-        objective, nll = self.model.head.objective(hidden, batch.targets, repeated=repeated)
+        head = self.model.head
+        objective, nll = head.objective(hidden, batch.targets, repeated=repeated, present=batch.tokens)
         tokens, model = batch.targets.numel(), self.config.model
         penalty = torch.zeros((), device=nll.device)
         if model.activation_penalty:

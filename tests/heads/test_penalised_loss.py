@@ -18,7 +18,7 @@ from lm.heads.output_layer import log_of_rest, words_before
 from tests.support.plain_heads import KINDS, V, example, make_head, naive_probabilities
 from tests.support.tiny_dialog import tiny_dialog, write_corpus
 
-SMOOTHING, WEIGHT = 0.2, 0.7
+SMOOTHING, WEIGHT, PAST = 0.2, 0.7, 0.3
 
 
 def candidates(targets: Tensor) -> list[list[int]]:
@@ -27,10 +27,19 @@ def candidates(targets: Tensor) -> list[list[int]]:
     return [sorted(set(said[:place]) - {token}) for place, token in enumerate(said)]
 
 
-def by_hand(head: Head, hidden: Tensor, targets: Tensor, negative: list[list[int]]) -> Tensor:
+def by_hand(
+    head: Head, hidden: Tensor, targets: Tensor, negative: list[list[int]], present: Tensor
+) -> Tensor:
     probabilities = naive_probabilities(head, hidden)
     total = torch.zeros((), dtype=torch.float64)
-    for row, target, words in zip(probabilities, targets.tolist(), negative, strict=True):
+    past = head.past
+    assert past is not None
+    for row, target, words, word in zip(
+        probabilities, targets.tolist(), negative, present.tolist(), strict=True
+    ):
+        expected = sum((p * vector for p, vector in zip(row, head.weight, strict=True)), torch.tensor(0.0))
+        state = torch.tanh(past.layer.weight @ expected + past.layer.bias)
+        total = total - PAST * (head.weight @ state + past.bias).log_softmax(0)[word]
         total = total - (1 - SMOOTHING) * row[target].log() - SMOOTHING * row.log().sum() / V
         for word in words:
             total = total - WEIGHT * (1 - row[word]).log()
@@ -40,12 +49,13 @@ def by_hand(head: Head, hidden: Tensor, targets: Tensor, negative: list[list[int
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [0, 7])
 def test_the_objective_and_its_gradients_are_the_formula(kind: str, rows: int) -> None:
-    head = make_head(kind, label_smoothing=SMOOTHING, unlikelihood=WEIGHT)
+    head = make_head(kind, label_smoothing=SMOOTHING, unlikelihood=WEIGHT, past_decode=PAST)
     head.options = LossOptions(head.link, rows=rows)
     hidden, targets, _ = example()
     targets[4] = targets[1]
-    objective, nll = head.objective(hidden, targets, repeated=words_before(targets[None])[0])
-    expected = by_hand(head, hidden, targets, candidates(targets))
+    present = targets.roll(1)
+    objective, nll = head.objective(hidden, targets, repeated=words_before(targets[None])[0], present=present)
+    expected = by_hand(head, hidden, targets, candidates(targets), present)
     torch.testing.assert_close(objective, expected)
     torch.testing.assert_close(nll, head.nll(hidden, targets).sum())
     wanted = [hidden, *head.parameters()]
@@ -108,8 +118,25 @@ def test_dialog_models_repeat_words_of_the_response_alone(tmp_path: Path) -> Non
     torch.testing.assert_close(objective, expected)
 
 
-def penalised_task(trained: TrainedModel, corpus: Path) -> DialogTask:
-    head = trained.config.head.model_copy(update={"unlikelihood": WEIGHT})
+def test_dialog_models_decode_the_word_before(tmp_path: Path) -> None:
+    trained = tiny_dialog()
+    task = penalised_task(trained, write_corpus(tmp_path), past_decode=PAST)
+    batch = collate(task.train.items[:4], trained.codec.vocabulary.pad)
+    model = task.model.double()
+    objective, nll = model.objective(batch)
+    hidden, _, rows = model.hidden(batch)
+    log_probs = model.head.log_probs(hidden)
+    assert model.head.past is not None
+    place, expected = [0] * len(batch.inputs), nll
+    for row, line in zip(rows.tolist(), log_probs, strict=True):
+        word = batch.inputs[row, place[row]]
+        place[row] += 1
+        expected = expected + PAST * model.head.past(line[None], model.head.weight, word[None])[0]
+    torch.testing.assert_close(objective, expected)
+
+
+def penalised_task(trained: TrainedModel, corpus: Path, **options: float) -> DialogTask:
+    head = trained.config.head.model_copy(update=options or {"unlikelihood": WEIGHT})
     config = trained.config.model_copy(update={"head": head})
     dialogs = load_dialogs(str(corpus))
     torch.manual_seed(1)

@@ -107,6 +107,20 @@ def test_unlikely_words_are_those_before_in_the_stream_of_the_window(corpus: Pat
     torch.testing.assert_close(tiny.loss(window).objective, expected)
 
 
+def test_the_past_decoder_finds_the_inputs_of_the_window(corpus: Path) -> None:
+    calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
+    calm += ["model.activation_penalty=0.0", "model.slowness_penalty=0.0", "head.latent_dropout=0.0"]
+    tiny = task(*calm, "head.past_decode=0.5", dtype=torch.float64)
+    window, head = next(tiny.epoch(0, 0)), tiny.model.head
+    log_probs = head.log_probs(tiny.model(window.tokens, tiny.model.initial_state(4)).hidden).flatten(0, 1)
+    assert head.past is not None
+    past = head.past(log_probs, head.weight, window.tokens.flatten()).sum()
+    nll = F.nll_loss(log_probs, window.targets.flatten(), reduction="sum")
+    loss = tiny.loss(window)
+    torch.testing.assert_close(loss.nll, nll.detach())
+    torch.testing.assert_close(loss.objective, nll + 0.5 * past)
+
+
 def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
     tiny = task()
     zero = tiny.state()
