@@ -26,14 +26,7 @@ from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import (
-    Subject,
-    keep,
-    loaded,
-    members,
-    require_keepable,
-    slug,
-)
+from lm.runs.evaluations import Subject, keep, loaded, members, require_keepable, slug
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import Tokenizer, WordPunct

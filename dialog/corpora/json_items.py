@@ -8,6 +8,7 @@ from typing import Any
 
 from lm.text.lines import InputLog, NumberedLine
 
+_REMEDY = "write one JSON object per line"
 _NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
 
 
@@ -16,22 +17,14 @@ def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any]
     number, text = line
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        log.bad(
-            name, number, "not JSON", "write one JSON object per line", column=error.colno, excerpt=error.msg
-        )
-        return None
-    except (ValueError, RecursionError):
-        log.bad(
-            name,
-            number,
-            "not JSON",
-            "write one JSON object per line",
-            excerpt="nested too deep or a huge number",
-        )
+    except (ValueError, RecursionError) as error:
+        column, excerpt = 0, "nested too deep or a huge number"
+        if isinstance(error, json.JSONDecodeError):
+            column, excerpt = error.colno, error.msg
+        log.bad(name, number, "not JSON", _REMEDY, column=column, excerpt=excerpt)
         return None
     if not isinstance(value, dict):
-        log.bad(name, number, "not a JSON object", "write one JSON object per line", excerpt=text)
+        log.bad(name, number, "not a JSON object", _REMEDY, excerpt=text)
         return None
     return value
 

@@ -249,9 +249,7 @@ def rank_of_run(
     hashes = weights_sha256(trained.model), digest.hexdigest()
     spectrum, kept = (None, None) if spectrum is None else _place(spectrum, *hashes)
     if kept is None:
-        rows = FactorPlan.of(len(ids), vocab).memory // (
-            16 * vocab * ITEM
-        )  # of a block: a sixteenth of the memory
+        rows = FactorPlan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # a sixteenth of the memory
         blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
         measured = log_prob_rank(iter(blocks), len(ids), vocab, progress, scratch)
         result = RankResult(measured.singular_values, measured.shape, *hashes)

@@ -136,9 +136,8 @@ def _documented_endings() -> Iterator[None]:
     except BrokenPipeError:
         raise typer.Exit from None
     except SystemExit as ending:
-        if isinstance(
-            ending.__context__, BrokenPipeError
-        ):  # rich's exit if the pipe of a help text is closed
+        # rich's exit if the pipe of a help text is closed
+        if isinstance(ending.__context__, BrokenPipeError):
             raise typer.Exit from None
         raise
     except Exception as error:

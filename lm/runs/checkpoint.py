@@ -207,10 +207,8 @@ class CheckpointStore:
             try:
                 return self._agreed(*seen)
             except StorageError:
-                if seen == (
-                    self.pointed("best"),
-                    self._folders(),
-                ):  # otherwise training has continued meanwhile
+                # otherwise training has continued meanwhile
+                if seen == (self.pointed("best"), self._folders()):
                     raise
 
     def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:

@@ -1,7 +1,7 @@
 """The application: endpoints of the API, and the page."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any, Protocol
@@ -124,32 +124,28 @@ class Server:
         request = await _read(http, ChatRequest)
         run = self._run(request.model)
         answer = await self._result(http, run.chat_job(request))
-        form = Form(True, request.model, run.fingerprint, request.listed)
-        return self._answer(request, answer, form)
+        return self._answer(request, answer, run)
 
     async def _complete(self, http: HttpRequest) -> Response:
         request = await _read(http, CompletionRequest)
         run = self._run(request.model)
         parts = await self._results(http, run.completion_jobs(request))
-        joined = Answer(
-            tuple(choice for part in parts for choice in part.choices), sum(part.read for part in parts)
-        )
-        form = Form(False, request.model, run.fingerprint, request.listed)
-        return self._answer(request, joined, form)
+        choices = tuple(choice for part in parts for choice in part.choices)
+        return self._answer(request, Answer(choices, sum(part.read for part in parts)), run)
 
     async def _inspect(self, http: HttpRequest) -> Response:
         request = await _read(http, InspectRequest)
         run = self._run(request.model)
         return JSONResponse(await self._result(http, run.inspect_job(request)))
 
-    def _answer(self, request: ChatRequest | CompletionRequest, answer: Answer, form: Form) -> Response:
+    def _answer(self, request: ChatRequest | CompletionRequest, answer: Answer, run: Served) -> Response:
+        form = Form(isinstance(request, ChatRequest), request.model, run.fingerprint, request.listed)
         self.metrics.tokens[request.model, "read"] += answer.read
         self.metrics.tokens[request.model, "written"] += answer.written
         if not request.stream:
             return JSONResponse(form.whole(answer))
         usage = request.stream_options is not None and request.stream_options.include_usage
-        events = iter(list(form.events(answer, usage=usage)))
-        return StreamingResponse(_paced(events), media_type="text/event-stream")
+        return StreamingResponse(_paced(form.events(answer, usage=usage)), media_type="text/event-stream")
 
     async def _results(self, http: HttpRequest, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs. A client that leaves cancels those that have not begun."""
@@ -176,12 +172,8 @@ class Server:
     def _run(self, name: str) -> Served:
         run = self.runs.get(name)
         if run is None:
-            raise ApiError(
-                404,
-                f"no model {quoted(name)!r}; GET /v1/models lists them",
-                param="model",
-                code="model_not_found",
-            )
+            message = f"no model {quoted(name)!r}; GET /v1/models lists them"
+            raise ApiError(404, message, param="model", code="model_not_found")
         return run
 
     async def _models(self, http: HttpRequest) -> Response:
@@ -215,7 +207,7 @@ async def _left(http: HttpRequest) -> None:
         pass
 
 
-async def _paced(events: "Any") -> AsyncIterator[str]:
+async def _paced(events: Iterator[str]) -> AsyncIterator[str]:
     for event in events:
         yield event
 

@@ -187,7 +187,10 @@ def parsed(body: bytes, schema: type[RequestT]) -> RequestT:
         raise ApiError(400, "the body is not JSON") from None
     if not isinstance(given, dict):
         raise ApiError(400, "the body is not a JSON object")
-    return _validated(_present(given, schema), schema)
+    try:
+        return schema.model_validate(_present(given, schema))
+    except ValidationError as error:
+        raise refused(error) from None
 
 
 def _no_number(name: str) -> NoReturn:
@@ -224,13 +227,6 @@ def _without_nulls(message: object) -> object:
     if not isinstance(message, dict):
         return message
     return {name: value for name, value in message.items() if value is not None}
-
-
-def _validated(given: dict[str, Any], schema: type[RequestT]) -> RequestT:
-    try:
-        return schema.model_validate(given)
-    except ValidationError as error:
-        raise refused(error) from None
 
 
 def refused(error: ValidationError, under: str = "") -> ApiError:
