@@ -217,7 +217,8 @@ class CheckpointStore:
         named = [step for step in pointed if step in there]
         views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
         newest = next(views, named)
-        if named in (newest, next(views, newest)):
+        first = [] if not pointed else newest  # the pointer of the first commit may not be written yet
+        if named in (newest, next(views, first)):
             return newest
         for _, path in folders:
             Commit.read(path, tensors=False)  # otherwise the pointer may be that of a damaged commit

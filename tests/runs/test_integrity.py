@@ -273,6 +273,15 @@ def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) 
     assert check_run(run).problems == []
 
 
+def test_a_kill_before_the_first_pointer_is_no_damage(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.commit(0, {}, {"progress": {"best": [[1.0, 0]]}}, {})
+    assert store.best() == [0], "best.json is written after the checkpoint and last.json"
+    store.point("best", [7])
+    with pytest.raises(StorageError, match=r"best\.json: names step 7, and the newest checkpoint step 0"):
+        store.best()
+
+
 def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
     """A pointer that is moved to another step is refused, but for the one that a kill would have left."""
     store = CheckpointStore(run / "checkpoints")
