@@ -233,6 +233,8 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     """The stored statistics of a run with this key, else empty ones."""
     commit = store.latest()
     if commit is not None and commit.state.get("of") == key:
+        store.point("last", commit.step)  # a power failure may have come before this
+        store.prune({commit.step})
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
         order = [name for name, _ in trained.model.named_parameters()]
         state = trained.model.state_from(commit.tensors("state"), trained.device)

@@ -33,6 +33,7 @@ from lm.language.setting_search import Grid, require_free
 from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
 from lm.results import as_json
+from lm.runs.checkpoint import CheckpointStore
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
@@ -325,6 +326,17 @@ def test_interrupted_statistics_are_gone_on_with(tmp_path: Path) -> None:
     resumed, _ = run_statistics(trained, run, progress=lambda at, total: done.append(at))
     assert done == [*range(whole.windows + 1)], "the third window was kept too"
     assert all(torch.equal(resumed.squares[name], whole.squares[name]) for name in whole.squares)
+
+
+def test_whole_statistics_are_settled_after_a_kill(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(400, 10, 10))
+    whole, _ = run_statistics(TrainedLm.load(run), run)
+    store = CheckpointStore(run / "dynamic" / "statistics")
+    store.commit(whole.windows - 1, {}, {}, {})
+    store.point("last", whole.windows - 1)  # as a power failure leaves it, with the commit before
+    run_statistics(TrainedLm.load(run), run)
+    assert store.pointed("last") == [whole.windows]
+    assert len(list(store.folder.glob("step-*"))) == 1
 
 
 def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
