@@ -204,6 +204,8 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
     except SystemExit as ending:
         code = ending.code
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
+            failure = KeyboardInterrupt()  # between the commands, where typer makes it 130 without a word
     except BaseException as error:  # a panic of a Rust library is not an Exception
         failure = error
     finally:

@@ -20,7 +20,7 @@ from dialog.cli import app
 from dialog.config import DialogConfig
 from lm import __version__
 from lm.cli import app as lm_app
-from lm.console.app import new_app, run_app, show, write_result
+from lm.console.app import Commands, new_app, run_app, show, write_result
 from lm.console.options import config_completion
 from lm.console.tables import Table
 from lm.errors import (
@@ -147,6 +147,19 @@ def test_a_signal_ends_a_command_at_once_or_at_the_end_of_a_section(
     assert printed.out == ("in the section\n" if section is deferred_signals else "")
     assert printed.err.startswith("interrupted")
     assert printed.err.count("\n") == 1
+
+
+def test_a_signal_before_the_command_line_is_read_ends_with_75(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def struck(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(Commands, "make_context", struck)
+    with pytest.raises(SystemExit) as ending:
+        run_app(new_app("Probe."), "probe", ["load"])
+    assert ending.value.code == 75
+    assert capsys.readouterr().err.startswith("interrupted")
 
 
 def test_version(dialog: Callable[..., Outcome]) -> None:
