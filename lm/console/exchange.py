@@ -9,8 +9,10 @@ from pydantic import BaseModel
 
 from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, named, output_folder
+from lm.huggingface.folder import require_export, require_exportable, require_new_run
 from lm.huggingface.installed import require_transformers
-from lm.runs.inputs import config_of
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import CHECKPOINTS, config_of
 
 
 class FamilyExchange(Protocol):
@@ -41,7 +43,9 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
             str | None, typer.Option(metavar="ID", help="Licence of the weights, for the model card.")
         ] = None,
     ) -> None:
-        config_of(run, schema)  # refused before anything heavy is loaded
+        config_of(run, schema)  # what is bad is refused before anything heavy is loaded
+        CheckpointStore(run / CHECKPOINTS).require(checkpoint)
+        require_exportable(out)
         require_transformers(f"export --to {to}")
         exchange().export_run(run, out, checkpoint, license)
         show(f"{out}: written")
@@ -55,6 +59,8 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         ],
         run: Annotated[Path, output_folder("Run folder to write.", "--run")],
     ) -> None:
+        require_export(folder, family)
+        require_new_run(run)
         require_transformers("import")
         exchange().import_run(folder, run)
         show(f"{run}: written")

@@ -30,6 +30,7 @@ from lm.disk.storage import (
     write_new,
 )
 from lm.errors import StorageError, visible
+from lm.huggingface.source import MODEL_CONFIG
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,6 +162,32 @@ def _require_whole(folder: Path) -> None:
             raise StorageError(f"{visible(path)}: missing or damaged; export the run again")
 
 
+def require_export(folder: Path, command: str) -> None:
+    """Raise StorageError unless a folder is a whole export of the ``command`` line. Weights are not read."""
+    if not folder.is_dir():
+        raise StorageError(f"{folder}: no such folder; check the path")
+    if not (folder / OWN_FOLDER).is_dir():
+        if (folder / MODEL_CONFIG).is_file():
+            raise StorageError(
+                f'{folder}: a pretrained model, which needs no import; use it by model.trunk = "hf:{folder}"'
+            )
+        raise StorageError(f"{folder}: no folder of `{command} export`; it has no {OWN_FOLDER}/")
+    _require_whole(folder)
+    path = folder / MODEL_CONFIG
+    config = parse_json(read_file(path, limit=_LIMIT), path)
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != f"highrank_{command}":
+        raise StorageError(f"{path}: not of a model of `{command}`; use the other command line")
+    if not (folder / WEIGHTS).is_file():
+        raise StorageError(f"{folder / WEIGHTS}: missing; export the run again")
+
+
+def require_new_run(run: Path) -> None:
+    """Raise StorageError if a run exists."""
+    if os.path.lexists(run):
+        raise StorageError(f"{run}: exists; choose another --run, or remove it")
+
+
 def read_export(folder: Path, command: str) -> tuple[Path, "dict[str, Tensor]"]:
     """The folder with config and codec of the run, and all stored weights by name.
 
@@ -170,17 +197,7 @@ def read_export(folder: Path, command: str) -> tuple[Path, "dict[str, Tensor]"]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    if not folder.is_dir():
-        raise StorageError(f"{folder}: no such folder; check the path")
-    if not (folder / OWN_FOLDER).is_dir():
-        raise StorageError(f"{folder}: no folder of `{command} export`; it has no {OWN_FOLDER}/")
-    _require_whole(folder)
-    config = parse_json(read_file(folder / "config.json", limit=_LIMIT), folder / "config.json")
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind != f"highrank_{command}":
-        raise StorageError(
-            f"{folder / 'config.json'}: not of a model of `{command}`; use the other command line"
-        )
+    require_export(folder, command)
     path = folder / WEIGHTS
     with storage_errors(path):
         size = os.path.getsize(path)

@@ -12,7 +12,7 @@ from lm.config.load import Resolved, save_config
 from lm.disk.new_folder import NewFolder
 from lm.disk.storage import MAX_JSON, read_file, write_new
 from lm.engine.state import model_tensors
-from lm.errors import StorageError
+from lm.huggingface.folder import require_new_run
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, DATA, FILES, RunFile
 from lm.text.vocabulary import Codec
@@ -37,8 +37,7 @@ def write_run(
     """Write a run with the one checkpoint ``step-0``, whole or not at all. StorageError if it exists."""
     place = NewFolder(run, "import")
     with place.alone():
-        if os.path.lexists(run):
-            raise StorageError(f"{run}: exists; choose another --run, or remove it")
+        require_new_run(run)
         with place.building() as folder:
             save_config(resolved, folder / "config.json")
             codec.save(folder)

@@ -3,6 +3,8 @@
 import json
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.trunk import TrunkState
 from tests.support.faults import kill_at
 from tests.support.outcomes import files_below
+from tests.support.pretrained import edit
 from tests.support.tiny_lm import text_of, write_run
 
 LAYERS = {"trunk": "transformer"}
@@ -265,9 +268,49 @@ def test_bad_folders_are_refused_in_one_line(
         (("export", str(tmp_path / "none"), str(tmp_path / "other")), "no such run"),
         (("import", str(tmp_path / "mine"), "--run", str(tmp_path / "new")), "no folder of `lm export`"),
         (("import", str(tmp_path / "out"), "--run", str(tmp_path / "new")), "not readable as safetensors"),
-        (("import", str(tmp_path / "out"), "--run", str(run)), "not readable"),
+        (("import", str(tmp_path / "out"), "--run", str(run)), "exists; choose another --run"),
     ]:
         code, _, said = ending(main, *arguments)
         assert (code, said.count("\n")) == (4, 1), said
         assert word in said
     assert not (tmp_path / "new").exists()
+
+
+CHEAP = """
+import contextlib, io, json, os, sys
+from lm.cli import main
+for arguments in json.loads(sys.argv[1]):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.suppress(SystemExit):
+        main(arguments)
+    print(error.getvalue(), end="")
+print("heavy:", *{"torch", "numpy", "transformers"} & set(sys.modules), os.times().user < 1)
+"""
+
+
+def test_what_is_bad_is_refused_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    run, out, plain = (str(tmp_path / name) for name in ("run", "out", "plain"))
+    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), tmp_path / "out")
+    shutil.copytree(out, plain)
+    shutil.rmtree(tmp_path / "plain" / "highrank")
+    shutil.copytree(out, tmp_path / "light")
+    (tmp_path / "light" / "model.safetensors").unlink()
+    shutil.copytree(out, tmp_path / "dialog")
+    edit(tmp_path / "dialog" / "config.json", model_type="highrank_dialog")
+    said = {
+        ("export", run, run): "choose another DIR",
+        ("export", run, out, "--checkpoint", "step-9"): "no checkpoint 'step-9'",
+        ("export", run, out, "--checkpoint", "finest"): "must be last",
+        ("export", f"{run}s", out): "no such run",
+        ("import", f"{out}s", "--run", "new"): "no such folder",
+        ("import", out, "--run", run): "exists",
+        ("import", plain, "--run", "new"): f'model.trunk = "hf:{plain}"',
+        ("import", str(tmp_path / "light"), "--run", "new"): "model.safetensors: missing",
+        ("import", str(tmp_path / "dialog"), "--run", "new"): "use the other command line",
+    }
+    command = [sys.executable, "-c", CHEAP, json.dumps(list(said))]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found.pop() == "heavy: True"
+    assert len(found) == len(said)
+    for line, word in zip(found, said.values(), strict=True):
+        assert word in line
