@@ -30,7 +30,7 @@ def fixed(digits: int) -> Form:
 
 
 def seconds(value: float) -> str:
-    """A time in its first three digits."""
+    """A time or a speed in its first three digits."""
     return f"{value:.3g}"
 
 
@@ -250,6 +250,20 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("decoding alone, 8 together", "together_8", times),
             ("32 together", "together_32", times),
         ),
+    ),
+    "trunks": (
+        "trunks",
+        "work",
+        (
+            ("`transformers`, tokens a second", "transformers", seconds),
+            ("ours", "ours", seconds),
+            ("ratio", "ratio", fixed(2)),
+        ),
+    ),
+    "loss_memory": (
+        "loss_memory",
+        "loss",
+        tuple((f"V = {words:,}: MB", f"megabytes_{words}", fixed(0)) for words in (32_000, 128_000)),
     ),
     "switchboard_trials": (
         "switchboard_trials",

@@ -106,6 +106,24 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields() -> 
         assert all(set(entry) - {"settings"} == fields for entry in results["entries"])
 
 
+def tables(text: str) -> list[list[str]]:
+    """Cells of each table of a page, without its heads and its first column."""
+    found = re.findall(r"(?:^\|.*\n){3,}", text, flags=re.MULTILINE)
+    return [
+        [cell.strip() for row in table.splitlines()[2:] for cell in row.strip("|").split("|")[1:]]
+        for table in found
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_table_of_measured_numbers_is_typed(page: Path) -> None:
+    """Generated ones stand between markers. Those of the papers have numbers that others have measured."""
+    typed = re.sub(r"<!-- scripts/.*?(<!-- end -->|\Z)", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for cells in tables(typed) if page.name != "paper_tables.md" else ():
+        numbers = [cell for cell in cells if re.fullmatch(r"[\d.,%×–−± ]+", cell)]
+        assert 2 * len(numbers) < len(cells), cells
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """With the extra ``docs``, as ``make docs`` does it."""
