@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, named, output_folder
+from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
 from lm.huggingface.installed import require_transformers
 from lm.runs.checkpoint import CheckpointStore
@@ -44,7 +45,8 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         ] = None,
     ) -> None:
         config_of(run, schema)  # what is bad is refused before anything heavy is loaded
-        CheckpointStore(run / CHECKPOINTS).require(checkpoint)
+        if CheckpointStore(run / CHECKPOINTS).fingerprint(checkpoint) is None:
+            raise StorageError(f"{run}: no checkpoint {checkpoint!r}; choose last, or train the run first")
         require_exportable(out)
         require_transformers(f"export --to {to}")
         exchange().export_run(run, out, checkpoint, license)

@@ -138,25 +138,18 @@ class CheckpointStore:
 
         Raises StorageError if it is missing or damaged, ConfigError for another name.
         """
-        folders = dict(self._folders())
-        wanted = self._step_of(which, list(folders))
-        if wanted not in folders:
-            raise self._missing(which)
+        folders = self._folders()
+        steps = [step for step, _ in folders]
+        wanted = self._step_of(which, steps)
+        if wanted not in steps:
+            others = self._choices(steps) or "; train the run first"
+            raise StorageError(f"{self.folder}: no checkpoint {which!r}{others}")
         try:
-            return Commit.read(folders.pop(wanted))
+            return Commit.read(folders[steps.index(wanted)][1])
         except StorageError as error:
-            others = self._choices([step for step, path in folders.items() if is_intact(path)])
+            others = self._choices([step for step, path in folders if step != wanted and is_intact(path)])
             none = "; no other checkpoint is intact: restore one from a copy"
             raise StorageError(f"{error}{others or none}") from error
-
-    def require(self, which: str) -> None:
-        """Raise the errors of :meth:`weights` for a missing checkpoint, without reading weights."""
-        if not self.steps(which):
-            raise self._missing(which)
-
-    def _missing(self, which: str) -> StorageError:
-        others = self._choices(list(dict(self._folders()))) or "; train the run first"
-        return StorageError(f"{self.folder}: no checkpoint {which!r}{others}")
 
     def _step_of(self, which: str, steps: list[int]) -> int:
         """Step of a checkpoint name; ConfigError for an unknown name."""
