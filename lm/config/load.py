@@ -98,7 +98,9 @@ def override(
 def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> Resolved[C]:
     """A loaded config with other values. ConfigError names the place of the first bad one."""
     values = _flatten(resolved.config.model_dump(), {}, schema, Path())
-    settings = {key: Setting(old.value, resolved.provenance[key]) for key, old in values.items()}
+    settings = {
+        key: Setting(old.value, resolved.provenance.get(key, old.where)) for key, old in values.items()
+    }
     merged = _build(schema, settings | changes)
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
