@@ -271,3 +271,12 @@ def test_the_example_of_the_page_trains_on_it(
     code, _, error = ending(main, "train", "talk.toml", "--run", "run", *options)
     assert code == 0, error
     assert ending(main, "describe", "talk.toml", *options)[0] == 0
+
+
+def test_a_chat_template_changes_nothing(corpus: Path) -> None:
+    """It makes one stream of a conversation, which an encoder-decoder does not read."""
+    template = "{% for one in messages %}{{ one['content'] }}</s>{% endfor %}"
+    edit(Path("folder", "tokenizer_config.json"), chat_template=template)
+    resolved = load_config("run.toml", DialogConfig, family="dialog", overrides=["train.max_steps=1"])
+    train(resolved, Path("run"), no_report)
+    assert Codec.load(Path("run")).fingerprint == codec_here().fingerprint
