@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from dialog.decoding.config import DecodeConfig
 from lm.cells.config import CellKind, CellSettings
-from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section
+from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
@@ -36,10 +36,8 @@ class DataConfig(Section):
         " utterances in <s> and </s>",
     )
     lowercase: bool = Field(True, description="convert text to lower case before tokenization")
-    vocab_size: int = Field(
+    vocab_size: Size = Field(
         10_000,
-        ge=1,
-        le=MAX_SIZE,
         description="number of most frequent training tokens in the vocabulary, besides <pad> and <unk>",
     )
     max_tokens: int = Field(
@@ -48,16 +46,12 @@ class DataConfig(Section):
         le=MAX_SIZE,
         description="maximum tokens of an utterance in the context, with <s> and </s> (Zhao et al.: 40)",
     )
-    max_response: int = Field(
+    max_response: Count = Field(
         0,
-        ge=0,
-        le=MAX_SIZE,
         description="maximum number of tokens of a response in training and scoring, with <s> and </s>"
         " (Zhao et al.: 40); 0 = no limit",
     )
-    context: int = Field(
-        9, ge=1, le=MAX_SIZE, description="number of utterances before the response that the encoder reads"
-    )
+    context: Size = Field(9, description="number of utterances before the response that the encoder reads")
     last_response: bool = Field(
         False, description="use the last utterance of a dialog as a response, too (Zhao et al.: no)"
     )
@@ -66,10 +60,8 @@ class DataConfig(Section):
         description="direction of the conversations: forward, or backward for a model of the context given"
         " the response",
     )
-    segment: int = Field(
+    segment: Count = Field(
         16,
-        ge=0,
-        le=MAX_SIZE,
         description="number of consecutive responses that share their encoded utterances; 0 = whole dialogs",
     )
 
@@ -95,20 +87,14 @@ class EncoderConfig(Section):
     cell: CellKind = Field(
         "gru", description=f"cell of a recurrent encoder: {_CELLS}; its options are in [cell]"
     )
-    utterance_size: int = Field(
-        300, ge=1, le=MAX_SIZE, description="hierarchical: hidden size per direction of the utterance encoder"
+    utterance_size: Size = Field(
+        300, description="hierarchical: hidden size per direction of the utterance encoder"
     )
-    context_size: int = Field(
-        600,
-        ge=1,
-        le=MAX_SIZE,
-        description="hidden size of the context encoder, or of the flat encoder or transformer",
+    context_size: Size = Field(
+        600, description="hidden size of the context encoder, or of the flat encoder or transformer"
     )
-    layers: int = Field(
-        1,
-        ge=1,
-        le=MAX_LAYERS,
-        description="number of layers of the context encoder, or of the flat encoder or transformer",
+    layers: LayerCount = Field(
+        1, description="number of layers of the context encoder, or of the flat encoder or transformer"
     )
 
 
@@ -128,8 +114,8 @@ class DecoderConfig(Section):
     cell: CellKind = Field(
         "lstm", description=f"cell of a recurrent decoder: {_CELLS}; its options are in [cell]"
     )
-    hidden_size: int = Field(400, ge=1, le=MAX_SIZE, description="hidden size H")
-    layers: int = Field(1, ge=1, le=MAX_LAYERS, description="number of layers")
+    hidden_size: Size = Field(400, description="hidden size H")
+    layers: LayerCount = Field(1, description="number of layers")
     attention: Literal["none", "dot", "additive"] = Field(
         "none", description="attention of a recurrent decoder over the encoder's states"
     )
@@ -153,23 +139,20 @@ class ModelConfig(Section):
         | dict.fromkeys(("embedding_size", "vectors", "init_range"), Owner("encoder and decoder", ("",)))
     }
 
-    embedding_size: int = Field(200, ge=1, le=MAX_SIZE, description="size of the shared word embedding")
+    embedding_size: Size = Field(200, description="size of the shared word embedding")
     vectors: str = Field(
         "",
         description="text file of pretrained word vectors, as of GloVe or word2vec, for the initial"
         " embedding; empty = random",
     )
-    dropout: float = Field(
+    dropout: Rate = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="dropout rate of embeddings, encoder and decoder outputs, and of each part of a"
         " transformer's layer",
     )
-    word_dropout: float = Field(0.0, ge=0, lt=1, description="share of decoder input words replaced by <unk>")
-    init_range: float = Field(
+    word_dropout: Rate = Field(0.0, description="share of decoder input words replaced by <unk>")
+    init_range: Positive = Field(
         0.08,
-        gt=0,
         description="bound of the uniform initialisation of embedding, encoder and decoder. The head,"
         " mogrifiers' gates, truncated cells and transformers have their own",
     )

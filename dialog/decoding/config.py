@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SEED, MAX_SIZE, Owner, Section
+from lm.config.section import MAX_SEED, Count, Owner, Positive, Section, Size
 
 Phrases = Annotated[tuple[str, ...], Field(strict=False, max_length=1000)]
 
@@ -24,12 +24,9 @@ class DecodeConfig(Section):
     }
 
     method: Literal["beam", "sample"] = Field("beam", description="decoding method: beam search or sampling")
-    beam: int = Field(10, ge=1, le=MAX_SIZE, description="beam width; 1 = greedy")
-    groups: int = Field(
-        1,
-        ge=1,
-        le=MAX_SIZE,
-        description="number of groups of diverse beam search, which divide the beam; 1 = off",
+    beam: Size = Field(10, description="beam width; 1 = greedy")
+    groups: Size = Field(
+        1, description="number of groups of diverse beam search, which divide the beam; 1 = off"
     )
     diversity: float = Field(
         0.5,
@@ -38,15 +35,13 @@ class DecodeConfig(Section):
         description="penalty in nats on a token for each hypothesis of earlier groups that takes it in the"
         " same step",
     )
-    nbest: int = Field(5, ge=1, le=MAX_SIZE, description="responses kept")
+    nbest: Size = Field(5, description="responses kept")
     select: Literal["score", "mbr", "mmi"] = Field(
         "score",
         description="choice of the responses kept: by score, mbr by expected similarity to all candidates, or"
         " mmi by mutual information with the context",
     )
-    candidates: int = Field(
-        0, ge=0, le=MAX_SIZE, description="mbr, mmi: number of responses to choose from; 0 = nbest"
-    )
+    candidates: Count = Field(0, description="mbr, mmi: number of responses to choose from; 0 = nbest")
     mbr_metric: Literal["bleu", "chrf"] = Field(
         "bleu", description="mbr: similarity of two responses: sentence BLEU or chrF"
     )
@@ -57,37 +52,30 @@ class DecodeConfig(Section):
     mmi_weight: float = Field(
         0.5, ge=0, le=1000, description="mmi: factor on log P(context | response) beside the score"
     )
-    max_length: int = Field(
-        30, ge=1, le=MAX_SIZE, description="maximum length of a response in tokens without </s>"
-    )
-    min_length: int = Field(
-        0, ge=0, le=MAX_SIZE, description="minimum length of a response in tokens without </s>"
-    )
+    max_length: Size = Field(30, description="maximum length of a response in tokens without </s>")
+    min_length: Count = Field(0, description="minimum length of a response in tokens without </s>")
     length_penalty: float = Field(
         0.0,
         ge=0,
         le=10,
         description="exponent of the length that divides a score; 0 = plain sum (the papers)",
     )
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=MAX_SIZE, description="size n of n-grams that must not repeat within a response; 0 = off"
+    no_repeat_ngram: Count = Field(
+        0, description="size n of n-grams that must not repeat within a response; 0 = off"
     )
-    block_context_ngram: int = Field(
-        0,
-        ge=0,
-        le=MAX_SIZE,
-        description="size n of n-grams of the context that must not occur in a response; 0 = off",
+    block_context_ngram: Count = Field(
+        0, description="size n of n-grams of the context that must not occur in a response; 0 = off"
     )
     begin: str = Field("", description="words that every response begins with")
     require: Phrases = Field(
         (), description='words and phrases that every response contains, as in ["next week", "rain"]'
     )
     forbid: Phrases = Field((), description="words and phrases that no response contains")
-    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    temperature: Positive = Field(1.0, description="sampling temperature")
     temperature_on: Literal["mixture", "components"] = Field(
         "mixture", description="target of the temperature: the mixed distribution or every component's logits"
     )
-    top_k: int = Field(0, ge=0, le=MAX_SIZE, description="sample among the k most probable tokens; 0 = all")
+    top_k: Count = Field(0, description="sample among the k most probable tokens; 0 = all")
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the smallest set with this probability")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

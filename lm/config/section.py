@@ -13,6 +13,10 @@ MAX_NUMBER = 1e30  # float32 holds it, with room for products
 MAX_TEXT = 4096  # characters
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Owner(NamedTuple):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SIZE, Count, Owner, Section, Size
+from lm.config.section import Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.heads.registry import HEADS, kinds_with
 
 MIXTURES = tuple(kind for kind, row in HEADS.items() if row.is_mixture)
@@ -44,16 +44,12 @@ class HeadConfig(Section):
     kind: HeadKind = Field(
         "softmax", description=f"kind of head: {', '.join([*HEADS][:-1])} or {[*HEADS][-1]}"
     )
-    components: int = Field(
+    components: Size = Field(
         1,
-        ge=1,
-        le=MAX_SIZE,
         description="number of components K: contexts (moc), logits (mixtape, a power of 2) or softmaxes"
         " (mos, moss, doc) that are mixed",
     )
-    embedding_size: int | None = Field(
-        None, ge=1, le=MAX_SIZE, description="size E of a context vector; none = hidden size"
-    )
+    embedding_size: Size | None = Field(None, description="size E of a context vector; none = hidden size")
     tied: bool = Field(False, description="share the output matrix with the input embedding")
     start: Literal["random", "pretrained"] = Field(
         "random",
@@ -61,18 +57,15 @@ class HeadConfig(Section):
         " model.trunk",
     )
     output_bias: bool = Field(True, description="add a bias for every word, shared by the components")
-    latent_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="dropout rate of contexts, except plain hidden states; one mask for all time steps",
+    latent_dropout: Rate = Field(
+        0.0, description="dropout rate of contexts, except plain hidden states; one mask for all time steps"
     )
     context_activation: Literal["tanh", "none"] = Field(
         "tanh",
         description="function of the contexts of mixtures: tanh as in the papers, or none, which can begin as"
         " the output layer of a pretrained model",
     )
-    context_scale: float = Field(1.0, gt=0, description="factor on the contexts of mixtures; 1 in the papers")
+    context_scale: Positive = Field(1.0, description="factor on the contexts of mixtures; 1 in the papers")
     learn_context_scale: bool = Field(
         False, description="learn the factor on the contexts, starting from context_scale"
     )
@@ -87,18 +80,13 @@ class HeadConfig(Section):
         description="precision of the matrix products of the training loss: float32, bfloat16, or auto, the"
         " faster of both at the start of training; statistics stay float32",
     )
-    skip_below: float = Field(
+    skip_below: Rate = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="mos, moss, doc: minimum posterior of a component at a token for its gradients of"
         " contexts and output matrix. Gradients below are skipped to save time; 0 = exact",
     )
-    gate_size: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_SIZE,
-        description="mixtape: size of the words' gate vectors; none = embedding_size",
+    gate_size: Size | None = Field(
+        None, description="mixtape: size of the words' gate vectors; none = embedding_size"
     )
     gated_words: Count = Field(
         0, description="mixtape: number of most frequent words with own gates; 0 = all"
@@ -106,8 +94,8 @@ class HeadConfig(Section):
     intervals: Size = Field(
         1000, description="plif: number of intervals of the function of logits, each with its slope"
     )
-    interval_range: float = Field(
-        20.0, gt=0, description="plif: largest absolute logit that the intervals cover"
+    interval_range: Positive = Field(
+        20.0, description="plif: largest absolute logit that the intervals cover"
     )
     lower_components: tuple[Count, ...] = Field(
         (),
@@ -115,9 +103,8 @@ class HeadConfig(Section):
         description="doc: numbers of components from each layer below the last, the highest layer first, down"
         " to the embedding",
     )
-    prior_penalty: float = Field(
+    prior_penalty: NotNegative = Field(
         0.0,
-        ge=0,
         description="mos, moss, doc: weight of the penalty on unequal use of components, their squared"
         " coefficient of variation in a batch; 0 = off",
     )
@@ -126,10 +113,8 @@ class HeadConfig(Section):
         description="sums that prior_penalty compares: of a batch, or of every stream as in the authors' code"
         " of doc, which gives about 20 times the penalty",
     )
-    label_smoothing: float = Field(
+    label_smoothing: Rate = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="share of the training loss that is the mean −log P of all words; 0 = off. Perplexity is"
         " without it",
     )
@@ -155,17 +140,17 @@ class HeadConfig(Section):
         description="divisor of the logits: none, constant, or one for each word in its context: contextual"
         " (as published, nearly constant), exponential, additive or sigmoid",
     )
-    temperature_value: float = Field(2.0, gt=0, description="constant: the temperature")
-    temperature_rank: int | None = Field(
-        None, ge=1, le=MAX_SIZE, description="rank Q of the temperatures' matrix; none = embedding_size"
+    temperature_value: Positive = Field(2.0, description="constant: the temperature")
+    temperature_rank: Size | None = Field(
+        None, description="rank Q of the temperatures' matrix; none = embedding_size"
     )
-    temperature_alpha: float = Field(1.0, gt=0, description="contextual: α of (softmax + α) / β")
-    temperature_beta: float = Field(0.5, gt=0, description="contextual: β of (softmax + α) / β")
+    temperature_alpha: Positive = Field(1.0, description="contextual: α of (softmax + α) / β")
+    temperature_beta: Positive = Field(0.5, description="contextual: β of (softmax + α) / β")
     temperature_lambda: float = Field(
         3.0, gt=1, description="exponential, additive: λ of λ^tanh and of tanh + λ"
     )
-    temperature_low: float = Field(0.5, gt=0, description="sigmoid: the lowest temperature")
-    temperature_high: float = Field(3.5, gt=0, description="sigmoid: the highest temperature")
+    temperature_low: Positive = Field(0.5, description="sigmoid: the lowest temperature")
+    temperature_high: Positive = Field(3.5, description="sigmoid: the highest temperature")
     temperature_loss_scaling: bool = Field(
         False, description="multiply the training loss, but not its penalties, by the mean temperature"
     )

@@ -1,19 +1,18 @@
 """Schema of a language-model run's config, free of torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lm.cells.config import CellConfig
-from lm.config.section import MAX_LAYERS, MAX_SIZE, Owner, Section, Size
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import PRETRAINED, TransformerConfig, trunk_kind
 
 _WEIGHT_DROPOUT = 0.5
-Rate = Annotated[float, Field(ge=0, lt=1)]
 _OWN = ("recurrent", "transformer")  # kinds of trunks that are trained from scratch
 _RECURRENT = Owner("the recurrent trunk", ("recurrent",))
 _TRANSFORMER = Owner("the transformer and hf trunks", ("transformer", PRETRAINED))
@@ -46,22 +45,18 @@ class DataConfig(Section):
         le=1_000_000_000,
         description="number of most frequent training tokens in the vocabulary of a text file; 0 = all",
     )
-    valid_streams: int = Field(
-        10, ge=1, le=MAX_SIZE, description="number of parallel streams in validation: its batch size"
-    )
+    valid_streams: Size = Field(10, description="number of parallel streams in validation: its batch size")
 
 
 class WindowConfig(Section):
     """Windows of truncated backpropagation through time (Merity et al. 2018, §5)."""
 
-    length: int = Field(70, ge=1, le=MAX_SIZE, description="number of tokens of each stream in a window")
+    length: Size = Field(70, description="number of tokens of each stream in a window")
     random: bool = Field(True, description="vary the length: mostly near length, sometimes near half of it")
     half_share: float = Field(0.05, ge=0, le=1, description="share of the windows near half the length")
     spread: float = Field(5.0, ge=0, le=MAX_SIZE, description="standard deviation of the length")
-    shortest: int = Field(5, ge=1, le=MAX_SIZE, description="minimum number of tokens of a drawn length")
-    max_delta: int = Field(
-        0, ge=0, le=MAX_SIZE, description="maximum number of tokens above length; 0 = no limit"
-    )
+    shortest: Size = Field(5, description="minimum number of tokens of a drawn length")
+    max_delta: Count = Field(0, description="maximum number of tokens above length; 0 = no limit")
     rescale_lr: bool = Field(
         True, description="multiply the learning rate of an update by the window's own length / length"
     )
@@ -75,11 +70,8 @@ class WindowConfig(Section):
         description="streams: rotate every stream at a random place in each pass, which exchanges its two"
         " parts (Press 2019)",
     )
-    jitter: int = Field(
-        100,
-        ge=0,
-        le=MAX_SIZE,
-        description="read_heads: maximum number of sentences by which a beginning is moved, either way",
+    jitter: Count = Field(
+        100, description="read_heads: maximum number of sentences by which a beginning is moved, either way"
     )
     state_reset: Rate = Field(
         0.0, description="probability that a stream starts a window from a zero state; 0 = off"
@@ -108,11 +100,9 @@ class ModelConfig(Section):
         description="network between word vectors and head: recurrent, with cells of [cell]; transformer,"
         " with layers of [transformer]; or hf:FOLDER, a pretrained model of transformers",
     )
-    embedding_size: int = Field(400, ge=1, le=MAX_SIZE, description="size of the input word embedding")
-    bigrams: int = Field(
+    embedding_size: Size = Field(400, description="size of the input word embedding")
+    bigrams: Count = Field(
         0,
-        ge=0,
-        le=MAX_SIZE,
         description="number of vectors of hashed bigrams, zero at the start, one of which is added to each"
         " word embedding; 0 = off",
     )
@@ -139,10 +129,8 @@ class ModelConfig(Section):
         description="size of word embedding and head contexts as a share of the last layer's size, at most 1;"
         " none = embedding_size and head.embedding_size",
     )
-    attention_span: int = Field(
+    attention_span: Size = Field(
         256,
-        ge=1,
-        le=MAX_SIZE,
         description="transformer: number of tokens that attention reaches back, through cached keys and"
         " values of earlier windows. hf: number of tokens after which the model begins a stream anew",
     )
@@ -157,7 +145,7 @@ class ModelConfig(Section):
         description="initialisation. uniform: the embedding in ± init_range. scaled: embedding and output"
         " matrix normal with variance 1 / width, and the head's projection orthogonal (lamb)",
     )
-    init_range: float = Field(0.1, gt=0, description="bound of the uniform initialisation of the embedding")
+    init_range: Positive = Field(0.1, description="bound of the uniform initialisation of the embedding")
     embedding_dropout: Rate = Field(0.1, description="dropout rate of words: whole rows of the embedding")
     input_dropout: Rate = Field(0.4, description="rate of locked dropout of the embedded words")
     hidden_dropout: Rate = Field(
@@ -182,15 +170,14 @@ class ModelConfig(Section):
     weight_dropout: Rate = Field(
         _WEIGHT_DROPOUT, description="dropout rate of the recurrent weights; a transformer has none"
     )
-    activation_penalty: float = Field(
-        2.0, ge=0, description="AR: weight of the mean square of the last layer's outputs"
+    activation_penalty: NotNegative = Field(
+        2.0, description="AR: weight of the mean square of the last layer's outputs"
     )
-    slowness_penalty: float = Field(
-        1.0, ge=0, description="TAR: weight of the mean square of the outputs' changes from step to step"
+    slowness_penalty: NotNegative = Field(
+        1.0, description="TAR: weight of the mean square of the outputs' changes from step to step"
     )
-    weight_penalty: float = Field(
+    weight_penalty: NotNegative = Field(
         0.0,
-        ge=0,
         description="L2: weight of half the squared norm of all parameters. Its gradient is clipped, unlike"
         " that of optim.weight_decay",
     )

@@ -64,9 +64,7 @@ def backward_tables(result: Mapping[str, Any]) -> list[Table | str]:
 def draw_backward(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw KL by trainer and reader as a grid of numbers, as PNG or SVG by the suffix of each path.
 
-    Raises:
-        ConfigError: a suffix of another format.
-        StorageError: a file cannot be written.
+    Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
     count = len(result["heads"])
     save_figure(
@@ -117,9 +115,7 @@ def spam_tables(result: Mapping[str, Any]) -> list[Table | str]:
 def draw_spam(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw the loss relative to a guess against the number of symbols, as PNG or SVG.
 
-    Raises:
-        ConfigError: a suffix of another format.
-        StorageError: a file cannot be written.
+    Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
     save_figure(paths, partial(_draw_spam, result), size=(6.5, 4.2), style=_STYLE)
 

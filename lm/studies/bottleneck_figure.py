@@ -129,9 +129,7 @@ def draw_bottleneck(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     the E of the models with equal parameters. The lower panels show the sweep of K, where heads without
     components are level. The same result gives the same bytes.
 
-    Raises:
-        ConfigError: a suffix of another format.
-        StorageError: a file cannot be written.
+    Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
     style = {"font.size": 11, "text.parse_math": False}
     rows = 2 if component_series(result) else 1

@@ -39,9 +39,7 @@ def draw_copying(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
     Points are means over the seeds, and bars their range. The same result gives the same bytes.
 
-    Raises:
-        ConfigError: a suffix of another format.
-        StorageError: a file cannot be written.
+    Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
     style = {"font.size": 11, "text.parse_math": False}
     save_figure(paths, partial(_draw, result), size=(6.5, 4.2), style=style)
