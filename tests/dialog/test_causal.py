@@ -14,50 +14,18 @@ pytest.importorskip("transformers")
 from dialog.causal import stream
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import load_dialogs, train_codec
-from dialog.pretrained import start_dialog
-from dialog.seq2seq import Seq2Seq
-from dialog.task import build_model, encode_dialogs
+from dialog.corpora.corpus import load_dialogs
+from dialog.task import encode_dialogs
 from dialog.train import train
 from lm.config.load import load_config
 from lm.engine.events import no_report
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
 from tests.support.pretrained import save_model, save_tokenizer, tiny_configs
-from tests.support.tiny_dialog import SAID, write_corpus
+from tests.support.pretrained_dialog import codec_here, config, model_of, write_talk
+from tests.support.tiny_dialog import SAID
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
-CONFIG = """
-[data]
-train = "talk.jsonl"
-valid = "talk.jsonl"
-test = "talk.jsonl"
-tokenizer = "hf"
-lowercase = false
-context = 3
-max_tokens = 28
-max_response = 20
-[model]
-trunk = "hf:folder"
-dropout = 0.1
-[head]
-kind = "mos"
-components = 2
-context_activation = "none"
-start = "pretrained"
-products = "float32"
-[optim]
-lr = 0.01
-trunk_lr_ratio = 0.5
-[train]
-batch_size = 1
-max_steps = 6
-validate_every = 3
-[decode]
-beam = 2
-max_length = 8
-products = "float32"
-"""
 HEADS = [
     (),
     ("head.kind=doc", "head.components=3", "head.lower_components=[1]", "head.prior_bias=true"),
@@ -74,24 +42,8 @@ def save(folder: Path, kind: str = "gpt2") -> Any:
 
 @pytest.fixture
 def corpus(in_tmp: Path) -> Path:
-    write_corpus(in_tmp)
     save(in_tmp / "folder")
-    (in_tmp / "run.toml").write_text(CONFIG, "utf-8")
-    return in_tmp
-
-
-def config(*overrides: str) -> DialogConfig:
-    return load_config("run.toml", DialogConfig, family="dialog", overrides=overrides).config
-
-
-def codec_here() -> Codec:
-    return train_codec(load_dialogs("talk.jsonl"), "wordpunct", vocab_size=0, pretrained=Path("folder"))
-
-
-def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
-    model = build_model(settings, codec)
-    start_dialog(settings, model.embedding, model.decoder, model.head)
-    return model.eval()
+    return write_talk(in_tmp)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -22,8 +22,8 @@ from dialog.task import build_model, encode_dialogs
 from dialog.trained import TrainedModel
 from lm.huggingface.pieces import read_tokenizer
 from lm.text.vocabulary import Codec
-from tests.dialog.test_causal import CONFIG, config
 from tests.support.pretrained import END, edit, save_model, save_tokenizer, tiny_configs
+from tests.support.pretrained_dialog import CONFIG, config
 from tests.support.tiny_dialog import SAID, write_corpus
 
 CHATML = (

@@ -16,11 +16,10 @@ pytest.importorskip("transformers")
 from dialog.batches import Batch, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Utterance, load_dialogs, train_codec
+from dialog.corpora.corpus import Utterance, load_dialogs
 from dialog.decoding.config import DecodeConfig
-from dialog.pretrained import start_dialog
 from dialog.seq2seq import Seq2Seq
-from dialog.task import build_model, encode_dialogs
+from dialog.task import encode_dialogs
 from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import load_config
@@ -28,10 +27,11 @@ from lm.engine.events import no_report
 from lm.errors import DataError
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
-from tests.dialog.test_causal import CONFIG, PAGE
 from tests.support.pretrained import edit, save_model, save_tokenizer, tiny_pairs
-from tests.support.tiny_dialog import SAID, write_corpus
+from tests.support.pretrained_dialog import codec_here, config, model_of, write_talk
+from tests.support.tiny_dialog import SAID
 
+PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 SPECIAL = {"t5": ("</s>", "<unk>", "<pad>"), "bart": ("</s>", "<s>", "<pad>", "<unk>")}
 KINDS = ("t5", "t5 1.1", "bart", "scaled bart")
 MIXTURES = [f"head.kind={kind}" for kind in ("moc", "mos", "mixtape")]
@@ -57,24 +57,8 @@ def save(folder: Path, kind: str = "t5") -> Any:
 
 @pytest.fixture
 def corpus(in_tmp: Path) -> Path:
-    write_corpus(in_tmp)
     save(in_tmp / "folder")
-    (in_tmp / "run.toml").write_text(CONFIG, "utf-8")
-    return in_tmp
-
-
-def config(*overrides: str) -> DialogConfig:
-    return load_config("run.toml", DialogConfig, family="dialog", overrides=overrides).config
-
-
-def codec_here() -> Codec:
-    return train_codec(load_dialogs("talk.jsonl"), "wordpunct", vocab_size=0, pretrained=Path("folder"))
-
-
-def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
-    model = build_model(settings, codec)
-    start_dialog(settings, model.embedding, model.decoder, model.head)
-    return model.eval()
+    return write_talk(in_tmp)
 
 
 def batch_of(settings: DialogConfig, codec: Codec, chosen: range = range(4)) -> Batch:

@@ -1,0 +1,65 @@
+"""A dialog run on a pretrained model in the folder ``folder``: its config, codec and model."""
+
+from pathlib import Path
+
+from dialog.config import DialogConfig
+from dialog.corpora.corpus import load_dialogs, train_codec
+from dialog.pretrained import start_dialog
+from dialog.seq2seq import Seq2Seq
+from dialog.task import build_model
+from lm.config.load import load_config
+from lm.text.vocabulary import Codec
+from tests.support.tiny_dialog import write_corpus
+
+CONFIG = """
+[data]
+train = "talk.jsonl"
+valid = "talk.jsonl"
+test = "talk.jsonl"
+tokenizer = "hf"
+lowercase = false
+context = 3
+max_tokens = 28
+max_response = 20
+[model]
+trunk = "hf:folder"
+dropout = 0.1
+[head]
+kind = "mos"
+components = 2
+context_activation = "none"
+start = "pretrained"
+products = "float32"
+[optim]
+lr = 0.01
+trunk_lr_ratio = 0.5
+[train]
+batch_size = 1
+max_steps = 6
+validate_every = 3
+[decode]
+beam = 2
+max_length = 8
+products = "float32"
+"""
+
+
+def write_talk(folder: Path) -> Path:
+    """Write ``run.toml`` and its corpus ``talk.jsonl``."""
+    write_corpus(folder)
+    (folder / "run.toml").write_text(CONFIG, "utf-8")
+    return folder
+
+
+def config(*overrides: str) -> DialogConfig:
+    return load_config("run.toml", DialogConfig, family="dialog", overrides=overrides).config
+
+
+def codec_here() -> Codec:
+    return train_codec(load_dialogs("talk.jsonl"), "wordpunct", vocab_size=0, pretrained=Path("folder"))
+
+
+def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
+    model = build_model(settings, codec)
+    start_dialog(settings, model.embedding, model.decoder, model.head)
+    return model.eval()
