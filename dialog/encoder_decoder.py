@@ -36,7 +36,9 @@ class PretrainedEncoder(nn.Module):
     """The encoder of a pretrained model, which reads the context as one sequence.
 
     The mark of the responder's own utterances begins as zero, so that the network first reads what it was
-    trained on. The ``summary`` of the memory has the word vectors (R, P, E) of the tokens before a response.
+    trained on. Other utterances have none.
+
+    The ``summary`` of the memory has the word vectors (R, P, E) of the tokens before a response.
     """
 
     def __init__(self, config: DialogConfig, found: Architecture, pair: "EncoderDecoder") -> None:
@@ -49,7 +51,7 @@ class PretrainedEncoder(nn.Module):
                 f" and model.trunk reads at most {found.positions:,}; lower data.context or data.max_tokens"
             )
         self.network, self.dropout = pair.encoder, config.model.dropout
-        self.floor = nn.Embedding(2, found.embedding_size)
+        self.floor = nn.Embedding(2, found.embedding_size, padding_idx=0)  # vector 0 stays zero
         self._start, self._words = found.start, found.words
         nn.init.zeros_(self.floor.weight)
 

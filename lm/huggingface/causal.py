@@ -33,8 +33,8 @@ class HighrankForCausalLM(nn.Module):
             ``random``: it begins untrained.
 
     Raises:
-        ConfigError: a tied head, a model without an output layer or, for ``pretrained``, with other logits
-            than those of its output layer, or a head that cannot begin so.
+        ConfigError: a tied head, an encoder-decoder, a model without an output layer or, for ``pretrained``,
+            with other logits than those of its output layer, or a head that cannot begin so.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class HighrankForCausalLM(nn.Module):
     ) -> None:
         super().__init__()
         layer = model.get_output_embeddings()
+        if model.config.is_encoder_decoder:
+            raise ConfigError(f"{type(model).__name__}: an encoder-decoder; give a causal language model")
         if not isinstance(layer, nn.Linear) or model.base_model is model:
             raise ConfigError(f"{type(model).__name__}: has no output layer; give a causal language model")
         self.config = model.config

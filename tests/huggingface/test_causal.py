@@ -22,6 +22,7 @@ from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.huggingface.causal import HighrankForCausalLM
 from lm.huggingface.tokenizer import fast_tokenizer
+from tests.support.pretrained import save_model, tiny_pairs
 from tests.support.tiny_lm import text_of, tiny_codec
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
@@ -101,6 +102,8 @@ def test_a_network_without_an_output_layer_is_refused(tmp_path: Path) -> None:
         HighrankForCausalLM(model.base_model, HeadConfig())
     with pytest.raises(ConfigError, match="tied = false"):
         HighrankForCausalLM(model, HeadConfig(tied=True))
+    with pytest.raises(ConfigError, match="an encoder-decoder"):
+        HighrankForCausalLM(save_model(tmp_path, tiny_pairs(WORDS)["bart"]), HeadConfig())
 
 
 @pytest.mark.filterwarnings("default")  # of the trainer and its libraries
