@@ -11,7 +11,8 @@ from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
-from lm.trunks.config import PRETRAINED, TransformerConfig, trunk_kind
+from lm.trunks.config import TransformerConfig
+from lm.trunks.names import PRETRAINED, trunk_kind
 
 WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"

@@ -18,7 +18,7 @@ from lm.engine.shapes import shapes_only
 from lm.heads.head import Head
 from lm.huggingface.architecture import read_architecture
 from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, SPECIALS, UNK
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 _PARTS = ("embedding", "encoder", "decoder", "head")
 

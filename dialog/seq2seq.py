@@ -23,7 +23,7 @@ from lm.heads.head import Head
 from lm.heads.output_layer import words_before
 from lm.heads.states import Layers
 from lm.trunks.blocks import BlockStack
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 
 class Seq2Seq(nn.Module):

@@ -21,7 +21,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, DATA, codec_of
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 _Splits = tuple[list[Dialog], list[Dialog]]
 

@@ -18,7 +18,7 @@ from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
 from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 _CARD = CardFamily(
     command="lm",

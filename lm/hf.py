@@ -25,7 +25,7 @@ from lm.language.model import LanguageModel, pretrained_trunk
 from lm.language.sizes import sized, with_architecture
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import Vocabulary
-from lm.trunks.config import pretrained_name, pretrained_path
+from lm.trunks.names import pretrained_name, pretrained_path
 from lm.trunks.trunk import TrunkState
 
 _INSIDE = pretrained_name(Path(TRUNK))  # name of a trunk whose config is in that of the model

@@ -15,7 +15,7 @@ from lm.heads.start import require_startable
 from lm.huggingface.architecture import Architecture, read_architecture
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, TRUNK, RunFile
-from lm.trunks.config import pretrained_name, pretrained_path
+from lm.trunks.names import pretrained_name, pretrained_path
 
 if TYPE_CHECKING:
     from lm.huggingface.weights import PretrainedNetwork

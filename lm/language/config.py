@@ -10,7 +10,8 @@ from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, NotNegative, Owner, P
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
-from lm.trunks.config import PRETRAINED, TransformerConfig, trunk_kind
+from lm.trunks.config import TransformerConfig
+from lm.trunks.names import PRETRAINED, trunk_kind
 
 _WEIGHT_DROPOUT = 0.5
 _OWN = ("recurrent", "transformer")  # kinds of trunks that are trained from scratch

@@ -14,7 +14,7 @@ from lm.huggingface.architecture import Architecture, read_architecture
 from lm.language.bigrams import BigramState, HashedBigrams
 from lm.language.config import LmConfig
 from lm.regularize import masked, word_dropout
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 from lm.trunks.recurrent import RecurrentRates, RecurrentTrunk
 from lm.trunks.transformer import TransformerTrunk
 from lm.trunks.trunk import AnyTrunk, TrunkState

@@ -9,6 +9,7 @@
 
 """
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.disk.storage import read_json, write_json
+from lm.disk.storage import read_json
 from lm.language.survey import SplitCounts, TokenLine
 from lm.text.lines import Dropped
 from lm.text.prepared_folder import read_report
@@ -64,7 +65,8 @@ def store_text(path: Path, lines: Iterable[TokenLine]) -> SplitCounts:
 
 def store_words(folder: Path, counts: Mapping[str, SplitCounts]) -> None:
     """Write the words of all splits of a part, with their counts."""
-    write_json(folder / _WORDS, {split: list(found.words.items()) for split, found in counts.items()})
+    words = {split: list(found.words.items()) for split, found in counts.items()}
+    (folder / _WORDS).write_text(json.dumps(words), encoding="ascii")  # unlike write_json, in C
 
 
 class StoredPart:

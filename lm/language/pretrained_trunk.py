@@ -5,7 +5,7 @@ from lm.huggingface.architecture import read_architecture
 from lm.huggingface.source import TOKENIZER
 from lm.language.config import LmConfig
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 
 def pretrained_words(config: LmConfig) -> int:

@@ -5,7 +5,7 @@ from lm.errors import ConfigError, DataError
 from lm.huggingface.architecture import Architecture, read_architecture
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 
 def sized(config: LmConfig, vocab_size: int) -> LmConfig:

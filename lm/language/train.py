@@ -23,7 +23,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import DATA, codec_of, config_of, require_unchanged
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, until validation stalls
     'optim.name="sgd"', 'optim.schedule="constant"', "optim.warmup_steps=0", 'optim.average="uniform"',

@@ -1,9 +1,6 @@
 """Data sets of the ``datasets`` library: saved in a folder, or fetched from the hub by name."""
 
 import os
-import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +45,10 @@ def _require_hub(source: str) -> None:
     """Raise DataError within seconds unless the hub answers, or HF_HUB_OFFLINE selects the cache."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return
+    import ssl
+    import urllib.error
+    import urllib.request
+
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
         urllib.request.urlopen(address, timeout=_SECONDS).close()

@@ -13,6 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from string import punctuation
 from typing import Any, Self, get_args
@@ -231,7 +232,7 @@ class Codec:
             settings["model_sha256"] = hashlib.sha256(self.tokenizer.model).hexdigest()
         return {"tokenizer.json": json.dumps(settings, indent=1).encode(), **files}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of tokenizer and vocabulary, equal if and only if two codecs give the same ids."""
         known = json.dumps(self.vocabulary.tokens).encode() + self._files()["tokenizer.json"]
