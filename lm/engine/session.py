@@ -11,6 +11,7 @@ import torch
 
 from lm.config.difference import flat_config
 from lm.config.load import C, Resolved, Setting, with_settings
+from lm.disk.storage import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter, no_report
@@ -111,9 +112,7 @@ def _train(
     require_end(config.train)
     group.every(lambda: shards_of(group.rank, group.size, config.train.shards))
     group.require_equal({"config": config})
-    chosen = [resolved]
-    group.share(lambda: chosen.append(kept_precisions(resolved, folder)))
-    resolved = _of_first(group, resolved, chosen[-1])
+    resolved = _of_first(group, resolved, lambda asked: kept_precisions(asked, folder))
     group.share(lambda: require_same_config(folder, resolved, resumable_keys=free))
     config = family.local(resolved.config, folder)
     device = configure_device(config.train)
@@ -126,8 +125,9 @@ def _train(
         lambda: require_memory(processes_here() * family.needed(described["memory"]), device, family.remedy)
     )
     sizes = described["vocabulary"], described["sizes"]["contexts"]
-    group.share(lambda: chosen.append(measured_precisions(resolved, sizes, device, folder, report)))
-    resolved = _of_first(group, resolved, chosen[-1] if group.rank == 0 else resolved)
+    resolved = _of_first(
+        group, resolved, lambda asked: measured_precisions(asked, sizes, device, folder, report)
+    )
     config = family.local(resolved.config, folder)
     seed_everything(config.train.seed)
     place = Place(folder, device, described)
@@ -156,14 +156,18 @@ def _opened(
         yield run
 
 
-def _of_first(group: Group, resolved: Resolved[C], chosen: Resolved[C]) -> Resolved[C]:
-    """The config with rank 0's choices, on every rank."""
-    before, now = flat_config(resolved.config), flat_config(chosen.config)
-    values = group.first({key: value for key, value in now.items() if value != before[key]})
-    if not values or group.rank == 0:
-        return chosen
-    choices = {key: Setting(value, "chosen by rank 0") for key, value in values.items()}
-    return with_settings(resolved, choices, type(resolved.config))
+def _of_first(
+    group: Group, resolved: Resolved[C], choose: Callable[[Resolved[C]], Resolved[C]]
+) -> Resolved[C]:
+    """The config with rank 0's choices and their provenance, on every rank."""
+
+    def choices() -> dict[str, list[JSON]]:
+        chosen, before = choose(resolved), flat_config(resolved.config)
+        now = flat_config(chosen.config).items()
+        return {key: [value, chosen.provenance[key]] for key, value in now if value != before[key]}
+
+    changes = {key: Setting(*choice) for key, choice in group.share(choices).items()}
+    return with_settings(resolved, changes, type(resolved.config)) if changes else resolved
 
 
 def start_with_vectors(
