@@ -6,7 +6,10 @@ message, and a traceback only for our own bugs.
 
 
 class HighrankError(Exception):
-    """A failure that the user can act on; ``exit_code`` is the exit code of the command line."""
+    """A failure that the user can act on; ``exit_code`` is the exit code of the command line.
+
+    Every class can be made from its message, as other processes do that are told of an error.
+    """
 
     exit_code = 1
     told = False  # True if another process of the same command prints the error
@@ -43,12 +46,13 @@ class OutOfMemory(HighrankError):  # noqa: N818 (the name it has in the field)
     """Memory ran out. Saved files are intact, and the same command resumes with more memory."""
 
     exit_code = 6
+    usual = (
+        "out of memory: lower train.batch_size, the sizes of the model or the beam, or free some;"
+        " what is saved stands"
+    )
 
-    def __init__(self) -> None:
-        super().__init__(
-            "out of memory: lower train.batch_size, the sizes of the model or the beam, or free some;"
-            " what is saved stands"
-        )
+    def __init__(self, message: object = usual) -> None:
+        super().__init__(message)
 
 
 class WorkerError(HighrankError):

@@ -29,6 +29,7 @@ T = TypeVar("T")
 EVALUATION_MINUTES = 60.0  # that processes wait for the slowest slice of an evaluation
 GRACE = 2.0  # seconds in which a rank on its way to an exchange arrives
 LOOK = 0.05  # seconds between two looks for a rank on its way
+NEARLY = 0.9  # share of the time to wait after which a rank that ends others was waiting for as long
 ANNOUNCED = timedelta(seconds=5)  # that a failing rank waits for the store
 
 
@@ -101,11 +102,11 @@ class ProcessGroup(Group):
         self.rank, self.size = rank_and_size()
         self._dist = dist
         self._limit = f"{key} = {minutes:g}" if key else f"{minutes:g} minutes"
-        self._exchanges = 0
-        timeout = timedelta(minutes=minutes)
+        self._exchanges, self._since = 0, time.monotonic()
+        self._timeout = timeout = timedelta(minutes=minutes)
         try:
             self._board = Board(self.rank, self.size, timeout)
-            self._assemble(timeout.total_seconds())
+            self._assemble()
             dist.init_process_group(
                 "gloo", store=self._board.store, rank=self.rank, world_size=self.size, timeout=timeout
             )
@@ -114,15 +115,22 @@ class ProcessGroup(Group):
                 f"rank {self.rank} does not find the others: {str(error).splitlines()[0]}"
             ) from error
 
-    def _assemble(self, seconds: float) -> None:
+    def _assemble(self) -> None:
         """Wait until every rank has come; a signal, or the failure of another rank, ends it at once."""
-        self._exchanges += 1
-        self._board.beat(self._exchanges)
-        until = time.monotonic() + seconds
+        self._begin()
         while not self._board.all_here():
-            if self._board.failure() or time.monotonic() > until:
+            if self._board.failure() or self._waited() > 1:
                 raise self._lost()
             time.sleep(LOOK)
+
+    def _begin(self) -> None:
+        """Count an exchange, and its time from now on."""
+        self._exchanges, self._since = self._exchanges + 1, time.monotonic()
+        self._board.beat(self._exchanges)
+
+    def _waited(self) -> float:
+        """Share of the time that this rank waits for others in an exchange."""
+        return (time.monotonic() - self._since) / self._timeout.total_seconds()
 
     def close(self) -> None:
         """Leave the group."""
@@ -131,9 +139,8 @@ class ProcessGroup(Group):
     @contextmanager
     def _exchange(self) -> "Iterator[None]":
         """Count an exchange; if it fails, raise an error that names the missing ranks."""
-        self._exchanges += 1
         try:
-            self._board.beat(self._exchanges)
+            self._begin()
             yield
         except RuntimeError as error:
             clear_frames(error.__traceback__)  # they hold the group, which is closed
@@ -147,6 +154,7 @@ class ProcessGroup(Group):
     def _lost(self) -> HighrankError:
         """The error of an exchange in which others did not take part: theirs, or that they are lost."""
         ignore_signals()
+        ended = f"silent for longer than {self._limit}" if self._waited() > NEARLY else "lost"
         behind = list(range(self.size))
         until = time.monotonic() + GRACE
         try:
@@ -162,9 +170,7 @@ class ProcessGroup(Group):
             behind = [0]
         names = ", ".join(map(str, behind))
         who = f"ranks {names} are" if len(behind) > 1 else f"rank {names} is" if behind else "another rank is"
-        return WorkerError(
-            f"{who} lost, or silent for {self._limit}; run the same command again to start over or to resume"
-        )
+        return WorkerError(f"{who} {ended}; run the same command again to start over or to resume")
 
     def share(self, work: Callable[[], JSON]) -> Any:
         answer: dict[str, JSON] = {}
@@ -277,9 +283,8 @@ def _facts(error: BaseException, rank: int) -> dict[str, JSON]:
 
 def _again(told: Mapping[str, Any]) -> HighrankError:
     """An error of another rank, which prints it."""
-    kind = getattr(errors, told["error"])
-    error: HighrankError = kind.__new__(kind)
-    error.args, error.told = (told["message"],), True
+    error: HighrankError = getattr(errors, told["error"])(told["message"])
+    error.told = True
     return error
 
 

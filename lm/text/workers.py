@@ -1,4 +1,7 @@
-"""Worker processes for one piece of work each, which end with the command that started them."""
+"""Worker processes for one piece of work each, which end with the command that started them.
+
+The standard library pickles arguments and errors. Only this command and its workers hold the pipes.
+"""
 
 import multiprocessing
 import os

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from lm.errors import DataError
+from lm.errors import DataError, OutOfMemory
 
 
 def leave(path: Path, seconds: float = 0.0) -> None:
@@ -17,12 +17,16 @@ def leave(path: Path, seconds: float = 0.0) -> None:
 
     assert dialog.corpora.prepare
     assert lm.language.prepare
-    path.write_text(" ".join({"torch", "datasets", "pyarrow", "typer"} & sys.modules.keys()))
+    path.write_text(" ".join({"torch", "datasets", "pyarrow", "typer", "pydantic"} & sys.modules.keys()))
 
 
 def refuse(path: Path, seconds: float = 0.0) -> None:
     time.sleep(seconds)
     raise DataError(f"{path}: bad; correct it")
+
+
+def exhaust(path: Path, seconds: float = 0.0) -> None:
+    raise OutOfMemory
 
 
 def die(path: Path, seconds: float = 0.0) -> None:
@@ -31,4 +35,4 @@ def die(path: Path, seconds: float = 0.0) -> None:
 
 
 def run(kind: str, path: Path, seconds: float) -> None:
-    {"leave": leave, "refuse": refuse, "die": die}[kind](path, seconds)
+    {"leave": leave, "refuse": refuse, "exhaust": exhaust, "die": die}[kind](path, seconds)

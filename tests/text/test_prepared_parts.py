@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.errors import ConfigError, DataError, HighrankError, StorageError, WorkerError
+from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, StorageError, WorkerError
 from lm.language.prepare import PrepareOptions, preparation, prepare
 from lm.language.sources import ReadOptions
 from lm.text.parts import FileRange, PartOf, part_of
@@ -248,6 +248,7 @@ def test_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
     [
         (("leave", "leave"), None),
         (("refuse", "refuse", "leave"), r"^0: bad; correct it$"),
+        (("exhaust", "leave"), r"^out of memory: lower"),
         (("die", "leave"), r"one of 2 processes was killed, .* fewer --processes"),
     ],
 )
@@ -263,7 +264,7 @@ def test_workers_end_with_the_first_failure(
         return
     tasks[-1] = ("leave", tmp_path / "late", 60.0)
     began = time.monotonic()
-    with pytest.raises((DataError, WorkerError), match=error):
+    with pytest.raises((DataError, OutOfMemory, WorkerError), match=error):
         in_workers(run, tasks)
     assert time.monotonic() - began < 30
     assert not list(tmp_path.iterdir())
