@@ -24,7 +24,7 @@ LABELS = {
     "ptb": "update of `ptb_mos`, K = 15, 12 × 70 tokens",
     "switchboard": "update of `switchboard_small_mos`",
     "beam": "beam 10 of 32 contexts",
-    "prepare": "`lm prepare` of 10 million tokens",
+    "prepare": "`lm prepare` of 30 million tokens",
 }
 
 

@@ -132,6 +132,7 @@ def preparation(processes: int, group: Group) -> Work:
     folder = Path(tempfile.mkdtemp(prefix="highrank-scale-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     numbers, text = count(), load.text_of(folder, 10_000_000)
+    text.write_bytes(3 * text.read_bytes())
     command = [sys.executable, "-m", "lm", "prepare", str(text), "--processes", str(processes), "--out"]
 
     def work() -> None:
