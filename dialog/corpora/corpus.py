@@ -9,7 +9,6 @@ from dialog.corpora.sources import read_source
 from dialog.utterance import Dialog, Utterance
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
-from lm.huggingface.pieces import read_tokenizer
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, Vocabulary, build_codec
 
@@ -82,6 +81,8 @@ def train_codec(
     framed = len(texts) + len(dialogs)
     extra = {BOS: framed, EOS: framed, DIALOG: len(dialogs)}
     if pretrained:
+        from lm.huggingface.pieces import read_tokenizer  # loads pydantic
+
         tokenizer = read_tokenizer(pretrained, dialog=True, chat=chat)
         counts = Counter(token for text in texts for token in tokenizer.split(text)) + Counter(extra)
         return Codec(tokenizer, Vocabulary(tokenizer.names, [counts[name] for name in tokenizer.names]))

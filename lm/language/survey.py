@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError, require
-from lm.huggingface.pieces import read_tokenizer
 from lm.language.pieces import Piece, TextLine
 from lm.text.lines import InputLog
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
@@ -85,6 +84,8 @@ def learn_tokenizer(
     The tokenizer ``hf`` is that of the folder ``pretrained``, with its own vocabulary.
     """
     if pretrained is not None and kind == "hf":
+        from lm.huggingface.pieces import read_tokenizer  # loads pydantic
+
         require_own(lowercase=lowercase, vocab_size=vocab_size)
         return read_tokenizer(pretrained)
     if kind not in ("unigram", "bpe"):

@@ -13,11 +13,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lm.errors import ConfigError
-from lm.text.chat_form import ChatForm
 from lm.text.tokenizers import EOS, EOS_WORD, SPECIALS
+
+if TYPE_CHECKING:
+    from lm.text.chat_form import ChatForm
 
 
 def require_tokenizers(what: str) -> None:
@@ -48,7 +50,7 @@ class PretrainedTokenizer:
         end: int,
         *,
         dialog: bool = False,
-        chat: ChatForm | None = None,
+        chat: "ChatForm | None" = None,
     ) -> Self:
         """Raises ValueError if the text is no tokenizer, or its ids do not fit the others."""
         stored: dict[str, Any] = {"begin": begin, "dialog": dialog, "end": end, "size": size}
@@ -62,6 +64,8 @@ class PretrainedTokenizer:
     def _stored(self) -> Mapping[str, Any]:
         stored: dict[str, Any] = {"dialog": False, "chat": None} | json.loads(self.model)
         if stored["chat"] is not None:
+            from lm.text.chat_form import ChatForm
+
             stored["chat"] = ChatForm.model_validate(stored["chat"])
             numbers = [stored["chat"].first, stored["chat"].end, *stored["chat"].lead]
         else:
@@ -97,7 +101,7 @@ class PretrainedTokenizer:
         return None if self._stored["dialog"] else self.text_start
 
     @property
-    def chat(self) -> ChatForm | None:
+    def chat(self) -> "ChatForm | None":
         """The chat template of dialogs, if they have one."""
         chat: ChatForm | None = self._stored["chat"]
         return chat

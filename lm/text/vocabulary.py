@@ -16,12 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from string import punctuation
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from lm.disk.regular import open_file
 from lm.disk.storage import MAX_JSON, write_atomic
 from lm.errors import ConfigError, DataError, StorageError, visible
-from lm.text.chat_form import ChatForm
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import (
     BOS,
@@ -38,6 +37,9 @@ from lm.text.tokenizers import (
     TokenizerKind,
     train_sentencepiece,
 )
+
+if TYPE_CHECKING:
+    from lm.text.chat_form import ChatForm
 
 __all__ = [
     "BOS",
@@ -170,7 +172,7 @@ class Codec:
         self._words = {t: i for i, t in enumerate(vocabulary.tokens) if t not in SPECIALS}
 
     @property
-    def chat(self) -> ChatForm | None:
+    def chat(self) -> "ChatForm | None":
         """The chat template of a pretrained tokenizer for dialogs, if it has one."""
         return self.tokenizer.chat if isinstance(self.tokenizer, PretrainedTokenizer) else None
 
