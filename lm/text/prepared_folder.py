@@ -174,6 +174,12 @@ class OutputFolder:
                 f"{self.path}: holds the result of `{self.command} {source}`;"
                 " choose another --out, or remove it"
             )
+        self.require_own_files()
+
+    def require_own_files(self) -> None:
+        """Raise StorageError if the folder holds foreign files besides a result."""
+        if self._manifest is None:
+            return
         if added := strangers(self.path, (MANIFEST, *self._manifest["outputs"])):
             raise StorageError(
                 f"{added[0]}: not written by `{self.command}` and would be lost; move it elsewhere"

@@ -226,6 +226,8 @@ def _finished(preparation: Preparation, out: Path) -> list[Path]:
             f"{folder}: lacks the part {', '.join(named)}{more}; run {_again(named[0])}, or wait for it"
         )
     for path, part in found:
+        OutputFolder(path, preparation.named(part)).require_own_files()
+    for path, part in found:
         _require_fitting(preparation, path, part)
     return [path for path, _ in found]
 
@@ -249,8 +251,8 @@ def _require_fitting(preparation: Preparation, path: Path, part: PartOf) -> None
         name = different[0]
         option = f"--{name.replace('_', '-')}"
         raise ConfigError(
-            f"{path}: made with {option} {made.get(name)}, here {option} is {here[name]}; {again},"
-            " or join with the options of the parts"
+            f"{path}: made with {option} {made.get(name)}, here {option} is {here[name]};"
+            f" join with the options of the parts, or {again}"
         )
     if stored.get("part", wanted["part"]) != wanted["part"]:
         raise StorageError(f"{path}: holds the part {stored['part']}, not {part}; {again}")

@@ -150,7 +150,10 @@ def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
     part(1), part(3)
     refused(r"lacks the part 2/3; run the same command with --part 2/3 instead of --join", StorageError)
     part(2, options=PrepareOptions(lowercase=True))
-    refused(r"2-of-3: made with --lowercase True, here --lowercase is False", ConfigError)
+    refused(
+        r"2-of-3: made with --lowercase True, here --lowercase is False; join with the options of the parts,",
+        ConfigError,
+    )
     part(2, options=PrepareOptions(ReadOptions(length=7)))
     refused(r"2-of-3: made with --length 7, here --length is 50", ConfigError)
     assert not part(2).unchanged
@@ -160,6 +163,10 @@ def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
         (tmp_path / "out.parts/2-of-3" / name).write_bytes(original[:-2])
         refused(r"2-of-3: incomplete, damaged", StorageError)
         (tmp_path / "out.parts/2-of-3" / name).write_bytes(original)
+    stray = tmp_path / "out.parts/3-of-3/notes.txt"
+    stray.write_text("mine")
+    refused(r"3-of-3/notes.txt: not written by `lm prepare --part` and would be lost; move it", StorageError)
+    stray.unlink()
     part(2, 4)
     refused(r"out.parts: holds parts of 3 and of 4; remove those of all but one", StorageError)
     (tmp_path / "out.parts/2-of-4").rename(tmp_path / "elsewhere")
