@@ -15,7 +15,7 @@ from typing import Literal
 
 from lm.arrays import Floats
 from lm.disk.filelock import alone
-from lm.disk.storage import JSON, make_folder, move, remove_tree
+from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
 from lm.errors import require, visible
 from lm.language.adaptation import (
     ADAPT_LENGTH,
@@ -242,6 +242,7 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     discarded = store.folder.with_name(f"{store.folder.name}.tmp")  # half deleted, it would count as damaged
     if store.folder.exists():
         move(store.folder, discarded)
+        sync(store.folder.parent)
     remove_tree(discarded)
     return Statistics.empty(trained.model, streams)
 

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import signal
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +339,29 @@ def test_whole_statistics_are_settled_after_a_kill(tmp_path: Path) -> None:
     run_statistics(TrainedLm.load(run), run)
     assert store.pointed("last") == [whole.windows]
     assert len(list(store.folder.glob("step-*"))) == 1
+
+
+def test_discarded_statistics_are_away_for_certain_before_they_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure would otherwise leave a half deleted commit under its old name, which is damage."""
+    run = write_run(tmp_path / "run", lines=(400, 10, 10))
+    run_statistics(TrainedLm.load(run), run)
+    done: list[str] = []
+
+    def noted(name: str) -> Any:
+        function = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            done.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("rename", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, noted(name))
+    run_statistics(TrainedLm.load(run), run, window=3)
+    assert [name for name, _ in groupby(done)][:3] == ["rename", "fsync", "unlink"]
 
 
 def test_two_processes_never_write_the_same_statistics(tmp_path: Path) -> None:
