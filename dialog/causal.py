@@ -23,18 +23,19 @@ from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
 from lm.regularize import dropout
 from lm.trunks.cache import CacheState
+from lm.trunks.trunk import TrunkOutputs
 
 
 class CausalContext(nn.Module):
     """Word vectors of the context as one sequence, which the decoder reads.
 
     Only the first utterance keeps its ``<s>``. The mark of the responder's own utterances begins as zero, so
-    that the network first reads what it was trained on.
+    that the network first reads what it was trained on. Other utterances have none.
     """
 
     def __init__(self, size: int, rate: float) -> None:
         super().__init__()
-        self.floor = nn.Embedding(2, size)
+        self.floor = nn.Embedding(2, size, padding_idx=0)  # vector 0 stays zero
         self.dropout = rate
         nn.init.zeros_(self.floor.weight)
 
@@ -92,24 +93,37 @@ class CausalDecoder(Decoder[CausalState]):
         self.size, self.lower_sizes = self.trunk.size, self.trunk.lower_sizes
 
     def start(self, memory: Memory) -> CausalState:
-        return CausalState(self.trunk.begin(memory.states.transpose(0, 1), memory.mask.sum(1)))
+        return self.begin(memory.states, memory.mask)[1]
+
+    def begin(self, words: Tensor, kept: Tensor) -> tuple[Layers, CausalState]:
+        """Read contexts (R, M, E) that end together; ``kept`` (R, M) is false at padding before them.
+
+        Returns hidden states (M, R, ·) and the state after them.
+        """
+        self._require_room(words.shape[1])
+        return self._found(self.trunk.begin(words.transpose(0, 1), kept.sum(1)))
 
     def forward(self, words: PackedSequence, state: CausalState, rows: Tensor) -> Layers:
         padded, lengths = pad_packed_sequence(words)
-        hidden, _ = self._run(padded, state)
+        hidden, _ = self.read(padded, state)
         return hidden.map(lambda states: pack_padded_sequence(states, lengths).data)
 
     def step(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
-        hidden, after = self._run(words[None], state)
+        hidden, after = self.read(words[None], state)
         return hidden.map(lambda states: states[0]), after
 
-    def _run(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
+    def read(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
         """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them."""
-        if int(state.cache.lengths.max()) + len(words) > self.trunk.span:
+        self._require_room(int(state.cache.lengths.max()) + len(words))
+        return self._found(self.trunk(words, state.cache))
+
+    def _found(self, read: TrunkOutputs[CacheState]) -> tuple[Layers, CausalState]:
+        last = dropout(read.outputs, self.dropout, self.training)
+        return Layers(last, read.lower), CausalState(read.state)
+
+    def _require_room(self, tokens: int) -> None:
+        if tokens > self.trunk.span:
             raise DataError(
                 f"context and response have more than {self.trunk.span:,} tokens; raise data.max_response, or"
                 " lower decode.max_length"
             )
-        read = self.trunk(words, state.cache)
-        last = dropout(read.outputs, self.dropout, self.training)
-        return Layers(last, read.lower), CausalState(read.state)

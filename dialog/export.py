@@ -1,14 +1,17 @@
 """Exchange of trained dialog models with Hugging Face: from a run to a folder of transformers, and back."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
 
+from dialog.causal import CausalDecoder
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks
 from dialog.hf import HighrankDialogConfig, HighrankDialogModel
+from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.task import build_model
 from dialog.trained import TrainedModel
 from lm.config.load import read_config
@@ -17,10 +20,13 @@ from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
+from lm.huggingface.generation import ExportedModel
 from lm.huggingface.run_files import own_files, write_run
+from lm.huggingface.starting import trunk_file, with_trunk
 from lm.huggingface.tokenizer import fast_tokenizer
-from lm.runs.inputs import CONFIG
-from lm.text.vocabulary import BOS, EOS, Codec
+from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
+from lm.text.vocabulary import BOS, DIALOG, EOS, Codec
+from lm.trunks.config import pretrained_path
 
 _CARD = CardFamily(
     command="dialog",
@@ -37,42 +43,63 @@ _CARD = CardFamily(
     },
 )
 _CHAT = f"{{% for message in messages %}}{BOS}{{{{ message['content'] }}}}{EOS}{{% endfor %}}"
+_STREAM_CARD = replace(_CARD, auto="AutoModelForCausalLM")
+_STREAM = (
+    "{{{{ '{bos}' }}}}{{% if messages | length < {context} %}}{{{{ '{start}{eos}' }}}}{{% endif %}}"
+    "{{% for message in messages[-{context}:] %}}{{{{ message['content'] + '{eos}' }}}}{{% endfor %}}"
+    "{{% if add_generation_prompt %}}{{{{ '{bos}' }}}}{{% endif %}}"
+)
 
 
 def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | None = None) -> None:
     """Write the model of a run as a folder that transformers opens after ``import dialog.hf``.
 
     Raises:
-        ConfigError: a tokenizer that transformers cannot have.
+        ConfigError: a tokenizer that transformers cannot have, or a pretrained encoder-decoder.
         StorageError: a bad run, a folder that holds anything but an unchanged export, or a full disk.
     """
     require_exportable(out)
     trained = TrainedModel.load(run, checkpoint)
-    if trained.config.model.trunk:
-        raise ConfigError(f"{run}: its trunk is a pretrained model, which is not exported; name another run")
-    tokenizer = fast_tokenizer(trained.codec)
-    tokenizer.chat_template = _CHAT
-    with shapes_only():
-        model = HighrankDialogModel(HighrankDialogConfig.of(trained.config, trained.codec.vocabulary))
     network: Any = trained.model
+    codec, config = trained.codec, trained.config
+    if config.model.trunk and not isinstance(network.decoder, CausalDecoder):
+        raise ConfigError(f"{run}: its trunk is an encoder-decoder, which is not exported; name another run")
+    tokenizer = fast_tokenizer(codec)
+    model: ExportedModel
+    with shapes_only():
+        if config.model.trunk:
+            model, family = HighrankStreamModel(HighrankStreamConfig.of(config, codec)), _STREAM_CARD
+            tokenizer.chat_template = tokenizer.chat_template or _stream_template(config, tokenizer)
+        else:
+            model, family = HighrankDialogModel(HighrankDialogConfig.of(config, codec.vocabulary)), _CARD
+            tokenizer.chat_template = _CHAT
     model.model = network.cpu()
-    model.generation_config = generation_config(trained.config.decode, trained.marks)
-    model.generation_config.pad_token_id = trained.codec.vocabulary.pad
+    model.generation_config = generation_config(config.decode, trained.marks, stream=bool(config.model.trunk))
+    model.generation_config.pad_token_id = codec.vocabulary.pad
     count = sum(parameter.numel() for parameter in model.parameters())
-    card = model_card(Exported(run, checkpoint, trained.config, count, licence), out.absolute().name, _CARD)
-    write_export(out, model, tokenizer, card, own_files(run))
+    told = Exported(run, checkpoint, config_of(run, DialogConfig).config, count, licence)
+    write_export(out, model, tokenizer, model_card(told, out.absolute().name, family), own_files(run))
 
 
-def generation_config(decode: DecodeConfig, marks: Marks) -> GenerationConfig:
-    """Decoding settings of a run, as far as transformers has them."""
+def _stream_template(config: DialogConfig, tokenizer: Any) -> str:
+    """A chat template for streams of a model without one: the last utterances between marks."""
+    marks = {"bos": tokenizer.bos_token, "eos": tokenizer.eos_token, "start": DIALOG}
+    return _STREAM.format(context=config.data.context, **marks)
+
+
+def generation_config(decode: DecodeConfig, marks: Marks, stream: bool = False) -> GenerationConfig:
+    """Decoding settings of a run, as far as transformers has them.
+
+    In a ``stream``, transformers would forbid n-grams of the context too, so none are.
+    """
     rules: dict[str, Any] = {
         "min_new_tokens": decode.min_length,
         "max_new_tokens": decode.max_length + 1,  # </s> is a new token too
         "forced_eos_token_id": marks.eos,  # at full length
-        "no_repeat_ngram_size": decode.no_repeat_ngram,
+        "no_repeat_ngram_size": 0 if stream else decode.no_repeat_ngram,
         "suppress_tokens": list(marks.forbidden),
         "bos_token_id": marks.bos,
-        "decoder_start_token_id": marks.bos,
+        "decoder_start_token_id": None if stream else marks.bos,
         "eos_token_id": marks.eos,
     }
     if decode.method == "sample":
@@ -95,6 +122,10 @@ def import_run(folder: Path, run: Path) -> None:
     """
     own, tensors = read_export(folder, "dialog")
     resolved, codec = read_config(own / CONFIG, DialogConfig), Codec.load(own)
-    model = build_model(resolved.config, codec)
+    config, files = resolved.config, dict[RunFile, bytes]()
+    if pretrained_path(config.model.trunk):
+        config = with_trunk(config, own / TRUNK)
+        files = trunk_file(config)
+    model = build_model(config, codec)
     load_model_tensors(model, whole_tensors(model, tensors))
-    write_run(run, resolved, codec, model)
+    write_run(run, resolved, codec, model, files)

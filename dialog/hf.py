@@ -1,7 +1,7 @@
 """Dialog models of this project as models of transformers.
 
 Importing the module registers them. ``AutoModelForSeq2SeqLM.from_pretrained`` then opens the folders that
-``dialog export`` writes.
+``dialog export`` writes, or ``AutoModelForCausalLM`` those of models on a pretrained causal network.
 
 B contexts · M tokens of a context · S positions to attend to · C encoded context size · T tokens of a
 response · V words.
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
@@ -21,6 +21,7 @@ from dialog.batches import Batch, Item, collate
 from dialog.config import DialogConfig
 from dialog.decoder import DecoderState
 from dialog.encoders import Memory
+from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
@@ -224,3 +225,5 @@ class HighrankDialogModel(ExportedModel):
 
 AutoConfig.register(HighrankDialogConfig.model_type, HighrankDialogConfig)
 AutoModelForSeq2SeqLM.register(HighrankDialogConfig, HighrankDialogModel)
+AutoConfig.register(HighrankStreamConfig.model_type, HighrankStreamConfig)
+AutoModelForCausalLM.register(HighrankStreamConfig, HighrankStreamModel)

@@ -1,7 +1,5 @@
 """Dialog models on a pretrained model: a causal network reads one stream, an encoder-decoder has two."""
 
-from pathlib import Path
-
 from torch import nn
 
 from dialog.causal import CausalContext, CausalDecoder
@@ -10,18 +8,17 @@ from dialog.decoder import AnyDecoder
 from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from lm.errors import DataError
 from lm.heads.head import Head
-from lm.huggingface.architecture import read_architecture
+from lm.huggingface.architecture import Architecture
 from lm.huggingface.starting import start_pretrained
 
 
 def pretrained_parts(
-    config: DialogConfig, path: Path, vocab_size: int
+    config: DialogConfig, found: Architecture, vocab_size: int
 ) -> tuple[nn.Embedding, nn.Module, AnyDecoder]:
-    """Embedding, encoder and decoder of a model on the pretrained trunk of a folder, with random weights.
+    """Embedding, encoder and decoder of a model on a pretrained trunk, with random weights.
 
     DataError if the vocabulary lacks words of the pretrained model.
     """
-    found = read_architecture(path, dialog=True)
     if vocab_size < found.words:
         raise DataError(
             f"the vocabulary has {vocab_size:,} tokens, but the model of model.trunk has {found.words:,};"

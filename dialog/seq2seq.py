@@ -22,6 +22,7 @@ from lm.cells.layers import uniform_parameters
 from lm.heads.head import Head
 from lm.heads.output_layer import words_before
 from lm.heads.states import Layers
+from lm.huggingface.architecture import Architecture, read_architecture
 from lm.trunks.blocks import BlockStack
 from lm.trunks.names import pretrained_path
 
@@ -33,15 +34,19 @@ class Seq2Seq(nn.Module):
         config: sizes and kinds of the parts.
         vocab_size: V, including special tokens.
         unk: id of the word that word dropout inserts.
+        found: architecture of a pretrained trunk; None = that of the folder that ``config`` names.
     """
 
-    def __init__(self, config: DialogConfig, vocab_size: int, unk: int = 1) -> None:
+    def __init__(
+        self, config: DialogConfig, vocab_size: int, unk: int = 1, found: Architecture | None = None
+    ) -> None:
         super().__init__()
         self.config, self.unk = config, unk
         self.encoder: nn.Module
         self.decoder: AnyDecoder
         if path := pretrained_path(config.model.trunk):
-            self.embedding, self.encoder, self.decoder = pretrained_parts(config, path, vocab_size)
+            found = found or read_architecture(path, dialog=True)
+            self.embedding, self.encoder, self.decoder = pretrained_parts(config, found, vocab_size)
         else:
             self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
             self.encoder = _encoder(config)

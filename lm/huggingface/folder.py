@@ -176,7 +176,7 @@ def require_export(folder: Path, command: str) -> None:
     path = folder / MODEL_CONFIG
     config = parse_json(read_file(path, limit=_LIMIT), path)
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind != f"highrank_{command}":
+    if kind not in (f"highrank_{command}", f"highrank_{command}_stream"):
         raise StorageError(f"{path}: not of a model of `{command}`; use the other command line")
     if not (folder / WEIGHTS).is_file():
         raise StorageError(f"{folder / WEIGHTS}: missing; export the run again")

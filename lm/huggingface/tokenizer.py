@@ -4,6 +4,7 @@ A language model's text begins with ``<eos>``, and each line end becomes ``<eos>
 stands between ``<s>`` and ``</s>``.
 """
 
+import json
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -26,7 +27,8 @@ def fast_tokenizer(codec: Codec) -> PreTrainedTokenizerFast:
     ConfigError for sentencepiece's bpe, whose merges transformers applies in another order.
     """
     if isinstance(codec.tokenizer, PretrainedTokenizer):
-        return _pretrained(codec.tokenizer, codec.vocabulary)
+        adapted = _stream if codec.vocabulary.framed else _pretrained
+        return adapted(codec.tokenizer, codec.vocabulary)
     framed, vocabulary = codec.vocabulary.framed, codec.vocabulary
     begin, end = (BOS, EOS) if framed else (EOS_WORD, EOS_WORD)
     tokenizer = Tokenizer(_model(codec))
@@ -75,6 +77,32 @@ def _pretrained(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrain
         pad_token=begin,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+    )
+
+
+def _stream(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
+    """A pretrained model's own tokenizer with the special tokens of dialogs, and its chat template if used.
+
+    ConfigError if it cannot have our ids.
+    """
+    tokenizer, names = stored.library, vocabulary.tokens
+    first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names[first:]])
+    if any(tokenizer.token_to_id(name) != index for index, name in enumerate(names[first:], first)):
+        raise ConfigError('data.tokenizer = "hf": its ids have gaps, so it cannot be exported')
+    tokenizer.post_processor = processors.TemplateProcessing(single=["$A"], pair=None, special_tokens=[])
+    ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unk": vocabulary.unk, "pad": vocabulary.pad}
+    form, template = stored.chat, None
+    if form:
+        lead = json.dumps(tokenizer.decode(form.lead, skip_special_tokens=False))
+        template = form.template + f"{{% if add_generation_prompt %}}{{{{ {lead} }}}}{{% endif %}}"
+    named = {f"{name}_token": tokenizer.id_to_token(index) for name, index in ids.items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=template,
+        **(named | (form.marks if form else {})),
     )
 
 

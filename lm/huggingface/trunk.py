@@ -109,9 +109,10 @@ class PretrainedTrunk(Trunk[CacheState]):
         )
         return TrunkOutputs(last, tuple(lower), state)
 
-    def begin(self, words: Tensor, lengths: Tensor) -> CacheState:
-        """State after the first tokens of streams: the last ``lengths`` (B,) of word vectors (T, B, E)."""
-        return self._read(words, self.initial_state(words.shape[1]), len(words) - lengths)[1]
+    def begin(self, words: Tensor, lengths: Tensor) -> TrunkOutputs[CacheState]:
+        """Read the first tokens of streams: the last ``lengths`` (B,) of word vectors (T, B, E)."""
+        (last, *lower), state = self._read(words, self.initial_state(words.shape[1]), len(words) - lengths)
+        return TrunkOutputs(last, tuple(lower), state)
 
     def _read(
         self, words: Tensor, state: CacheState, padding: Tensor | None = None

@@ -87,8 +87,7 @@ def test_a_run_resumes_without_the_folder_and_answers(
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
     assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
-    code, _, error = ending(main, "export", "cut", "out")
-    assert (code, error.count("\n")) == (2, 1)
+    assert ending(main, "export", "cut", "out")[0] == 0
 
 
 def test_pieces_and_marks_have_their_ids(corpus: Path) -> None:
