@@ -59,15 +59,15 @@ class TargetScore:
 class StepProbabilities:
     """Predictions of the model at the step that produced ``token``.
 
-    ``prior`` is π of the step. Each entry of ``top`` is a word, its probability, and the part π_k·p_k of each
-    component, one component for heads that do not mix probabilities. ``parts`` are those of ``token``.
+    ``prior`` is π of the step. Each entry of ``top`` is a word, its probability, and the share π_k·p_k of
+    each component, one component for heads that do not mix probabilities. ``shares`` are those of ``token``.
     """
 
     token: str
     prob: float
     top: tuple[tuple[str, float, tuple[float, ...]], ...]
     prior: tuple[float, ...]
-    parts: tuple[float, ...]
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class TrainedModel:
     def token_probabilities(
         self, example: Example, tokens: Sequence[int], top: int = 5, check: Check = unchecked
     ) -> list[StepProbabilities]:
-        """Predictions at every token of a response and its ``</s>``, with the parts of the components.
+        """Predictions at every token of a response and its ``</s>``, with the shares of the components.
 
         ``check`` is called at every step, and may raise to end the work.
         """
@@ -278,8 +278,10 @@ class TrainedModel:
             best = mixed.topk(min(top, len(vocabulary))).indices.tolist()
             rows = tuple((vocabulary.tokens[v], float(mixed[v]), tuple(joint[:, v].tolist())) for v in best)
             prior = tuple(joint.sum(1).tolist())
-            parts = tuple(joint[:, token].tolist())
-            steps.append(StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior, parts))
+            shares = tuple(joint[:, token].tolist())
+            steps.append(
+                StepProbabilities(vocabulary.tokens[token], float(mixed[token]), rows, prior, shares)
+            )
             before = token
         return steps
 

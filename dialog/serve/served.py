@@ -193,7 +193,7 @@ class ServedDialog:
             for one in beam
         ]
         return {
-            "token": sanitize(step.token), "text": text, "probability": step.prob, "shares": step.parts,
+            "token": sanitize(step.token), "text": text, "probability": step.prob, "shares": step.shares,
             "prior": step.prior, "top": top, "beam": candidates,
         }  # fmt: skip
 
