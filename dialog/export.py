@@ -26,7 +26,7 @@ from lm.huggingface.starting import trunk_file, with_trunk
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 _CARD = CardFamily(
     command="dialog",

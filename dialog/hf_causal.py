@@ -24,7 +24,7 @@ from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Codec
-from lm.trunks.config import pretrained_path
+from lm.trunks.names import pretrained_path
 
 
 class HighrankStreamConfig(PreTrainedConfig):
