@@ -80,6 +80,34 @@ class _LogShare(torch.autograd.Function):
         return shares.scatter_(2, index, shares.gather(2, index) + grad), None
 
 
+def mixed_log_probs(log_g: Tensor, log_prior: Tensor) -> Tensor:
+    """log Σ_k π_k p_k(v), (n, V), for log g (n, K, V) and log π (n, K), normalised.
+
+    With gradients, it keeps one tensor of the size of log g. The plain formula would keep three.
+    """
+    if log_g.shape[1] == 1:  # log π is 0
+        return log_g.log_softmax(2)[:, 0]
+    mixed: Tensor = _MixedLogProbs.apply(log_g, log_prior)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _MixedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, log_g: Tensor, log_prior: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        log_p = log_g.log_softmax(2)
+        mixed = (log_p + log_prior[..., None]).logsumexp(1)
+        ctx.save_for_backward(log_p, log_prior, mixed)
+        return mixed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+        log_p, log_prior, mixed = ctx.saved_tensors
+        shares = (log_p - mixed[:, None]).add_(log_prior[..., None]).exp_().mul_(grad[:, None])
+        totals = shares.sum(2)
+        return shares.addcmul_(log_p.exp(), totals[..., None], value=-1), totals
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

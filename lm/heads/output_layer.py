@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import require
-from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share
+from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share, mixed_log_probs
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
@@ -227,7 +227,7 @@ class OutputLayer:
     ) -> Tensor:
         """The loss of :meth:`penalised_loss` of n tokens, (n,)."""
         log_g = self._log_g(contexts, states, 1.0, bf16)
-        log_probs = (log_g.log_softmax(2) + log_prior[..., None]).logsumexp(1)  # (n, V)
+        log_probs = mixed_log_probs(log_g, log_prior)  # (n, V)
         nll = -log_probs.gather(1, targets[:, None])[:, 0]
         loss = (1 - self.smoothing) * nll
         if self.smoothing:
