@@ -8,7 +8,7 @@ from html import escape
 
 from lm.heads.registry import HEADS, HeadRow
 
-LINKS = {"exp": "exp", "sigsoftmax": "exp · σ", "sigmoid": "σ", "relu": "relu + ε"}
+SHOWN = {"sigsoftmax": "exp · σ", "sigmoid": "σ", "relu": "relu + ε"}
 ROW, TOP, LEFT, WIDTH = 50, 26, 104, 900  # height of a row and of its boxes, place of the first box, width
 BEHIND = 4  # offset of the boxes of further components
 
@@ -29,7 +29,7 @@ class Box:
 
 def steps(kind: str, row: HeadRow) -> list[Box]:
     """Steps of a kind of head, from the hidden state to P."""
-    normalised = f"{LINKS[row.link]}, normalised"
+    normalised = f"{SHOWN.get(row.link, row.link)}, normalised"
     if not row.is_mixture:
         bend = [Box("learned f")] if kind == "plif" else []
         return [Box("h"), Box("W h + b"), *bend, Box(normalised)]
