@@ -17,7 +17,6 @@ from dialog.trained import TrainedModel
 from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors
-from lm.errors import ConfigError
 from lm.huggingface.card import CardFamily, Exported, model_card
 from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
 from lm.huggingface.generation import ExportedModel
@@ -25,7 +24,7 @@ from lm.huggingface.run_files import own_files, write_run
 from lm.huggingface.starting import trunk_file, with_trunk
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
-from lm.text.vocabulary import BOS, DIALOG, EOS, Codec
+from lm.text.vocabulary import DIALOG, Codec
 from lm.trunks.names import pretrained_path
 
 _CARD = CardFamily(
@@ -42,7 +41,7 @@ _CARD = CardFamily(
         "distinct-2": ("inter_distinct_2",),
     },
 )
-_CHAT = f"{{% for message in messages %}}{BOS}{{{{ message['content'] }}}}{EOS}{{% endfor %}}"
+_CHAT = "{{% for message in messages %}}{{{{ '{bos}' + message['content'] + '{eos}' }}}}{{% endfor %}}"
 _STREAM_CARD = replace(_CARD, auto="AutoModelForCausalLM")
 _STREAM = (
     "{{{{ '{bos}' }}}}{{% if messages | length < {context} %}}{{{{ '{start}{eos}' }}}}{{% endif %}}"
@@ -55,36 +54,34 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
     """Write the model of a run as a folder that transformers opens after ``import dialog.hf``.
 
     Raises:
-        ConfigError: a tokenizer that transformers cannot have, or a pretrained encoder-decoder.
+        ConfigError: a tokenizer that transformers cannot have.
         StorageError: a bad run, a folder that holds anything but an unchanged export, or a full disk.
     """
     require_exportable(out)
     trained = TrainedModel.load(run, checkpoint)
     network: Any = trained.model
     codec, config = trained.codec, trained.config
-    if config.model.trunk and not isinstance(network.decoder, CausalDecoder):
-        raise ConfigError(f"{run}: its trunk is an encoder-decoder, which is not exported; name another run")
-    tokenizer = fast_tokenizer(codec)
+    tokenizer, stream = fast_tokenizer(codec), isinstance(network.decoder, CausalDecoder)
     model: ExportedModel
     with shapes_only():
-        if config.model.trunk:
+        if stream:
             model, family = HighrankStreamModel(HighrankStreamConfig.of(config, codec)), _STREAM_CARD
-            tokenizer.chat_template = tokenizer.chat_template or _stream_template(config, tokenizer)
+            tokenizer.chat_template = tokenizer.chat_template or _template(_STREAM, config, tokenizer)
         else:
             model, family = HighrankDialogModel(HighrankDialogConfig.of(config, codec.vocabulary)), _CARD
-            tokenizer.chat_template = _CHAT
+            tokenizer.chat_template = _template(_CHAT, config, tokenizer)
     model.model = network.cpu()
-    model.generation_config = generation_config(config.decode, trained.marks, stream=bool(config.model.trunk))
+    model.generation_config = generation_config(config.decode, trained.marks, stream=stream)
     model.generation_config.pad_token_id = codec.vocabulary.pad
     count = sum(parameter.numel() for parameter in model.parameters())
     told = Exported(run, checkpoint, config_of(run, DialogConfig).config, count, licence)
     write_export(out, model, tokenizer, model_card(told, out.absolute().name, family), own_files(run))
 
 
-def _stream_template(config: DialogConfig, tokenizer: Any) -> str:
-    """A chat template for streams of a model without one: the last utterances between marks."""
+def _template(form: str, config: DialogConfig, tokenizer: Any) -> str:
+    """A chat template in this form: the last utterances between marks."""
     marks = {"bos": tokenizer.bos_token, "eos": tokenizer.eos_token, "start": DIALOG}
-    return _STREAM.format(context=config.data.context, **marks)
+    return form.format(context=config.data.context, **marks)
 
 
 def generation_config(decode: DecodeConfig, marks: Marks, stream: bool = False) -> GenerationConfig:

@@ -7,8 +7,10 @@ B contexts · M tokens of a context · S positions to attend to · C encoded con
 response · V words.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -23,17 +25,25 @@ from dialog.decoder import DecoderState
 from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
+from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
+from lm.huggingface.starting import with_trunk
+from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Vocabulary
+from lm.trunks.names import pretrained_path
 
 
 class HighrankDialogConfig(PreTrainedConfig):
-    """Config of an exported dialog model. ``settings`` is the run's own config."""
+    """Config of an exported dialog model.
+
+    ``settings`` is the run's own config, and ``trunk`` the config of a pretrained encoder-decoder.
+    """
 
     model_type = "highrank_dialog"
     is_encoder_decoder = True
     settings: dict[str, Any] | None = None
+    trunk: dict[str, Any] | None = None
     vocab_size: int = 1
     hidden_size: int = 1
     num_hidden_layers: int = 1
@@ -49,11 +59,17 @@ class HighrankDialogConfig(PreTrainedConfig):
     def of(cls, config: DialogConfig, vocabulary: Vocabulary) -> Self:
         """The config of a model."""
         unk, start = vocabulary.ids([UNK, DIALOG])
+        size, layers, trunk = config.decoder.hidden_size, config.decoder.layers, None
+        if path := pretrained_path(config.model.trunk):
+            found = read_architecture(path, dialog=True)
+            size, layers, trunk = found.hidden_size, found.layers, json.loads(found.content)
+            config = with_trunk(config, Path(TRUNK))
         return cls(
             settings=config.model_dump(mode="json"),
+            trunk=trunk,
             vocab_size=len(vocabulary),
-            hidden_size=config.decoder.hidden_size,
-            num_hidden_layers=config.decoder.layers,
+            hidden_size=size,
+            num_hidden_layers=layers,
             unk_token_id=unk,
             dialog_token_id=start,
             bos_token_id=vocabulary.bos,
@@ -74,7 +90,7 @@ class EncodedContexts(ModelOutput):
     """The encoder's memory, one row a context."""
 
     last_hidden_state: Tensor | None = None  # (B, S, C)
-    summary: Tensor | None = None  # (B, C)
+    summary: Tensor | None = None  # (B, C), or (B, P, E) as of the memory of a pretrained encoder
     mask: Tensor | None = None  # (B, S) false at padding
 
 
@@ -112,7 +128,8 @@ class HighrankDialogModel(ExportedModel):
     def __init__(self, config: HighrankDialogConfig) -> None:
         super().__init__(config)
         self.settings = config.dialog_config()
-        self.model = Seq2Seq(self.settings, config.vocab_size, config.unk_token_id)
+        found = carried_architecture(config.trunk) if config.trunk else None
+        self.model = Seq2Seq(self.settings, config.vocab_size, config.unk_token_id, found)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def get_encoder(self, modality: str | None = None) -> Any:

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from dialog.causal import CausalState
 from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
-from lm.huggingface.architecture import architecture_of, read_architecture
+from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
 from lm.huggingface.starting import with_trunk
@@ -80,8 +80,7 @@ class HighrankStreamModel(ExportedModel):
     def __init__(self, config: HighrankStreamConfig) -> None:
         super().__init__(config)
         settings = DialogConfig.model_validate(tuples(config.settings or {}))
-        values = config.trunk or {}
-        found = architecture_of(values, json.dumps(values).encode(), Path(TRUNK))
+        found = carried_architecture(config.trunk or {})
         self.model = Seq2Seq(settings, config.vocab_size, config.unk_token_id, found)
         self.post_init()  # type: ignore[no-untyped-call]
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
-from lm.huggingface.architecture import architecture_of, read_architecture
+from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
 from lm.huggingface.settings import tuples
 from lm.language.config import LmConfig
@@ -93,7 +93,7 @@ class HighrankLanguageModel(ExportedModel):
         super().__init__(config)
         own, words, trunk = config.lm_config(), config.vocab_size, None
         if values := config.trunk:
-            found = architecture_of(values, json.dumps(values).encode(), Path(TRUNK))
+            found = carried_architecture(values)
             own = with_architecture(own, found, words)
             trunk = pretrained_trunk(own, found)
         line_end = config.eos_token_id if config.line_end_id is None else config.line_end_id

@@ -15,6 +15,7 @@ from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError, StorageError
 from lm.huggingface.installed import require_transformers
 from lm.huggingface.source import MODEL_CONFIG, read_settings, require_folder
+from lm.runs.inputs import TRUNK
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")  # in kinds whose encoder may have another number
@@ -65,6 +66,11 @@ def read_architecture(path: Path, *, dialog: bool = False) -> Architecture:
             f"{path}: is an encoder-decoder; choose a causal language model, or use `dialog` instead of `lm`"
         )
     return found
+
+
+def carried_architecture(values: Mapping[str, Any]) -> Architecture:
+    """The architecture in the config of an exported model, which has no file of its own."""
+    return architecture_of(values, json.dumps(values).encode(), Path(TRUNK))
 
 
 def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Architecture:

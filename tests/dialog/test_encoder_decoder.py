@@ -13,11 +13,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
 from dialog.batches import Batch, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Utterance, load_dialogs
 from dialog.decoding.config import DecodeConfig
+from dialog.export import export_run, import_run
 from dialog.seq2seq import Seq2Seq
 from dialog.task import encode_dialogs
 from dialog.train import train
@@ -155,6 +158,35 @@ def test_a_run_resumes_without_the_folder_and_answers(
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
     assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_an_exported_run_has_our_beams_and_losses_and_comes_back(corpus: Path, kind: str) -> None:
+    """Where nothing else is left, for contexts together that the export pads and cuts."""
+    save(corpus / "folder", kind)
+    changes = ["train.max_steps=2", "decode.min_length=8"]
+    train(load_config("run.toml", DialogConfig, family="dialog", overrides=changes), Path("run"), no_report)
+    shutil.rmtree("folder")
+    export_run(Path("run"), Path("exported"))
+    trained = TrainedModel.load(Path("run"))
+    Path("run").rename("gone")
+    model, tokenizer = (kind.from_pretrained("exported") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    talks = [SAID[:1], SAID[:2], SAID]
+    spoken = [[Utterance("BA"[(len(talk) - i) % 2], text) for i, text in enumerate(talk)] for talk in talks]
+    examples = [next_example(said, "B", 3) for said in spoken]
+    ours = [found[0].tokens for found in trained.respond(examples, trained.config.decode)]
+    told = [[{"role": "user", "content": text} for text in talk] for talk in talks]
+    read = tokenizer.apply_chat_template(told, padding=True, return_dict=True, return_tensors="pt")
+    read.pop("token_type_ids", None)
+    assert [tuple(row[1 : 1 + 8]) for row in model.generate(**read).tolist()] == ours
+    dialogs = load_dialogs("talk.jsonl")[:1]
+    (first, *_), score = encode_dialogs(dialogs, trained.codec, trained.config).items, trained.nll(dialogs)
+    context = torch.tensor([[token for utterance in first.context for token in utterance]])
+    with torch.no_grad():
+        loss = model.eval()(input_ids=context, labels=torch.tensor([first.response[1:]])).loss
+    assert float(loss) * (len(first.response) - 1) == pytest.approx(score[0].nll, rel=1e-5)
+    import_run(Path("exported"), Path("back"))
+    assert TrainedModel.load(Path("back")).nll(dialogs) == score
 
 
 def test_a_head_alone_trains(corpus: Path) -> None:
