@@ -95,6 +95,16 @@ def test_stopping_and_resuming_at_every_step_changes_nothing(
     assert outcome(folder) == outcome(folder.with_name("whole"))
 
 
+def test_a_training_in_shards_stops_after_the_update_and_resumes(folder: Path) -> None:
+    settings = {"max_steps": 4, "shards": 2}
+    expected = reference(folder, settings)
+    for step in range(1, settings["max_steps"]):
+        with pytest.raises(Interrupted, match=f"step {step} is saved"):
+            train(folder, settings, task=TinyTask(Faults(on_loss=at(1, lambda: interrupt(1)))))
+    train(folder, settings)
+    assert outcome(folder) == expected
+
+
 def test_a_kill_at_any_batch_or_validation_changes_nothing(folder: Path) -> None:
     expected = reference(folder, BUSY)
     whole = TinyTask()

@@ -233,7 +233,7 @@ MUTANTS = (
         TRAIN,
         "            self.agreement.check()\n            self.step()",
         "            self.step()",
-        RESUMED,
+        "engine/test_loop.py::test_a_training_in_shards_stops_after_the_update_and_resumes",
     ),
     Mutant(
         "a second signal ends at once",
