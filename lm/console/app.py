@@ -196,26 +196,33 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
     _command.set(shlex.join([name, *without_option(given, "--processes")]))  # which changes no result
-    early = EarlyStop()
-    early.install()
     code: str | int | None = 0
     failure: BaseException | None = None
     try:
-        app(args=[argument for argument in given if argument not in FLAGS], prog_name=name)
-    except SystemExit as ending:
-        code = ending.code
-        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
-            failure = KeyboardInterrupt()  # between the commands, where typer makes it 130 without a word
+        code = _run(app, name, [argument for argument in given if argument not in FLAGS])
     except BaseException as error:  # a panic of a Rust library is not an Exception
         failure = error
-    finally:
-        early.uninstall()
     if failure is not None:
         if debug:
             traceback.print_exception(failure)
         announce(failure)
         code = report(failure)
     sys.exit(flush_output(code))
+
+
+def _run(app: typer.Typer, name: str, arguments: list[str]) -> str | int | None:
+    """Run a command line and return its exit code; the first signal is a KeyboardInterrupt."""
+    early = EarlyStop()
+    try:
+        early.install()
+        app(args=arguments, prog_name=name)
+    except SystemExit as ending:
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
+            raise KeyboardInterrupt from None  # between the commands, where typer makes it 130 without a word
+        return ending.code
+    finally:
+        early.uninstall()
+    return 0
 
 
 @contextmanager

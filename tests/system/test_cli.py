@@ -23,6 +23,7 @@ from lm.cli import app as lm_app
 from lm.console.app import Commands, new_app, run_app, show, write_result
 from lm.console.options import config_completion
 from lm.console.tables import Table
+from lm.ending import EarlyStop
 from lm.errors import (
     ConfigError,
     DataError,
@@ -158,6 +159,29 @@ def test_a_signal_before_the_command_line_is_read_ends_with_75(
     monkeypatch.setattr(Commands, "make_context", struck)
     with pytest.raises(SystemExit) as ending:
         run_app(new_app("Probe."), "probe", ["load"])
+    assert ending.value.code == 75
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
+@pytest.mark.parametrize("moment", ["install", "uninstall"])
+def test_a_signal_beside_the_work_ends_with_75(
+    moment: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the handlers are there and the work has not begun, or has ended."""
+    change = getattr(EarlyStop, moment)
+
+    def struck(early: EarlyStop) -> None:
+        if moment == "install":
+            change(early)
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            if moment == "uninstall":
+                change(early)
+
+    monkeypatch.setattr(EarlyStop, moment, struck)
+    with pytest.raises(SystemExit) as ending:
+        run_app(new_app("Probe."), "probe", ["--help"])
     assert ending.value.code == 75
     assert capsys.readouterr().err.startswith("interrupted")
 
