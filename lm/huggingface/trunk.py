@@ -172,9 +172,23 @@ def matrix_floats(network: Any, recompute: bool) -> int:
 
 
 def recompute_layers(network: nn.Module) -> None:
-    """Let the layers of a network compute their activations again in the backward pass."""
+    """Let the layers of a network compute their activations again in the backward pass.
+
+    The switch of transformers does so only in training, and without the keys of earlier windows.
+    """
     for layer in _layers(network):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.__class__ = _recomputing(type(layer))
+
+
+def _recomputing(kind: Any) -> type:
+    """The class of layers of a kind that compute their activations again."""
+
+    def forward(self: Any) -> Any:
+        return partial(checkpoint, partial(kind.forward, self), use_reentrant=False)
+
+    made = type(f"Recomputing{kind.__name__}", (kind,), {})
+    made.forward = property(forward)  # type: ignore[attr-defined]
+    return made
 
 
 class _WindowLayer(DynamicLayer):
