@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dialog.batches import Batch
 from dialog.config import EncoderConfig
 from lm.cells.config import CellConfig
+from lm.cells.packing import padded
 from lm.cells.stack import recurrent_stack
 from lm.regularize import dropout
 
@@ -55,10 +56,8 @@ class HierarchicalEncoder(nn.Module):
         heard = torch.cat(
             (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
         )  # (R, S, ·)
-        outputs, _ = pad_packed_sequence(
-            self.context(_pack(heard, batch.context_lengths))[0], batch_first=True
-        )
-        return memory_of(outputs, batch.context_lengths)
+        outputs, _ = self.context(_pack(heard, batch.context_lengths))
+        return memory_of(padded(outputs), batch.context_lengths)
 
 
 class FlatEncoder(nn.Module):
@@ -75,8 +74,8 @@ class FlatEncoder(nn.Module):
         words, spoken = _pack(tokens, lengths), _pack(floors, lengths)
         marked = embedding(words.data) + self.floor(spoken.data)
         marked = dropout(marked, self.dropout, self.training)  # (tokens, E)
-        outputs, _ = pad_packed_sequence(self.context(words._replace(data=marked))[0], batch_first=True)
-        return memory_of(outputs, lengths)
+        outputs, _ = self.context(words._replace(data=marked))
+        return memory_of(padded(outputs), lengths)
 
 
 def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

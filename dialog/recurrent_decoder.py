@@ -11,11 +11,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder, DecoderState
 from dialog.encoders import Memory
+from lm.cells.packing import packed_as, padded
 from lm.cells.stack import recurrent_stack
 from lm.heads.states import Layers
 from lm.regularize import dropout
@@ -88,8 +89,7 @@ class RecurrentDecoder(Decoder[RecurrentDecoderState]):
         inputs = words._replace(data=self._inputs(words.data, state.memory.summary, rows))
         outputs, lower, _ = self._run(inputs, state)
         if self.attention is not None:
-            padded, lengths = pad_packed_sequence(outputs, batch_first=True)
-            outputs = pack_padded_sequence(self.attention(padded, state.memory), lengths, batch_first=True)
+            outputs = packed_as(self.attention(padded(outputs), state.memory), outputs)
         return self._for_head(outputs.data, [one.data for one in lower])
 
     def step(self, words: Tensor, state: RecurrentDecoderState) -> tuple[Layers, RecurrentDecoderState]:

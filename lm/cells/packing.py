@@ -73,6 +73,33 @@ def _reversal(sizes: Sequence[int]) -> Tensor:
     return starts[lengths[rows] - 1 - steps] + rows
 
 
+def padded(packed: PackedSequence) -> Tensor:
+    """Sequences (R, T, ·) padded with zeros, as torch's ``pad_packed_sequence``.
+
+    Its gradient takes one gather. That of torch's function clears a whole tensor for every length.
+    """
+    rows, steps = int(packed.batch_sizes[0]), len(packed.batch_sizes)
+    shape = packed.data.shape[1:]
+    flat = packed.data.new_zeros(rows * steps, *shape).index_copy(0, _places(packed), packed.data)
+    return flat.view(rows, steps, *shape)
+
+
+def packed_as(sequences: Tensor, packed: PackedSequence) -> PackedSequence:
+    """Pack sequences (R, T, ·) in the order of ``packed``, the inverse of :func:`padded`."""
+    return packed._replace(data=sequences.flatten(0, 1).index_select(0, _places(packed)))
+
+
+def _places(packed: PackedSequence) -> Tensor:
+    """Position of every token in padded sequences, (N,): its sequence times T plus its step."""
+    sizes = packed.batch_sizes
+    steps = torch.arange(len(sizes)).repeat_interleave(sizes)
+    rows = torch.arange(len(steps)) - (sizes.cumsum(0) - sizes)[steps]
+    rows, steps = rows.to(packed.data.device), steps.to(packed.data.device)
+    if packed.sorted_indices is not None:
+        rows = packed.sorted_indices[rows]
+    return rows * len(sizes) + steps
+
+
 def shifted(states: Tensor, first: Tensor, sizes: Sequence[int]) -> Tensor:
     """State before every token, (N, H): the first state, then the states one step earlier."""
     if sizes[0] == sizes[-1]:  # a window, in one piece
