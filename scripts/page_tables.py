@@ -63,7 +63,12 @@ def presets(entry: Mapping[str, Any]) -> str:
 
 
 # heading of the labels: heading and text of a second column
-SECOND = {"model": ("preset", presets), "class": ("preset", presets), "variation": ("`--set`", settings)}
+SECOND = {
+    "model": ("preset", presets),
+    "class": ("preset", presets),
+    "variation": ("`--set`", settings),
+    "try": ("`--set`", settings),
+}
 
 PARAMETERS = ("parameters", "parameters", fixed(0))
 MINUTES = ("minutes", "minutes", fixed(1))
@@ -235,6 +240,17 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "record",
         "class",
         (TEST, ("minutes", "minutes", fixed(0)), ("goal: test ppl", "goal", fixed(0))),
+    ),
+    "log": (
+        "log",
+        "try",
+        (
+            ("nats, updates 1–100", "train_nats_100", fixed(3)),
+            ("201–300", "train_nats_300", fixed(3)),
+            ("401–500", "train_nats_500", fixed(3)),
+            VALID,
+            ("processor seconds an update", "processor_seconds", fixed(2)),
+        ),
     ),
     "threads": (
         "threads",
