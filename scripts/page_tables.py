@@ -249,7 +249,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("201–300", "train_nats_300", fixed(3)),
             ("401–500", "train_nats_500", fixed(3)),
             VALID,
-            ("processor seconds an update", "processor_seconds", fixed(2)),
+            ("processor minutes", "processor_minutes", fixed(2)),
         ),
     ),
     "threads": (
