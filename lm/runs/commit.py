@@ -7,6 +7,7 @@ out of the folder. The module does not import torch.
 """
 
 import hashlib
+import mmap
 import os
 import re
 import stat
@@ -223,8 +224,14 @@ def _serialised(
 
 
 def _require_memory(needed: int) -> None:
-    """Raise MemoryError for too little memory, because safetensors would panic with a page of text."""
-    bytearray(needed + (1 << 20))
+    """Raise MemoryError for too little memory, because safetensors would panic with a page of text.
+
+    The memory is mapped and not touched, so that the question itself takes none.
+    """
+    try:
+        mmap.mmap(-1, needed + (1 << 20)).close()
+    except OSError as error:
+        raise MemoryError from error
 
 
 def _savable(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from lm.errors import ConfigError, StorageError
 from lm.runs.checkpoint import CheckpointStore, average_tensors
+from lm.runs.commit import _require_memory
 from tests.support.tiny_store import flip, groups_of, holds, one_line, save
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -219,3 +221,11 @@ def test_the_mean_is_taken_in_float64() -> None:
     assert mean.item() == 65.0
     tied = average_tensors([{"w": torch.tensor([0.1])}] * 3)["w"]
     assert tied.equal(torch.tensor([0.1])), "the mean of equal weights is those weights"
+
+
+def test_asking_for_memory_takes_none() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _require_memory(2048 * before)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.5 * before
+    with pytest.raises(MemoryError):
+        _require_memory(1 << 60)
