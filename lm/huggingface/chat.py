@@ -1,8 +1,10 @@
 """Chat templates of pretrained tokenizers: learned from a folder, and rendered in transformers' sandbox.
 
-A conversation alternates between ``user`` and ``assistant``, and begins and ends with ``user``.
+A conversation alternates between ``user`` and ``assistant``, and begins and ends with ``user``. A template
+that asks for the date gets noon of one fixed day, so that no prompt depends on the day of its rendering.
 """
 
+import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +23,15 @@ _LIMIT = 1 << 20  # bytes of a template
 _SECONDS = 10.0  # time limit of one rendering
 _MARKS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANSWERS = ("Yes, it is.", "no")
+# Noon of a Friday, by the directives of strftime. Runs depend on it: it never changes.
+_NOON = {
+    "a": "Fri", "A": "Friday", "b": "Jul", "B": "July", "c": "Fri Jul 26 12:00:00 2024", "d": "26",
+    "D": "07/26/24", "e": "26", "f": "000000", "F": "2024-07-26", "G": "2024", "h": "Jul", "H": "12",
+    "I": "12", "j": "208", "m": "07", "M": "00", "p": "PM", "R": "12:00", "S": "00", "T": "12:00:00",
+    "u": "5", "U": "29", "V": "30", "w": "5", "W": "30", "x": "07/26/24", "X": "12:00:00", "y": "24",
+    "Y": "2024", "z": "", "Z": "",
+}  # fmt: skip
+_UNPADDED = {"-d": "26", "-H": "12", "-I": "12", "-j": "208", "-m": "7", "-M": "0", "-S": "0", "-y": "24"}
 _TALKS = (("",), ("Good morning.",), ("hello", "Hi there!", "what time is it?"))
 
 
@@ -34,6 +45,19 @@ def template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
             "default"
         )
     return found if isinstance(found, str) else None
+
+
+def dated(template: str) -> str:
+    """The template with a ``strftime_now`` of its own, which tells a fixed date instead of today's.
+
+    It is a macro, since transformers lets no function through to a template. Jinja drops the line end after
+    it, so that the template begins a line as before.
+    """
+    if "strftime_now" not in template:
+        return template
+    values = {"%%": "\0"} | {f"%{name}": value for name, value in (_UNPADDED | _NOON).items()} | {"\0": "%"}
+    replaced = "".join(f"|replace({json.dumps(old)},{json.dumps(new)})" for old, new in values.items())
+    return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}\n{template}"
 
 
 def messages_of(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -51,7 +75,7 @@ class ChatRenderer:
 
         self._library = library
         self._tokenizer: Any = PreTrainedTokenizerFast(
-            tokenizer_object=library, chat_template=template, **marks
+            tokenizer_object=library, chat_template=dated(template), **marks
         )
 
     def ids(self, messages: Sequence[dict[str, str]], prompt: bool) -> list[int]:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from lm.errors import ConfigError
+from lm.huggingface.chat import dated
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, SPACE, UNK, SentencePiece
 from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
@@ -95,7 +96,7 @@ def _stream(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTo
     form, template = stored.chat, None
     if form:
         lead = json.dumps(tokenizer.decode(form.lead, skip_special_tokens=False))
-        template = form.template + f"{{% if add_generation_prompt %}}{{{{ {lead} }}}}{{% endif %}}"
+        template = dated(form.template) + f"{{% if add_generation_prompt %}}{{{{ {lead} }}}}{{% endif %}}"
     named = {f"{name}_token": tokenizer.id_to_token(index) for name, index in ids.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

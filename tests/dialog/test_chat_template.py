@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dialog.pretrained import start_dialog
 from dialog.prompts import alternating
 from dialog.task import build_model, encode_dialogs
 from dialog.trained import TrainedModel
+from lm.huggingface import chat as chat_module
 from lm.huggingface.pieces import read_tokenizer
 from lm.text.vocabulary import Codec
 from tests.support.pretrained import END, edit, save_model, save_tokenizer, tiny_configs
@@ -178,6 +180,47 @@ def test_a_template_that_cannot_be_used_is_refused_in_one_line(
         assert (code, len(lines)) == (4, 1), error
         assert problem in error
         assert "set data.chat_template = false" in error
+
+
+DATED = "\n  {% set date = strftime_now('%d %b %Y, %-m/%-d %H:%M:%S %%d') %}\n{{ date }}\n" + CHATML
+
+
+class Later(datetime):
+    """A clock of another day, to which transformers' own function is bound."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> "Later":
+        return cls(2031, 2, 3, 4, 5, 6)
+
+
+def test_no_prompt_depends_on_the_day(
+    in_tmp: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a run, nor of its exported folder, and blanks are those that transformers writes."""
+    theirs = folder_with(in_tmp / "folder", DATED)
+    write_corpus(in_tmp)
+    (in_tmp / "run.toml").write_text(CONFIG, "utf-8")
+    assert ending(main, "train", "run.toml", "--run", "run", "--set", "train.max_steps=1")[0] == 0
+    assert ending(main, "export", "run", "out")[0] == 0
+    said, example = chat(["is it raining"]), next_example([Utterance("A", "is it raining")], "B")
+    texts, ids, fingerprints = set(), set(), set()
+    for day in (datetime, Later):
+        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", day)
+        codec = codec_of(in_tmp / "folder")
+        fingerprints.add(codec.fingerprint)
+        ids.add(encode_examples([example], codec, 100)[0].context)
+        exported = AutoTokenizer.from_pretrained("out")
+        texts.add(exported.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    assert (len(fingerprints), len(ids), len(texts)) == (1, 1, 1)
+    (text,) = texts
+    now = theirs.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    assert text == now.replace("03 Feb 2031, 2/3 04:05:06 %d", "26 Jul 2024, 7/26 12:00:00 %d")
+    assert theirs.decode([*ids.pop()[0]]) in text
+
+
+def test_the_fixed_date_is_that_of_strftime() -> None:
+    values = chat_module._NOON | chat_module._UNPADDED
+    assert {name: datetime(2024, 7, 26, 12).strftime(f"%{name}") for name in values} == values
 
 
 def test_without_the_template_utterances_stand_between_marks(tmp_path: Path) -> None:
