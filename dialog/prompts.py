@@ -1,12 +1,12 @@
 """Contexts as prompts of a chat template, with speakers as the roles ``user`` and ``assistant``."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 
 from dialog.corpora.corpus import Utterance
 from lm.errors import DataError
 from lm.huggingface.chat import ChatRenderer, messages_of
-from lm.text.chat_form import ChatForm
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.vocabulary import DIALOG, Codec
 
@@ -38,10 +38,10 @@ class Prompts:
     def __init__(self, codec: Codec, max_tokens: int, room: int) -> None:
         tokenizer, form = codec.tokenizer, codec.chat
         assert isinstance(tokenizer, PretrainedTokenizer)
-        assert isinstance(form, ChatForm)
+        assert form is not None
         self._codec, self._form, self._most, self._room = codec, form, max_tokens - 2, room
         self._begin = tokenizer.text_start
-        self._renderer = ChatRenderer(tokenizer.library, form.template, form.marks)
+        self._renderer = _renderer(tokenizer)
 
     def ids(self, context: Sequence[Utterance], responder: str) -> tuple[int, ...]:
         """The prompt of a context, whose last token is that before every response.
@@ -86,3 +86,10 @@ class Prompts:
             return text
         ids = self._codec.encode(text)
         return text if len(ids) <= most else self._codec.decode(ids[:most])
+
+
+@lru_cache(maxsize=4)
+def _renderer(tokenizer: PretrainedTokenizer) -> ChatRenderer:
+    """The renderer of a tokenizer, kept, since a large one takes seconds to read."""
+    assert tokenizer.chat is not None
+    return ChatRenderer(tokenizer.library, tokenizer.chat.template, tokenizer.chat.marks)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,18 +14,21 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dialog import prompts
 from dialog.batches import Item, encode_examples, list_examples, next_example
 from dialog.cli import main
+from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, train_codec
 from dialog.pretrained import start_dialog
 from dialog.prompts import alternating
 from dialog.task import build_model, encode_dialogs
 from dialog.trained import TrainedModel
+from lm.config.load import load_config
 from lm.huggingface import chat as chat_module
 from lm.huggingface.pieces import read_tokenizer
 from lm.text.vocabulary import Codec
 from tests.support.pretrained import END, edit, save_model, save_tokenizer, tiny_configs
-from tests.support.pretrained_dialog import CONFIG, config
+from tests.support.pretrained_dialog import CONFIG, config, write_talk
 from tests.support.tiny_dialog import SAID, write_corpus
 
 CHATML = (
@@ -134,6 +137,25 @@ def test_a_run_keeps_the_template_and_evaluates_talks_and_decodes_alike(
     ((best, *_),) = trained.respond([example], trained.config.decode)
     read = trained.token_probabilities(example, best.tokens)
     assert len(read) == len(best.tokens) + 1
+
+
+def test_the_tokenizer_is_read_once_for_all_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_with(tmp_path, CHATML)
+    codec, made = codec_of(tmp_path), []
+
+    class Counted(prompts.ChatRenderer):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(prompts, "ChatRenderer", Counted)
+    prompts._renderer.cache_clear()
+    settings = load_config(write_talk(tmp_path) / "run.toml", DialogConfig, family="dialog").config
+    trained = TrainedModel(settings, codec, cast(Any, None), torch.device("cpu"))
+    for example in list_examples([TALK], 3, last=True):
+        trained.encoder().item(example)
+        trained.encoder(5).item(example)
+    assert len(made) == 1
 
 
 def test_a_control_token_in_a_text_is_read_as_text(tmp_path: Path) -> None:
