@@ -18,7 +18,7 @@ from dialog.causal import CausalState
 from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding
 from lm.huggingface.settings import tuples
 from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
@@ -108,7 +108,10 @@ class HighrankStreamModel(ExportedModel):
             use_cache: True to return the state after the tokens.
             logits_to_keep: number of last positions with logits; 0 = all.
             return_dict: ignored; the result is never a tuple.
+
+        Raises ValueError for padding on the right.
         """
+        require_left_padding(attention_mask)
         decoder, seen, steps = self.model.decoder, 0, input_ids.shape[1]
         words = self.model.embedding(input_ids)
         if past_key_values is not None:

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding
 from lm.huggingface.settings import tuples
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, pretrained_trunk
@@ -121,7 +121,10 @@ class HighrankLanguageModel(ExportedModel):
             use_cache: True to return the state after the tokens.
             logits_to_keep: number of last positions with logits; 0 = all.
             return_dict: ignored; the result is never a tuple.
+
+        Raises ValueError for padding on the right.
         """
+        require_left_padding(attention_mask)
         before = None if past_key_values is None else past_key_values.state
         hidden, state = self._read(input_ids, before, attention_mask)
         cache: Any = None  # of transformers' own class for its type checker

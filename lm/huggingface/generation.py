@@ -13,6 +13,15 @@ IGNORED = -100  # label of a position that is not scored, as in torch's cross en
 StateT = TypeVar("StateT", bound=RowState)
 
 
+def require_left_padding(mask: Tensor | None) -> None:
+    """Raise ValueError if an attention mask (B, T) has padding after text."""
+    if mask is not None and bool((mask.long().diff(dim=1) < 0).any()):
+        raise ValueError(
+            "attention_mask: has padding after text, which would be read; pad on the left, with"
+            ' tokenizer.padding_side = "left"'
+        )
+
+
 class StateCache(Generic[StateT]):
     """A state between tokens, which the generation of transformers carries and reorders.
 

@@ -99,6 +99,9 @@ def test_padding_changes_no_response(in_tmp: Path) -> None:
     together = model.generate(
         **tokenizer.apply_chat_template(talks, padding=True, **options), min_new_tokens=8
     )
+    ids = torch.tensor([[1, 2, 3]] * 2)
+    with pytest.raises(ValueError, match="pad on the left"):
+        model(ids, attention_mask=torch.tensor([[1, 1, 0], [0, 1, 1]]).bool())
     for talk, row in zip(talks, together.tolist(), strict=True):
         apart = model.generate(**tokenizer.apply_chat_template(talk, **options), min_new_tokens=8)
         assert row[-9:] == apart[0, -9:].tolist()

@@ -134,6 +134,10 @@ def test_padding_changes_nothing(tmp_path: Path, trunk: str) -> None:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         apart = model.generate(ids, max_new_tokens=4, min_new_tokens=4, num_beams=2, do_sample=False)
         assert row[-4:].tolist() == apart[0, -4:].tolist()
+    right = batch["attention_mask"].flip(1)
+    assert not bool(right.all())
+    with pytest.raises(ValueError, match="pad on the left"):
+        model(batch["input_ids"].flip(1), attention_mask=right)
 
 
 def test_a_saved_model_comes_back_too(tmp_path: Path) -> None:
