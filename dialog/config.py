@@ -33,8 +33,8 @@ class DataConfig(Section):
     )
     chat_template: bool = Field(
         True,
-        description="use the chat template of the tokenizer of model.trunk, if it has one; false = enclose"
-        " utterances in <s> and </s>",
+        description="use the chat template of the tokenizer of a causal model.trunk, if it has one; false ="
+        " enclose utterances in <s> and </s>. Encoder-decoders take none",
     )
     lowercase: bool = Field(True, description="convert text to lower case before tokenization")
     vocab_size: Size = Field(
