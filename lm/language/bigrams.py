@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lm.trunks.trunk import TrunkState
 
 _NONE = -1  # id of the word before a text
-_FACTORS = (36313, 27191)  # of the word before and of the word: odd, so that no bits are lost
+_FACTOR, _BITS = 0x45D9F3B, 32  # odd, so that no bits are lost; products stay below 2^63
 _LAST = "last_words"  # name of the last words among the tensors of a state
 
 
@@ -75,5 +75,14 @@ class HashedBigrams(nn.Embedding):
         before = torch.cat((last[None], tokens[:-1]))
         if keep is not None:
             before = before.where(keep, _NONE)
-        hashes = (before - _NONE) * _FACTORS[0] ^ tokens * _FACTORS[1]
-        return super().forward(hashes % self.num_embeddings)
+        return super().forward(mixed(mixed(before - _NONE) ^ tokens) % self.num_embeddings)
+
+
+def mixed(numbers: Tensor) -> Tensor:
+    """A permutation of the int64 numbers below 2^32, in which every bit depends on every other.
+
+    A remainder by a power of two keeps only the lowest bits. So these must depend on all bits of both words.
+    """
+    for _ in range(2):
+        numbers = (numbers ^ numbers >> _BITS // 2) * _FACTOR & (1 << _BITS) - 1
+    return numbers ^ numbers >> _BITS // 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.language.bigrams import BigramState
+from lm.language.bigrams import BigramState, HashedBigrams
 from lm.language.config import LmConfig
 from lm.language.generate import GenerateOptions, generator_of, next_tokens, read_prompt
 from lm.language.model import LanguageModel
@@ -31,8 +31,14 @@ def filled(config: LmConfig) -> LanguageModel:
     return model
 
 
+def mixed(number: int) -> int:
+    for _ in range(2):
+        number = (number ^ number >> 16) * 0x45D9F3B % 2**32
+    return number ^ number >> 16
+
+
 def row_of(before: int | None, word: int) -> int:
-    return (((0 if before is None else before + 1) * 36313) ^ (word * 27191)) % ROWS
+    return mixed(mixed(0 if before is None else before + 1) ^ word) % ROWS
 
 
 @pytest.mark.parametrize("episodic", [False, True])
@@ -57,6 +63,20 @@ def test_a_vector_of_the_word_and_the_one_before_is_added(episodic: bool) -> Non
         outputs.append(read.raw)
         state = model.state_from(read.state.tensors(), torch.device("cpu"))  # as a checkpoint carries it
     torch.testing.assert_close(torch.cat(outputs), expected.outputs)
+
+
+@pytest.mark.parametrize("rows", [4096, 4095])
+@pytest.mark.parametrize("steps", [(1, 1), (1, 4096), (4096, 1), (4096, 4096), (64, 64)])
+def test_bigrams_share_rows_as_by_chance(rows: int, steps: tuple[int, int]) -> None:
+    """Also words whose ids differ by the size of the table, of which the lowest bits are equal."""
+    table = HashedBigrams(rows, 1)
+    with torch.no_grad():
+        table.weight.copy_(torch.arange(rows)[:, None])
+    before, words = (torch.arange(64) * step for step in steps)
+    found = table(words.repeat(64)[None], before.repeat_interleave(64))
+    used = len(found.unique())
+    by_chance = rows * (1 - (1 - 1 / rows) ** 4096)  # 2,589, with a standard deviation of 20
+    assert abs(used - by_chance) < 100
 
 
 @pytest.mark.parametrize("trunk", ["recurrent", "transformer"])
