@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lm.arrays import Floats
 from lm.cells.layers import Layer
@@ -94,15 +94,22 @@ RANGES = {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}  # Mel
 class Statistics:
     """Sums of squared gradients over the first ``windows`` windows of the training data."""
 
-    squares: dict[str, Tensor]  # Σ g² of every parameter
+    squares: dict[str, Tensor]  # Σ g² of every parameter of :func:`scoring`
     state: TrunkState  # of the streams after these windows
     windows: int = 0
 
     @classmethod
     def empty(cls, model: LanguageModel, streams: int) -> "Statistics":
         """Statistics of zero windows."""
-        squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
+        squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in scoring(model).items()}
         return cls(squares, model.initial_state(streams))
+
+
+def scoring(model: LanguageModel) -> dict[str, nn.Parameter]:
+    """Parameters that a token's probability depends on, by name: all except the past decoder's."""
+    past = model.head.past
+    others = set() if past is None else set(map(id, past.parameters()))
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in others}
 
 
 def gather(
@@ -129,7 +136,7 @@ def gather(
     if not total:
         raise DataError(f"the training data have too few tokens for {streams} streams; use a longer text")
     spans = laid_out.spans(config, np.random.default_rng(0), training=True)
-    parameters, squares = list(model.parameters()), list(statistics.squares.values())
+    parameters, squares = list(scoring(model).values()), list(statistics.squares.values())
     with adaptable(model):
         for span in islice(spans, statistics.windows, None):
             batch = laid_out.window(span).to(trained.device)
@@ -166,7 +173,7 @@ def dynamic_nll(
         sampler: a model with active dropout that is adapted instead of the trained model.
     """
     model = sampler or trained.model
-    parameters: list[Tensor] = list(model.parameters())
+    parameters: list[Tensor] = list(scoring(model).values())
     step, pull = factors(statistics, setting)
     losses: list[Tensor] = []
     with adaptable(model, dropping=sampler is not None) as start:
@@ -216,9 +223,9 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
 
     A model that is ``dropping``, in training mode, keeps its dropout. cuDNN refuses backpropagation through
     recurrent layers in evaluation mode. So only these layers are in training mode, without weight dropout.
-    Yields copies of the parameters.
+    Yields copies of the parameters of :func:`scoring`.
     """
-    parameters, training = list(model.parameters()), model.training
+    parameters, training = list(scoring(model).values()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
     layers = [layer for layer in model.modules() if isinstance(layer, Layer)]
     rates = [layer.weight_dropout for layer in layers]

@@ -25,6 +25,7 @@ from lm.language.adaptation import (
     Statistics,
     dynamic_nll,
     gather,
+    scoring,
 )
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
@@ -236,9 +237,8 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
         store.point("last", commit.step)  # a power failure may have come before this
         store.prune({commit.step})
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
-        order = [name for name, _ in trained.model.named_parameters()]
         state = trained.model.state_from(commit.tensors("state"), trained.device)
-        return Statistics({name: squares[name] for name in order}, state, commit.step)
+        return Statistics({name: squares[name] for name in scoring(trained.model)}, state, commit.step)
     discarded = store.folder.with_name(f"{store.folder.name}.tmp")  # half deleted, it would count as damaged
     if store.folder.exists():
         move(store.folder, discarded)

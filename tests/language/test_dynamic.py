@@ -174,6 +174,26 @@ def test_learning_from_a_text_that_repeats_itself_helps() -> None:
     assert nll[-20:].mean() < nll[:20].mean() - 0.3
 
 
+@pytest.mark.parametrize("setting", [ORIGINAL, DynamicSetting(3e-3, 0.1, 1e-3)])
+def test_the_past_decoder_of_training_changes_nothing(setting: DynamicSetting) -> None:
+    """It is no part of a probability, so statistics, counts and means are those of a model without it."""
+    plain, trained = tiny_lm(**HEADS[1]), tiny_lm(past_decode=0.3, **HEADS[1])
+    trained.model.load_state_dict(plain.model.state_dict(), strict=False)
+    statistics, expected = statistics_of(trained), statistics_of(plain)
+    assert [*statistics.squares] == [name for name, _ in plain.model.named_parameters()]
+    assert all(torch.equal(statistics.squares[name], squares) for name, squares in expected.squares.items())
+    before, ids = weights(trained), ids_of(trained, 50)
+    nll = dynamic_nll(trained, ids, statistics, setting)
+    assert np.array_equal(nll, dynamic_nll(plain, ids, expected, setting))
+    assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
+
+
+def test_a_run_with_a_past_decoder_keeps_its_statistics(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", past_decode=0.3)
+    strong = DynamicSetting(1e-3, 1e-3, 1e-3)
+    assert dynamic(run, setting=strong) == dynamic(run, setting=strong)
+
+
 def test_weights_and_modes_are_restored_also_when_interrupted() -> None:
     trained = tiny_lm(**HEADS[1])
     before, ids = weights(trained), ids_of(trained, 50)
