@@ -152,7 +152,7 @@ class HeadConfig(Section):
     temperature_low: Positive = Field(0.5, description="sigmoid: the lowest temperature")
     temperature_high: Positive = Field(3.5, description="sigmoid: the highest temperature")
     temperature_loss_scaling: bool = Field(
-        False, description="multiply the training loss, but not its penalties, by the mean temperature"
+        False, description="multiply the training loss, but not prior_penalty, by the mean temperature"
     )
 
     @model_validator(mode="after")

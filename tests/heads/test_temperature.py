@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.heads.head import Head, HeadConfig
+from lm.heads.head import Head, HeadConfig, prior_penalty
 from lm.heads.loss_options import LossOptions
+from lm.heads.output_layer import words_before
 from tests.support.plain_heads import KINDS, H, N, V, example, increasing, make_head, mixed_logits
 
 FORMS = ("contextual", "exponential", "additive", "sigmoid")
@@ -142,6 +143,21 @@ def test_the_loss_is_scaled_for_training_alone(form: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(objective, [hidden])[0], wanted)
     plain, same = tempered_head("mos", form).objective(hidden, targets)
     assert plain is same
+
+
+def test_the_scaled_loss_has_all_terms_but_the_prior_penalty() -> None:
+    terms = {"label_smoothing": 0.1, "unlikelihood": 0.5, "past_decode": 0.3}
+    hidden, targets, _ = example()
+    words = {"repeated": words_before(targets[None])[0], "present": targets.roll(1)}
+    plain = tempered_head("mos", "sigmoid", **terms)
+    scaled = tempered_head("mos", "sigmoid", **terms, temperature_loss_scaling=True, prior_penalty=0.7)
+    scaled.load_state_dict(plain.state_dict())
+    expected = plain.temperatures(hidden).mean() * plain.objective(hidden, targets, **words)[0]
+    expected = expected + 0.7 * len(targets) * prior_penalty(scaled.mixer.mixture(hidden).log_prior)
+    torch.testing.assert_close(scaled.objective(hidden, targets, **words)[0], expected)
+    described = HeadConfig.model_fields["temperature_loss_scaling"].description
+    assert described is not None
+    assert "but not prior_penalty" in described
 
 
 def test_a_chunk_decides_the_memory_and_not_the_number_of_tokens() -> None:
