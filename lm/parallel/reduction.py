@@ -28,15 +28,17 @@ class ExactSum:
         group, whole = self._group, mine[0]
         slices = [slice_of(len(whole), rank, group.size) for rank in range(group.size)]
         own, others = slices[group.rank], [rank for rank in range(group.size) if rank != group.rank]
-        owners = [rank for rank, _ in self._plan]
+        senders = [rank for rank, _ in self._plan if rank != group.rank]  # a rank of several nodes repeats
         if self._rows is None:
-            self._rows = whole.new_empty(len(owners) - len(mine), len(whole[own]))
+            self._rows = whole.new_empty(len(senders), len(whole[own]))
+        # Messages have no tags: both sides take the nodes of a rank in the order of the plan.
         group.send_and_receive(
             [(rank, vector[slices[rank]]) for vector in mine for rank in others],
-            [*zip(filter(group.rank.__ne__, owners), self._rows, strict=True)],
+            list(zip(senders, self._rows, strict=True)),
         )
         kept, came = (vector[own] for vector in mine), iter(self._rows)
         known = {node: next(kept if rank == group.rank else came) for rank, node in self._plan}
+        # The sum overwrites the slice of `mine` and the rows, which are not read again.
         whole[own] = tree_sum((0, self._shards), known.get, Tensor.add_)
         group.send_and_receive(
             [(rank, whole[own]) for rank in others], [(rank, whole[slices[rank]]) for rank in others]
