@@ -1,10 +1,11 @@
 """The schemas of optimiser and training engine."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SEED, Section, Size
+from lm.config.section import MAX_SEED, Owner, Section, Size
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -12,10 +13,13 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimConfig(Section):
     """Optimiser, learning-rate schedule, clipping and weight averaging."""
 
+    owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "name": {"muon_momentum": Owner("optim.name = muon", ("muon",))}
+    }
     name: Literal["adam", "adamw", "muon", "sgd"] = Field(
         "adam",
         description="adam, adamw, sgd or muon. muon: Muon for hidden matrices, AdamW for embeddings, output"
-        " matrices and vectors",
+        " matrices and vectors; matrices of pretrained networks are taken whole",
     )
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     trunk_lr_ratio: float = Field(
@@ -71,6 +75,12 @@ class OptimConfig(Section):
         description="number of validations without a new best after which averaging begins (lamb);"
         " 0 = average_start decides",
     )
+
+    @model_validator(mode="after")
+    def _own_fields(self) -> Self:
+        if wrong := self.misplaced("name", (self.name,)):
+            raise ValueError(f"{wrong}; it is {self.name}")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

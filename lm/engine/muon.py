@@ -2,7 +2,8 @@
 
 A hidden matrix maps hidden states to hidden states. Embeddings, output matrices and vectors are not hidden
 matrices. A parameter that holds several matrices below each other, as the gates of a recurrent layer, is
-updated block by block.
+updated block by block. Matrices of pretrained networks are updated whole, also where several lie side by
+side, as those of queries, keys and values in GPT-2.
 """
 
 import math

@@ -32,7 +32,9 @@ FINETUNING = (  # Merity et al. 2018, §5: averaged SGD from the best weights, u
 )  # fmt: skip
 _Splits = tuple[TokenSplit, TokenSplit]
 STALLED = 5  # patience in validations, unless the run sets another
-SGD_ONLY = ("optim.weight_decay=1.2e-6", "optim.clip_norm=0.25")  # for runs with another optimiser
+SGD_ONLY = (  # for runs with another optimiser
+    "optim.weight_decay=1.2e-6", "optim.clip_norm=0.25", "optim.muon_momentum=0.95",
+)  # fmt: skip
 
 
 def train(

@@ -1,5 +1,6 @@
 """Muon: orthogonal updates, those of torch for one matrix, block by block, for hidden matrices only."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from lm.engine.config import OptimConfig
 from lm.engine.muon import Muon, hidden_matrices, orthogonalized
 from lm.engine.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
+from lm.language.sizes import sized
 from tests.support.tiny_lm import CELLS, tiny_config
 
 WORDS = 23
@@ -129,3 +132,38 @@ def test_hidden_matrices_are_those_between_states() -> None:
     attention = "layers.stack.blocks.0.attention"
     assert found[f"{attention}.project.weight"] == 4, "two of queries, one each of keys and values"
     assert found["layers.stack.blocks.0.feedforward.widen.weight"] == 2
+
+
+def test_matrices_of_a_pretrained_network_are_trained_whole(tmp_path: Path) -> None:
+    """Queries, keys and values of GPT-2 lie side by side in one matrix."""
+    pytest.importorskip("transformers")
+    from tests.support.pretrained import save_model, tiny_configs
+
+    save_model(tmp_path, tiny_configs(WORDS)["gpt2"])
+    torch.manual_seed(3)
+    trunk = {"trunk": f"hf:{tmp_path}", "attention_span": 8}
+    rates = dict.fromkeys((f"{name}_dropout" for name in ("embedding", "input", "output")), 0.0)
+    config = sized(LmConfig.model_validate({"model": trunk | rates}), WORDS)
+    model = LanguageModel(config, WORDS).eval()
+    block = "layers.network.h.0"
+    hidden = hidden_matrices(model)
+    assert {hidden[f"{block}.{name}.weight"] for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc")} == {1}
+    before = model.get_parameter(f"{block}.attn.c_attn.weight").detach().clone()
+    optimizer = build_optimizer(OptimConfig(name="muon", lr=0.01), model)
+    tokens = torch.randint(WORDS, (9, 4))
+    losses = []
+    for _ in range(9):
+        optimizer.zero_grad()
+        outputs = model(tokens[:-1], model.initial_state(4))
+        loss = model.head.loss(outputs.hidden, tokens[1:]) / tokens[1:].numel()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert not torch.equal(model.get_parameter(f"{block}.attn.c_attn.weight"), before)
+
+
+def test_the_momentum_of_muon_is_refused_for_other_optimisers() -> None:
+    with pytest.raises(ValueError, match=r"muon_momentum belongs to optim\.name = muon; it is adamw"):
+        OptimConfig(name="adamw", muon_momentum=0.9)
+    assert OptimConfig(name="muon", muon_momentum=0.9).muon_momentum == 0.9

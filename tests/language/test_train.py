@@ -220,6 +220,12 @@ def test_finetuning_a_run_of_another_optimiser_asks_for_a_rate(corpus: Path) -> 
     assert config.train.max_steps == 4
 
 
+def test_finetuning_a_run_of_muon_drops_its_momentum(corpus: Path) -> None:
+    muon = ("optim.name=muon", "optim.lr=1e-3", "optim.muon_momentum=0.9")
+    train(resolved(*muon, "train.max_steps=1"), Path("run"), no_report)
+    assert finetuned(Path("run"), ["optim.lr=15.0"]).config.optim.muon_momentum == 0.95
+
+
 def test_finetuning_ends_by_the_trigger_of_its_run(corpus: Path) -> None:
     """The authors of DOC finetune with --nonmono 60, as they train."""
     train(resolved("optim.average_trigger=60", "train.max_steps=3"), Path("run"), no_report)
