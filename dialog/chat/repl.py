@@ -194,8 +194,11 @@ class Repl:
         self.shown = count
         if count == 1:
             return ["(the best)"]
-        last = self.conversation.exchanges[-1:]  # it has as many as its settings kept
-        return [f"(the {count} best)", *(line for exchange in last for line in self._list(exchange))]
+        last = self.conversation.exchanges[-1:]
+        kept = min((len(exchange.hypotheses) for exchange in last), default=count)
+        fewer = f"; the last reply was asked for with {kept}" if kept < count else ""
+        lines = [line for exchange in last for line in self._list(exchange)]
+        return [f"(the {count} best{fewer})", *(lines if kept > 1 else [])]
 
     def _beam(self, arguments: list[str]) -> list[str]:
         self._change("beam", ["method=beam", f"beam={arguments[0]}"])

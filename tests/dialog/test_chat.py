@@ -188,6 +188,18 @@ def test_nbest_lists_the_replies_to_the_last_line_at_once() -> None:
     assert chat.feed("/nbest 1") == ["(the best)"]
 
 
+def test_nbest_says_if_the_last_reply_kept_fewer() -> None:
+    chat = conversation()
+    chat.feed("/nbest 2")
+    chat.feed("hello")
+    told, *lines = chat.feed("/nbest 5")
+    assert told == "(the 5 best; the last reply was asked for with 2)"
+    assert [line.split()[0] for line in lines] == ["1.", "2."]
+    chat.feed("/set nbest=1")
+    chat.feed("hello")
+    assert chat.feed("/nbest 5") == ["(the 5 best; the last reply was asked for with 1)"]
+
+
 def test_help_lists_every_command_and_show_the_context() -> None:
     chat = conversation()
     listed = chat.feed("/help")
