@@ -328,14 +328,22 @@ LEADS = {  # heading by file
     "switchboard_short": "Switchboard, 500 updates",
     "switchboard_small": "5,000",
 }
-LEADING = (  # label, rank, end of the preset's name, settings of the head except its sizes
-    ("sigsoftmax", "full", "sigsoftmax", ()),
-    ("PLIF", "full", "plif", ()),
-    ("MoS ×4, K = 1", "E + 2", "mos", ("head.components=1",)),
-    ("MoC ×4", "E + 2", "moc", ()),
-    ("MoS ×4", "full", "mos", ()),
-    ("MoSS ×4", "full", "moss", ()),
-)
+LEADING = {  # label and rank by end of the preset's name
+    "sigsoftmax": ("sigsoftmax", "full"),
+    "plif": ("PLIF", "full"),
+    "mos_k1_linear": ("softmax ×4", "E + 2"),
+    "mos_k1_scale1": ("MoS ×1, K = 1", "E + 2"),
+    "mos_k1": ("MoS ×4, K = 1", "E + 2"),
+    "moc_scale1": ("MoC ×1", "E + 2"),
+    "moc_learned_scale": ("MoC, learned factor", "E + 2"),
+    "moc": ("MoC ×4", "E + 2"),
+    "mos_scale1": ("MoS ×1", "full"),
+    "mos_learned_scale": ("MoS, learned factor", "full"),
+    "mos": ("MoS ×4", "full"),
+    "moss_scale1": ("MoSS ×1", "full"),
+    "moss_learned_scale": ("MoSS, learned factor", "full"),
+    "moss": ("MoSS ×4", "full"),
+}
 
 
 def page_tables(folder: Path) -> dict[str, str]:
@@ -348,29 +356,27 @@ def page_tables(folder: Path) -> dict[str, str]:
 
 
 def leads(folder: Path) -> str:
-    """Lead of each head over softmax, in per cent of its test perplexity, by files of results."""
-    files = {file: read_json(folder / f"{file}.json") for file in LEADS}
+    """Lead of each head over softmax, in per cent of its test perplexity, by files of results.
+
+    Heads that no file has are left out.
+    """
+    means = [perplexities(read_json(folder / f"{file}.json")["entries"]) for file in LEADS]
     lines = [f"| head | rank of log P | {' | '.join(LEADS.values())} |", "|---" * (2 + len(LEADS)) + "|"]
-    for label, rank, name, settings in LEADING:
-        cells = [lead(results["entries"], name, settings) for results in files.values()]
-        lines.append(f"| {' | '.join([label, rank, *cells])} |")
+    for name, (label, rank) in LEADING.items():
+        cells = [
+            f"{100 * (1 - own[name] / own['softmax']):.1f} %" if name in own else "not run" for own in means
+        ]
+        if any(name in own for own in means):
+            lines.append(f"| {' | '.join([label, rank, *cells])} |")
     return "\n".join(lines)
 
 
-def lead(entries: list[Any], name: str, settings: tuple[str, ...]) -> str:
-    """Lead of a preset with settings over the softmax of the same file."""
-    means = {
-        (entry["config"].rpartition("small_")[2], of_head(entry)): mean(entry["numbers"]["test_perplexity"])
-        for entry in entries
+def perplexities(entries: list[Any]) -> dict[str, float]:
+    """Mean test perplexity by end of the preset's name, of entries without other settings."""
+    plain = (entry for entry in entries if not entry.get("settings"))
+    return {
+        entry["config"].rpartition("small_")[2]: mean(entry["numbers"]["test_perplexity"]) for entry in plain
     }
-    own = means.get((name, settings))
-    return "not run" if own is None else f"{100 * (1 - own / means['softmax', ()]):.1f} %"
-
-
-def of_head(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings of the head except its sizes."""
-    found = (one for one in entry.get("settings") or () if one.startswith("head."))
-    return tuple(sorted(one for one in found if "_size=" not in one))
 
 
 def mean(value: Number) -> float:

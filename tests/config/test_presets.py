@@ -191,13 +191,14 @@ def test_the_parameters_of_a_preset(name: str) -> None:
     expected += of_trunk(config)
     hidden, components = inputs[-1], config.head.components
     if kind in MIXTURES:
+        expected += config.head.learn_context_scale
         lower = config.head.lower_components  # of the layers below the last, the highest first
         expected += (hidden + 1) * (components - sum(lower)) * size
         expected += sum((of + 1) * count * size for of, count in zip(inputs[-2::-1], lower, strict=False))
         if kind == "mixtape":
             gates, own = config.head.gate_size, config.head.gated_words or words
             expected += (components - 1) * (hidden * gates + hidden + own) + own * gates
-        else:
+        elif components > 1:
             expected += hidden * components
     elif hidden != size:
         expected += hidden * size  # from H to E, without a bias
@@ -229,60 +230,78 @@ def test_models_are_as_large_as_published(name: str, millions: float) -> None:
     assert describe(preset(name))["parameters"] / 1e6 == pytest.approx(millions, abs=0.05)
 
 
-@pytest.mark.parametrize(("trunk", "number"), [("recurrent", 16), ("transformer", 4)])
-def test_small_presets_are_equally_large(trunk: str, number: int) -> None:
-    """And differ in nothing but the head or the cell, and the widths that make them so."""
-    small = {name: preset(name) for name in PRESETS if name.startswith("ptb_small_")}
-    small = {name: config for name, config in small.items() if config.model.trunk == trunk}
-    counts = {name: describe(config)["parameters"] for name, config in small.items()}
-    assert len(small) == number
-    assert max(counts.values()) <= 1.02 * min(counts.values()), counts
-    assert list(counts.values()) == pytest.approx(
-        [2.212e6] * number, rel=0.01 if trunk == "transformer" else 0.02
-    )
-    shared = [
-        config.model_dump(
-            exclude={
-                **dict.fromkeys(("extends", "about", "head", "cell"), True),
-                "model": {"embedding_size", "hidden_sizes"},
-            }
-        )
-        for config in small.values()
-    ]
-    assert all(one == shared[0] for one in shared)
-
-
-def test_small_dialog_presets_are_equally_large() -> None:
-    """Whatever their head and their cells."""
-    small = [name for name in preset_names("dialog") if name.startswith("switchboard_small_")]
-    names = [name for name in small if "_transformer_" not in name]
-    assert (len(names), len(small)) == (17, 21)
-    configs = {name: load_config(name, DialogConfig, family="dialog").config for name in names}
-    counts = {name: describe_dialog(config)["parameters"] for name, config in configs.items()}
-    assert max(counts.values()) <= 1.005 * min(counts.values()), counts
-    for name, config in configs.items():
-        cell = next((kind for kind in ("mogrifier", "mlstm") if kind in name), "lstm")
-        assert {config.encoder.cell, config.decoder.cell} == {cell}
-    widths = {
+SMALL: dict[str, type[LmConfig] | type[DialogConfig]] = {
+    "ptb_small": LmConfig,
+    "switchboard_small": DialogConfig,
+}
+WIDTHS: dict[str, dict[str, Any]] = {
+    "ptb_small": {"model": {"embedding_size", "hidden_sizes"}},
+    "switchboard_small": {
         "model": {"embedding_size"}, "encoder": {"cell", "utterance_size", "context_size"},
-        "decoder": {"cell", "hidden_size"},
-    }  # fmt: skip
-    apart = {**dict.fromkeys(("extends", "about", "head", "cell"), True), **widths}
-    shared = [config.model_dump(exclude=apart) for config in configs.values()]
-    assert all(one == shared[0] for one in shared)
+        "decoder": {"attention", "cell", "hidden_size"},
+    },
+}  # fmt: skip
+CONTROLS = {  # number of components, activation, factor and if it is learned
+    "_k1": (1, "tanh", 4.0, False), "_k1_scale1": (1, "tanh", 1.0, False),
+    "_k1_linear": (1, "none", 4.0, False),
+    "": (3, "tanh", 4.0, False), "_scale1": (3, "tanh", 1.0, False), "_learned_scale": (3, "tanh", 1.0, True),
+}  # fmt: skip
 
 
-def test_small_dialog_transformers_are_as_large() -> None:
-    """And differ in nothing but the head, and the width of the embedding that makes them so."""
-    configs = [
-        load_config(f"switchboard_small_transformer_{head}", DialogConfig, family="dialog").config
-        for head in ("softmax", "moc", "mos", "moss")
+def small_presets(corpus: str) -> dict[str, Any]:
+    schema = SMALL[corpus]
+    names = [name for name in preset_names(schema.family) if name.startswith(f"{corpus}_")]
+    return {name: load_config(name, schema, family=schema.family).config for name in names}
+
+
+@pytest.mark.parametrize("corpus", SMALL)
+def test_small_presets_are_equally_large(corpus: str) -> None:
+    """Within 1 % of their mean, regardless of head, cell, trunk and attention."""
+    recorded = recorded_parameters(SMALL[corpus].family)
+    counts = {name: int(recorded[name]["parameters"]) for name in small_presets(corpus)}
+    mean = sum(counts.values()) / len(counts)
+    assert counts == pytest.approx(dict.fromkeys(counts, mean), rel=0.01)
+
+
+@pytest.mark.parametrize("corpus", SMALL)
+@pytest.mark.parametrize("transformer", [False, True])
+def test_small_presets_differ_in_nothing_else(corpus: str, *, transformer: bool) -> None:
+    """Except head, cell, attention, and the widths that make the models equally large."""
+    apart = {**dict.fromkeys(("extends", "about", "head", "cell"), True), **WIDTHS[corpus]}
+    presets = small_presets(corpus).items()
+    shared = [
+        one.model_dump(exclude=apart) for name, one in presets if ("_transformer_" in name) == transformer
     ]
-    counts = [describe_dialog(config)["parameters"] for config in configs]
-    assert counts == pytest.approx([2.5e6] * 4, rel=0.01)
-    apart = {**dict.fromkeys(("extends", "about", "head"), True), "model": {"embedding_size"}}
-    shared = [config.model_dump(exclude=apart) for config in configs]
+    assert len(shared) > 3
     assert all(one == shared[0] for one in shared)
+
+
+@pytest.mark.parametrize("corpus", SMALL)
+def test_small_presets_have_the_cells_of_their_names(corpus: str) -> None:
+    for name, config in small_presets(corpus).items():
+        cell = next((kind for kind in ("mogrifier", "mlstm") if kind in name), "lstm")
+        cells = {config.cell.kind} if corpus == "ptb_small" else {config.encoder.cell, config.decoder.cell}
+        assert cells == {cell}
+
+
+@pytest.mark.parametrize(("corpus", "size"), [("ptb_small", 132), ("switchboard_small", 117)])
+def test_the_control_is_the_one_that_was_run(corpus: str, size: int) -> None:
+    schema = SMALL[corpus]
+    settings = [f"{key}={size}" for key in ("model.embedding_size", "head.embedding_size")]
+    settings.append("head.components=1")
+    run = load_config(f"{corpus}_mos", schema, family=schema.family, overrides=settings).config
+    preset = small_presets(corpus)[f"{corpus}_mos_k1"]
+    assert run.model_copy(update={"about": preset.about, "extends": preset.extends}) == preset
+
+
+@pytest.mark.parametrize("corpus", SMALL)
+def test_every_control_of_the_comparison_of_heads_has_a_preset(corpus: str) -> None:
+    presets = small_presets(corpus)
+    for control, expected in CONTROLS.items():
+        for kind in ("mos",) if "_k1" in control else ("moc", "mos", "moss"):
+            head = presets[f"{corpus}_{kind}{control}"].head
+            found = (head.components, head.context_activation, head.context_scale, head.learn_context_scale)
+            assert (head.kind, found) == (kind, expected)
 
 
 def test_gates_of_dialog_models_are_counted() -> None:
