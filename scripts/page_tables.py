@@ -40,11 +40,8 @@ def share(value: float) -> str:
 
 
 def precision_recall(value: Number) -> str:
-    """Precision and recall; † marks scores of the old formula."""
-    if isinstance(value, list):
-        return ", ".join(precision_recall(item) for item in value)
-    old = "†" if value.get("formula") == "before" else ""
-    return f"{share(value['precision'])}/{share(value['recall'])}{old}"
+    """Precision and recall."""
+    return f"{share(value['precision'])}/{share(value['recall'])}"
 
 
 def times(value: float) -> str:
@@ -315,7 +312,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         (
             *TWO_SEEDS,
             ("mean", "test_perplexity_mean", fixed(2)),
-            ("greedy BLEU-1 P/R, seeds 1, 2", "greedy_bleu_legacy_1", precision_recall),
             ("same answer", "same_answer", fixed(2)),
         ),
     ),
