@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,7 +19,11 @@ from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, Wor
 from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
-INTERRUPTED = "interrupted; run the same command again to start over or to resume"
+_CHECKPOINTS = "from the last checkpoint, or to start over if there is none"
+_RESUME = {  # commands that an interruption costs less than all their work
+    **dict.fromkeys(("train", "finetune"), f"to resume {_CHECKPOINTS}"),
+    **dict.fromkeys(("tune", "demo", "dynamic", "bottleneck", "reverse-copy"), "to resume"),
+}
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
@@ -33,6 +38,7 @@ _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, b
     "alloc_failed",  # cuBLAS
     "pyobject pointer is null",  # safetensors, whose panic is not an Exception
 )
+_arguments = ContextVar[Sequence[str] | None]("arguments", default=None)  # if not those of the process
 _lost = ContextVar[OSError | None]("lost", default=None)
 
 
@@ -44,10 +50,22 @@ def begin() -> None:
     _open_streams()
 
 
+def take_arguments(arguments: Sequence[str]) -> None:
+    """Set the arguments of the command line, by which :func:`again` names the remedy."""
+    _arguments.set(arguments)
+
+
+def again() -> str:
+    """The remedy after an interruption: what the same command does."""
+    given = sys.argv[1:] if (taken := _arguments.get()) is None else taken
+    command = next((word for word in given if not word.startswith("-")), "")
+    return f"run the same command again {_RESUME.get(command, 'to start over')}"
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     """Signal handler that exits at once, before the work begins or after its end. Rank 0 says so."""
     with suppress(OSError):
-        os.write(2, f"{INTERRUPTED}\n".encode() if leads() else b"")
+        os.write(2, f"interrupted; {again()}\n".encode() if leads() else b"")
     os._exit(Interrupted.exit_code)
 
 
@@ -162,7 +180,7 @@ def shortage(error: BaseException) -> OutOfMemory | None:
 def _told(error: BaseException) -> tuple[str, int]:
     """The message of an error, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, Interrupted.exit_code
+        return f"interrupted; {again()}", Interrupted.exit_code
     if isinstance(error, HighrankError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.strerror:

@@ -19,12 +19,12 @@ from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from lm import __version__, numbers
-from lm.config.load import WORDING
 from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
-from lm.disk.storage import JSON, finite, write_json
-from lm.ending import INTERRUPTED, EarlyStop, flush_output, not_printed, report
-from lm.errors import ConfigError, Interrupted, visible
+from lm.console.usage import usage_error
+from lm.disk.storage import JSON, finite, require_place, write_json
+from lm.ending import EarlyStop, again, flush_output, not_printed, report, take_arguments
+from lm.errors import Interrupted, visible
 from lm.launched import leads, several
 from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 
 _command = ContextVar("command", default="")
 _form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
-_WORDING = {  # of the library's usage errors, and ours
-    ", unable to parse string as an integer": "",
-    ", unable to parse string as a number": "",
-    "Input should be greater than or equal to": "must be at least",
-    "Input should be less than or equal to": "must be at most",
-    **WORDING,
-}
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
 
@@ -82,6 +75,8 @@ def on_rank_0(about: str) -> None:
 
 def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> None:
     """Train a run with progress on stderr, and show how the training ended and its learning curve."""
+    if leads():
+        require_place(folder)
     from lm.engine.progress import make_reporter
 
     result = train(make_reporter(sys.stderr, folder / "tensorboard"))
@@ -130,7 +125,7 @@ def _documented_endings() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        ending = Interrupted(INTERRUPTED)
+        ending = Interrupted(f"interrupted; {again()}")
         ending.told = getattr(error, "told", not leads())
         raise ending from None
     except BrokenPipeError:
@@ -141,14 +136,8 @@ def _documented_endings() -> Iterator[None]:
             raise typer.Exit from None
         raise
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer's usage errors, which quote the line as it is
-            message = str(error.message)  # type: ignore[attr-defined]
-            for theirs, ours in _WORDING.items():
-                message = message.replace(theirs, ours)
-            error.message = visible(message)  # type: ignore[attr-defined]
-            announce(refusal := ConfigError(message))
-            if refusal.told:
-                raise SystemExit(refusal.exit_code) from None
+        if refusal := usage_error(error):
+            raise refusal from None
         raise
 
 
@@ -193,6 +182,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     with the codes of :mod:`lm.errors`.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    take_arguments(given)
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
     _command.set(shlex.join([name, *without_option(given, "--processes")]))  # which changes no result

@@ -8,7 +8,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
-from lm.disk.storage import require_writable
+from lm.disk.storage import require_place, require_writable
 from lm.launched import leads
 from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
 
@@ -69,8 +69,14 @@ def named(text: str) -> Path:
 
 
 def output_folder(text: str, *names: str) -> OptionInfo:
-    """The option that names a folder to write, with ``text`` as help."""
-    info: OptionInfo = typer.Option(*names, metavar="DIR", parser=named, help=text)
+    """The option that names a folder to write, with ``text`` as help; it rejects an unwritable place."""
+
+    def writable(folder: Path | None) -> Path | None:
+        if folder is not None and leads():
+            require_place(folder)
+        return folder
+
+    info: OptionInfo = typer.Option(*names, metavar="DIR", parser=named, help=text, callback=writable)
     return info
 
 

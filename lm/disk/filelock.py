@@ -9,7 +9,7 @@ from typing import Self
 
 import filelock
 
-from lm.disk.storage import storage_errors, write_all
+from lm.disk.storage import require_creatable, storage_errors, write_all
 from lm.errors import StorageError
 from lm.stop import deferred_signals, delivered_signals
 
@@ -36,22 +36,10 @@ class FileLock:
             try:
                 self._lock.acquire(blocking=wait)
             except filelock.Timeout:
-                self._require_creatable()
+                if not os.path.lexists(self._path):  # cannot be created, which the library hides
+                    require_creatable(self._path.parent)
                 return False
         return True
-
-    def _require_creatable(self) -> None:
-        """Raise StorageError if the file is missing and cannot be created, which the library hides."""
-        if os.path.lexists(self._path):
-            return
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-        except OSError as error:
-            reason = (error.strerror or "").lower()
-            folder = self._path.parent
-            raise StorageError(
-                f"{folder}: no file can be created there ({reason}); choose another folder"
-            ) from error
 
     def sign(self, holder: bytes) -> None:
         """Write ``holder`` to the locked file, replacing its content. Raises StorageError."""

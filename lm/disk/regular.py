@@ -35,7 +35,7 @@ def open_regular(path: Path) -> BufferedReader:
         raise DataError(f"{path}: NUL character in the path; choose another path") from error
     if os.fstat(stream.fileno()).st_size == 0:
         stream.close()
-        raise DataError(f"{path}: the file is empty; create it again")
+        raise DataError(f"{path}: the file is empty; write text to it, or name another file")
     return stream
 
 

@@ -296,10 +296,34 @@ def require_writable(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise StorageError(f"{path}: its folder does not exist; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"{path}: no permission to write to its folder; choose another path")
     with storage_errors(path):
         _require_replaceable(path)
+    require_creatable(folder)
+
+
+def require_place(folder: Path) -> None:
+    """Raise StorageError if a folder could not be created, or files in it, as a check before long work."""
+    existing = folder.absolute()
+    with storage_errors(folder):
+        while not os.path.lexists(existing):
+            existing = existing.parent
+        if not os.path.isdir(existing):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    require_creatable(existing)
+
+
+def require_creatable(folder: Path) -> None:
+    """Raise StorageError unless a file can be created in an existing folder, by a trial."""
+    try:
+        with deferred_signals():
+            tmp, fd = _temporary(folder / "trial")
+            os.close(fd)
+            os.unlink(tmp)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise StorageError(
+            f"{folder}: no file can be created there ({reason}); choose another folder"
+        ) from error
 
 
 def _require_replaceable(path: Path) -> None:

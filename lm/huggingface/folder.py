@@ -24,6 +24,7 @@ from lm.disk.storage import (
     parse_json,
     read_file,
     read_json,
+    require_place,
     require_space,
     sha256_file,
     storage_errors,
@@ -45,7 +46,8 @@ _SLACK = 1 << 24  # bytes of a folder besides its weights
 
 
 def require_exportable(out: Path) -> None:
-    """Raise StorageError unless a folder is absent, empty, or holds only an unchanged export."""
+    """Raise StorageError unless a folder is writable and absent, empty, or holds only an unchanged export."""
+    require_place(out)
     with storage_errors(out):
         if not os.path.lexists(out) or (out.is_dir() and not os.listdir(out)):
             return

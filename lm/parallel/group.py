@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
 from lm.disk.storage import JSON
-from lm.ending import INTERRUPTED, shortage
+from lm.ending import again, shortage
 from lm.errors import HighrankError, Interrupted, WorkerError
 from lm.launched import rank_and_size, several
 from lm.parallel.board import Board, hosted
@@ -170,7 +170,7 @@ class ProcessGroup(Group):
             behind = [0]
         names = ", ".join(map(str, behind))
         who = f"ranks {names} are" if len(behind) > 1 else f"rank {names} is" if behind else "another rank is"
-        return WorkerError(f"{who} {ended}; run the same command again to start over or to resume")
+        return WorkerError(f"{who} {ended}; {again()}")
 
     def share(self, work: Callable[[], JSON]) -> Any:
         answer: dict[str, JSON] = {}
@@ -276,7 +276,7 @@ def _facts(error: BaseException, rank: int) -> dict[str, JSON]:
     """An error as other ranks are told of it."""
     known = error if isinstance(error, HighrankError) else shortage(error)
     if isinstance(error, KeyboardInterrupt):
-        known = Interrupted(INTERRUPTED)
+        known = Interrupted(f"interrupted; {again()}")
     kind, message = (type(known).__name__, str(known)) if known else ("WorkerError", "has failed")
     return {"rank": rank, "error": kind, "message": message}
 

@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 
+from lm.ending import again
 from lm.errors import ConfigError, Interrupted, WorkerError
 from lm.launched import started_by_torchrun
 from lm.stop import SIGNALS
@@ -62,9 +63,7 @@ def exit_code(ends: Sequence[tuple[int, int]]) -> int:
     rank, first = ends[0]
     if first < 0 and set(own) <= {Interrupted.exit_code}:
         name = signal.Signals(-first).name
-        raise WorkerError(
-            f"rank {rank} was killed by {name}; run the same command again to start over or to resume"
-        )
+        raise WorkerError(f"rank {rank} was killed by {name}; {again()}")
     return own[0]
 
 

@@ -333,8 +333,21 @@ def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> 
             storage.require_writable(tmp_path / bad)
 
 
+def test_a_folder_that_cannot_be_made_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    for good in (tmp_path, tmp_path / "new", tmp_path / "new/in/new"):
+        storage.require_place(good)
+    assert os.listdir(tmp_path) == ["file"]
+    for bad in (tmp_path / "file", tmp_path / "file/new"):
+        with pytest.raises(StorageError, match=f"^{bad}: "):
+            storage.require_place(bad)
+    for check in (storage.require_place, storage.require_writable):
+        with pytest.raises(StorageError, match=r"^/proc: no file can be created there"):
+            check(Path("/proc/new"))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_without_permission_is_refused_beforehand(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="no permission to write"):
+    with pytest.raises(StorageError, match="no file can be created there"):
         storage.require_writable(tmp_path / "x")

@@ -79,7 +79,10 @@ def test_a_rank_that_is_killed_or_hangs_is_named_in_one_line(
         ended = (
             "lost" if number is signal.SIGKILL else f"silent for longer than train.exchange_minutes = {waits}"
         )
-        assert started.errors == [f"rank 1 is {ended}; run the same command again to start over or to resume"]
+        again = (
+            "run the same command again to resume from the last checkpoint, or to start over if there is none"
+        )
+        assert started.errors == [f"rank 1 is {ended}; {again}"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -114,7 +117,10 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_update_of_all(folder: P
 
 
 def test_an_error_of_the_command_line_is_shown_once(folder: Path) -> None:
-    for name, said in (("none.toml", "none.toml: no such file"), ("--nonsense", "No such option")):
+    for name, said in (
+        ("none.toml", "none.toml: no such file"),
+        ("--nonsense", "--nonsense: no such option"),
+    ):
         with ranks(folder, 2, "lm", "train", name) as started:
             assert 2 in started.ended().codes, started.output
             assert started.output.count(said) == 1, started.output

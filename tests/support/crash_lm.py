@@ -89,7 +89,7 @@ class Preparation(Case):
         return {"step": str(int(manifest["options"]["vocab_size"] == 0))}
 
     def promise(self, step: str) -> str:
-        return "run the same command again to start over or to resume"
+        return "run the same command again to start over"
 
 
 @dataclass(frozen=True)

@@ -305,5 +305,5 @@ def test_a_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
     if number is signal.SIGINT:
         assert process.returncode == 75
-        assert said == "interrupted; run the same command again to start over or to resume\n"
+        assert said == "interrupted; run the same command again to start over\n"
         assert [path.name for path in tmp_path.iterdir()] == ["book"]

@@ -1,0 +1,67 @@
+"""One-line errors for wrong usage: an unknown command or option, a missing or invalid argument."""
+
+import re
+from typing import Any
+
+from lm.config.load import WORDING
+from lm.config.suggest import did_you_mean
+from lm.errors import ConfigError
+
+_WORDING = {  # of the library's messages, and ours
+    "Value error, ": "",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    **WORDING,
+}
+
+
+def usage_error(error: Any) -> ConfigError | None:
+    """A usage error of typer as one line with the nearest valid name and the command that shows the help.
+
+    None for any other exception, and for the help text that a group of commands shows without a command.
+    """
+    if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+        return None
+    context = error.ctx
+    help_of = f"`{context.command_path} --help`" if context else "the command's --help"
+    return ConfigError(f"{_message(error, context)}; see {help_of}")
+
+
+def _message(error: Any, context: Any) -> str:
+    if unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else "":
+        options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
+        return f"{unknown}: no such option{did_you_mean(unknown, options)}"
+    if unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL):
+        return f"{unknown[1]}: no such command{did_you_mean(unknown[1], context.command.commands)}"
+    parameter = getattr(error, "param", None)
+    name = _name(parameter) if parameter else ""
+    if type(error).__name__ == "MissingParameter":
+        return f"{name} is missing"
+    message = error.message
+    for theirs, ours in _WORDING.items():
+        message = message.replace(theirs, ours)
+    if option := getattr(error, "option_name", ""):
+        name, message = option, message.replace(f"Option {option!r} ", "")
+    message = re.sub(
+        r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"too many arguments: \1", message
+    )
+    told = f"{message.rstrip('.')}{_given(error)}"
+    return f"{name}: {told}" if name else told
+
+
+def _name(parameter: Any) -> str:
+    """The longest name of an option, or the metavar of an argument."""
+    is_option = parameter.param_type_name == "option"
+    return str(max(parameter.opts, key=len) if is_option else parameter.metavar or parameter.name.upper())
+
+
+def _given(error: Any) -> str:
+    """The rejected value, if the message lacks it, or else the nearest of the choices that it lists."""
+    cause = error.__cause__ or error.__context__
+    if not hasattr(cause, "errors"):
+        return ""
+    value = str(cause.errors()[0]["input"])
+    choices = re.findall(r"'([^']*)'", error.message)
+    return did_you_mean(value, choices[1:]) if value in error.message else f", got {value[:60]}"
