@@ -153,7 +153,9 @@ class TrainConfig(Section):
     keep_last: int = Field(2, ge=1, description="number of newest checkpoints to keep")
     log_every: int = Field(50, ge=1, description="number of updates between lines of metrics.jsonl")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16 runs the model under autocast, except cells that torch does not have"
+        "float32",
+        description="bfloat16 runs the model under autocast, except cells that torch does not have, and the"
+        " iteration of Muon",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto, cpu or cuda; auto = CUDA if available"

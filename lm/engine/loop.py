@@ -132,7 +132,7 @@ class _Engine(Generic[BatchT]):
         self.task, self.train, self.optim, self.report = task, train, optim, report
         clock = Clock(train.checkpoint_minutes)
         self.agreement = Agreement(group, run.stop, clock)
-        optimizer = build_optimizer(optim, task.model)
+        optimizer = build_optimizer(optim, task.model, train.precision)
         averager = Averager(optim, task.model, skip_first=train.compat == "paper")
         self.state = TrainingState(task, optimizer, Schedule(optim), averager, Progress())
         self.journal: Journal | NoJournal

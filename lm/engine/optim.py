@@ -22,15 +22,19 @@ _HEAD = "head."  # beginning of the names of a head's parameters
 ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    config: OptimConfig, model: nn.Module, precision: str = "float32"
+) -> torch.optim.Optimizer:
     """An optimiser of every trainable parameter of ``model``; tied parameters count once.
 
-    Each group of parameters has its factor on the learning rate as ``lr_ratio``.
+    Each group of parameters has its factor on the learning rate as ``lr_ratio``. ``precision`` is that of
+    Muon's iteration.
     """
     parameters = _groups(config, model)
     if config.name == "muon":
         decays = (config.weight_decay, config.muon_momentum)
-        return Muon(parameters, config.lr, config.betas, config.eps, *decays)
+        bfloat16 = precision == "bfloat16"
+        return Muon(parameters, config.lr, config.betas, config.eps, *decays, bfloat16=bfloat16)
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True

@@ -51,19 +51,20 @@ def steps_of(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], grad
         optimizer.step()
 
 
-def muon(weights: list[nn.Parameter], blocks: int) -> Muon:
+def muon(weights: list[nn.Parameter], blocks: int, *, bfloat16: bool = False) -> Muon:
     groups: list[dict[str, Any]] = [{"params": weights, "blocks": blocks}]
-    return Muon(groups, 0.05, (0.9, 0.99), 1e-8, 0.5, 0.9)
+    return Muon(groups, 0.05, (0.9, 0.99), 1e-8, 0.5, 0.9, bfloat16=bfloat16)
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_one_matrix_is_updated_as_by_torch(shape: tuple[int, int]) -> None:
+def test_one_matrix_is_updated_as_by_torch(shape: tuple[int, int], *, bfloat16: bool) -> None:
     """Up to torch's bfloat16; the momentum is equal."""
     torch.manual_seed(2)
     ours = nn.Parameter(torch.randn(shape))
     theirs = nn.Parameter(ours.detach().clone())
     gradients = list(torch.randn(4, *shape))
-    mine = muon([ours], 1)
+    mine = muon([ours], 1, bfloat16=bfloat16)
     options = {"lr": 0.05, "weight_decay": 0.5, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
     torchs = torch.optim.Muon([theirs], **options)  # type: ignore[arg-type]
     before = ours.detach().clone()
@@ -71,6 +72,22 @@ def test_one_matrix_is_updated_as_by_torch(shape: tuple[int, int]) -> None:
     steps_of(torchs, [theirs], gradients)
     assert (ours - theirs).norm() < 0.03 * (ours - before).norm()
     assert torch.equal(mine.state[ours]["momentum"], torchs.state[theirs]["momentum_buffer"])
+
+
+def test_the_precision_of_training_is_that_of_the_iteration() -> None:
+    """Weights and momentum stay float32."""
+    updates = {}
+    for precision in ("float32", "bfloat16"):
+        torch.manual_seed(2)
+        layer = nn.Linear(9, 7, bias=False)
+        before = layer.weight.detach().clone()
+        optimizer = build_optimizer(OptimConfig(name="muon"), layer, precision)
+        gradients_of(layer, 3)
+        optimizer.step()
+        assert layer.weight.dtype == optimizer.state[layer.weight]["momentum"].dtype == torch.float32
+        updates[precision] = layer.weight.detach() - before
+    apart = (updates["bfloat16"] - updates["float32"]).norm() / updates["float32"].norm()
+    assert 1e-4 < apart < 0.03
 
 
 def test_blocks_are_separate_matrices() -> None:
