@@ -257,6 +257,17 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("processor minutes", "processor_minutes", fixed(2)),
         ),
     ),
+    "record_tries": (
+        "record_tries",
+        "try",
+        (
+            ("nats, updates 1–40", "train_nats_40", fixed(3)),
+            ("81–120", "train_nats_120", fixed(3)),
+            ("121–160", "train_nats_160", fixed(3)),
+            VALID,
+            ("processor minutes", "processor_minutes", fixed(2)),
+        ),
+    ),
     "threads": (
         "threads",
         "processes",

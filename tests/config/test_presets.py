@@ -145,7 +145,7 @@ def test_a_published_recipe_is_what_was_published(name: str) -> None:
 
 
 def test_every_preset_is_published_or_known_to_be_our_own() -> None:
-    ours = {name for name in PRESETS if name.startswith(("ptb_small_", "lm1b_"))} | {
+    ours = {name for name in PRESETS if name.startswith(("ptb_small_", "ptb_record_", "lm1b_"))} | {
         "ptb_mos_fast", "ptb_mos_tau2", "ptb_mos_constant_temperature", "ptb_ct_mos_sigmoid", "ptb_mixtape",
         "ptb_plif",
     }  # fmt: skip
@@ -323,8 +323,8 @@ def test_the_page_of_paper_tables_names_presets_that_there_are_and_leaves_out_no
     named = set(re.findall(r"`((?:ptb|wt2|lm1b|enwik8|mwc|switchboard)_\w+)", page))
     known = {name for family in ("lm", "dialog") for name in preset_names(family)}
     assert named <= known
-    ours = ("small", "hred", "finetune", "fast", "sigmoid", "constant_temperature", "switchboard_moss")
-    ours += ("doc", "mixtape", "plif")
+    ours = ("small", "record", "hred", "finetune", "fast", "sigmoid", "constant_temperature")
+    ours += ("switchboard_moss", "doc", "mixtape", "plif")
     papers = {name for name in known - named if not any(part in name for part in ours)}
     assert {name for name in papers if not name.startswith("smalltalk")} == set()
 
