@@ -16,7 +16,8 @@ from dialog.config import DialogConfig
 from dialog.decoding.config import ONE_GROUP, DecodeConfig
 from dialog.metrics.distinct import loops
 from dialog.utterance import Utterance
-from lm.config.load import Resolved, known_keys, override
+from lm.config.load import Resolved, override
+from lm.config.section import known_keys
 from lm.config.suggest import did_you_mean
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, HighrankError, Interrupted

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from lm.config.presets import Preset, find_config, preset_of_path, presets_and_bases, short_path
-from lm.config.section import MAX_TEXT
+from lm.config.section import MAX_TEXT, known_keys, known_tables
 from lm.config.suggest import LONGEST_NAME, did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
@@ -69,7 +69,7 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
     changes = _override_settings(overrides, schema)
     if "extends" in changes:
         raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
-    return _build(schema, settings | changes)
+    return _build(schema, settings, changes)
 
 
 def override(
@@ -101,7 +101,7 @@ def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> 
     settings = {
         key: Setting(old.value, resolved.provenance.get(key, old.where)) for key, old in values.items()
     }
-    merged = _build(schema, settings | changes)
+    merged = _build(schema, settings, changes)
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
 
@@ -176,24 +176,6 @@ def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
             )
     if (found := saved.get("family", "dialog")) != family:
         raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
-
-
-@cache
-def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """Every dotted key of a schema with its field, nested sections included."""
-    keys: dict[str, FieldInfo] = {}
-    for name, field in schema.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= {f"{name}.{key}": inner for key, inner in known_keys(field.annotation).items()}
-        else:
-            keys[name] = field
-    return keys
-
-
-@cache
-def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Every dotted table of a schema, in order."""
-    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))
 
 
 def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Preset:
@@ -290,7 +272,31 @@ def _value(text: str, field: FieldInfo) -> object:
     return text if wants_text or len(parsed) > 1 else value
 
 
-def _build(schema: type[C], settings: Settings) -> Resolved[C]:
+def _build(schema: type[C], settings: Settings, changes: Settings | None = None) -> Resolved[C]:
+    """The config of settings with ``changes``, which are at fault if it is valid without one of them."""
+    changes = changes or {}
+    merged = settings | changes
+    try:
+        config = schema.model_validate(_nested(merged, schema))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(_invalid(first, merged, schema, _culprit(settings, changes, schema))) from None
+    where = {key: merged[key].where if key in merged else DEFAULT for key in known_keys(schema)}
+    return Resolved(config, where)
+
+
+def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
+    """Place of the first change without which the config is valid. Empty if there is none."""
+    for key, change in changes.items():
+        others = {name: other for name, other in changes.items() if name != key}
+        with suppress(ValidationError):
+            schema.model_validate(_nested(settings | others, schema))
+            return f"{change.where} {key}" if change.where == COMMAND_LINE else change.where
+    return ""
+
+
+def _nested(settings: Settings, schema: type[BaseModel]) -> dict[str, Any]:
+    """Settings as tables of values."""
     keys, nested = known_keys(schema), dict[str, Any]()
     for key, setting in settings.items():
         *tables, name = key.split(".")
@@ -299,12 +305,7 @@ def _build(schema: type[C], settings: Settings) -> Resolved[C]:
             place = place.setdefault(table, {})
         empty = setting.value == "none" and type(None) in get_args(keys[key].annotation)
         place[name] = None if empty else _frozen(setting.value)
-    try:
-        config = schema.model_validate(nested)
-    except ValidationError as error:
-        raise ConfigError(_invalid(error.errors()[0], settings, schema)) from None
-    where = {key: settings[key].where if key in settings else DEFAULT for key in keys}
-    return Resolved(config, where)
+    return nested
 
 
 def _frozen(value: object) -> object:
@@ -337,7 +338,7 @@ def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
     return f"unknown key {name if len(name) <= LONGEST_NAME else f'{name[:LONGEST_NAME]}…'}{hint}"
 
 
-def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel]) -> str:
+def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel], culprit: str) -> str:
     """One line on the first validation error: place, key, expected value, given value."""
     keys = known_keys(schema)
     location = [str(part) for part in error["loc"]]
@@ -347,7 +348,7 @@ def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel])
         key = ".".join(location)
     message = error["msg"].removeprefix("Value error, ")
     if key not in keys:
-        return f"{_blame(key, message, settings)}: {f'[{key}] ' if key else ''}{message}"
+        return f"{culprit or _blame(key, message, settings)}: {f'[{key}] ' if key else ''}{message}"
     if key not in settings:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
     setting = settings[key]

@@ -1,10 +1,12 @@
-"""Base class of all tables of config files: strict types, and limits of sizes and numbers."""
+"""Base class of all tables of config files: strict types, and limits of sizes and numbers; their keys."""
 
 import math
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.fields import FieldInfo
 
 MAX_SEED = 2**63 - 1  # the largest seed for both torch and NumPy
 MAX_SIZE = 10_000_000  # of a vector, a batch, a list: above all models, and without overflow
@@ -60,3 +62,21 @@ class Section(BaseModel):
             if changed and not set(owner.values).intersection(values):
                 return f"{name} belongs to {owner.name}"
         return None
+
+
+@cache
+def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Every dotted key of a schema with its field, nested sections included."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= {f"{name}.{key}": inner for key, inner in known_keys(field.annotation).items()}
+        else:
+            keys[name] = field
+    return keys
+
+
+@cache
+def known_tables(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Every dotted table of a schema, in order."""
+    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in known_keys(schema) if "." in key))

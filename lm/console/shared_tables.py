@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lm.config.load import C, Resolved, known_keys
+from lm.config.load import C, Resolved
+from lm.config.section import known_keys
 from lm.console.tables import Table, without_common_folder
 from lm.errors import visible
 

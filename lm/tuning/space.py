@@ -23,11 +23,11 @@ from lm.config.load import (
     Resolved,
     Setting,
     Settings,
-    known_tables,
     require_key,
     with_settings,
 )
 from lm.config.presets import find_space
+from lm.config.section import known_tables
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError

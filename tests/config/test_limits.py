@@ -13,7 +13,8 @@ from dialog.config import DialogConfig
 from dialog.describe import describe as describe_dialog
 from dialog.metrics.references import read_references
 from lm.cli import main as lm
-from lm.config.load import known_keys, load_config, read_config
+from lm.config.load import load_config, read_config
+from lm.config.section import known_keys
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, key_lines, read_toml
 from lm.errors import ConfigError, DataError, StorageError
@@ -245,21 +246,21 @@ def test_nothing_is_suggested_for_what_nobody_typed() -> None:
         (lm, "describe ''", 2, "CONFIG is empty; name a preset (`lm presets` lists them) or a .toml file"),
         (lm, "train ptb_mos --set data.train=", 3, "data.train is empty; name a corpus, in the"),
         (dialog, "train smalltalk_mos --set data.valid=", 3, "data.valid is empty; name a corpus, in the"),
-        (lm, "describe ptb_mos --json ''", 2, "'--json': is empty; name a file"),
-        (lm, "evaluate x --data ''", 2, "'--data': is empty; name a file"),
-        (lm, "score x y --output ''", 2, "'--output': is empty; name a file"),
-        (dialog, "evaluate x --output ''", 2, "'--output': is empty; name a file"),
+        (lm, "describe ptb_mos --json ''", 2, "--json: is empty; name a file"),
+        (lm, "evaluate x --data ''", 2, "--data: is empty; name a file"),
+        (lm, "score x y --output ''", 2, "--output: is empty; name a file"),
+        (dialog, "evaluate x --output ''", 2, "--output: is empty; name a file"),
         (dialog, "prepare '' --out x", 2, "is empty; name a file"),
         (dialog, "show ''", 2, "is empty; name a file"),
         (dialog, "score ''", 2, "is empty; name a file"),
         (dialog, "runs ''", 2, "is empty; name a folder"),
         (lm, "prepare '' --out x", 2, "is empty; name a file"),
         (lm, "score x ''", 2, "is empty; name a file"),
-        (dialog, "train own_small --data ''", 2, "'--data': is empty; name a file"),
-        (dialog, "references --train '' --test x --out y", 2, "'--train': is empty; name a file"),
-        (dialog, "references --train x --test '' --out y", 2, "'--test': is empty; name a file"),
-        (dialog, "evaluate x --references ''", 2, "'--references': is empty; name a file"),
-        (dialog, "chat x --replay ''", 2, "'--replay': is empty; name a file"),
+        (dialog, "train own_small --data ''", 2, "--data: is empty; name a file"),
+        (dialog, "references --train '' --test x --out y", 2, "--train: is empty; name a file"),
+        (dialog, "references --train x --test '' --out y", 2, "--test: is empty; name a file"),
+        (dialog, "evaluate x --references ''", 2, "--references: is empty; name a file"),
+        (dialog, "chat x --replay ''", 2, "--replay: is empty; name a file"),
         (dialog, "compare x ''", 2, "is empty; name a folder"),
         (lm, "report ''", 2, "is empty; name a folder"),
     ],

@@ -15,7 +15,8 @@ from typing import Any
 from dialog import cli as dialog_cli
 from dialog.config import DialogConfig
 from lm import cli as lm_cli
-from lm.config.load import known_keys, load_config
+from lm.config.load import load_config
+from lm.config.section import known_keys
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from tests.config.test_load import mutants
