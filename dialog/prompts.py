@@ -1,5 +1,6 @@
 """Contexts as prompts of a chat template, with speakers as the roles ``user`` and ``assistant``."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -42,18 +43,24 @@ class Prompts:
         self._codec, self._form, self._most, self._room = codec, form, max_tokens - 2, room
         self._begin = tokenizer.text_start
         self._renderer = _renderer(tokenizer)
+        self._cuts: dict[tuple[str, int], str] = {}  # examples share most of their contexts
 
     def ids(self, context: Sequence[Utterance], responder: str) -> tuple[int, ...]:
         """The prompt of a context, whose last token is that before every response.
 
-        The oldest utterances are left out, and then the end of the last one, until the prompt has room.
+        The oldest utterances are left out, and then the end of the last one, until the prompt has room. The
+        first utterance is found by bisection, since a rendering takes as long as its context.
         DataError if the template raises, or cannot be made to fit.
         """
-        for first in range(len(context)):
-            ids = self._rendered(context[first:], responder, self._most)
-            if len(ids) <= self._room:
-                return ids
-        most = self._most
+
+        def rendered(first: int) -> tuple[int, ...]:
+            return self._rendered(context[first:], responder, self._most)
+
+        if len(ids := rendered(0)) <= self._room:
+            return ids
+        last = len(context) - 1
+        first = bisect_left(range(last), True, lo=min(1, last), key=lambda n: len(rendered(n)) <= self._room)
+        ids, most = rendered(first), self._most
         while len(ids) > self._room and most > 0:
             most = max(0, most - (len(ids) - self._room))
             ids = self._rendered(context[-1:], responder, most)
@@ -84,8 +91,10 @@ class Prompts:
         """The first ``most`` tokens of a text; the mark of the beginning of a dialog is kept."""
         if text == DIALOG:
             return text
-        ids = self._codec.encode(text)
-        return text if len(ids) <= most else self._codec.decode(ids[:most])
+        if (text, most) not in self._cuts:
+            ids = self._codec.encode(text)
+            self._cuts[text, most] = text if len(ids) <= most else self._codec.decode(ids[:most])
+        return self._cuts[text, most]
 
 
 @lru_cache(maxsize=4)

@@ -178,6 +178,32 @@ def test_long_contexts_lose_their_oldest_utterances_and_then_the_end_of_the_last
     assert SAID[8 % 5] in text
 
 
+def test_an_example_is_rendered_a_few_times_however_long_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once where the context fits, and otherwise by bisection, with the prompt of a search from the start."""
+    folder_with(tmp_path, CHATML)
+    codec = codec_of(tmp_path)
+    said = tuple(Utterance("AABAB"[n % 5], SAID[n % 4]) for n in range(40))
+    examples = list_examples([Dialog("1", "", said)], 40, last=True)
+    calls: list[int] = []
+    ids = prompts.ChatRenderer.ids
+
+    def counted(self: Any, messages: Any, prompt: bool) -> list[int]:
+        calls.append(len(messages))
+        return ids(self, messages, prompt)
+
+    monkeypatch.setattr(prompts.ChatRenderer, "ids", counted)
+    for room, most in ((10_000, 1), (200, 8)):
+        made = prompts.Prompts(codec, 20, room)
+        for example in examples:
+            calls.clear()
+            found = made.ids(example.context, example.responder)
+            assert len(calls) <= most
+            starts = (made._rendered(example.context[n:], example.responder, 18) for n in range(40))
+            assert found == next(one for one in starts if len(one) <= room)
+
+
 BAD = {
     "{{ raise_exception('no chat here') }}": "no chat here",
     "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "takes longer than",
