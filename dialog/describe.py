@@ -93,7 +93,12 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
         tokens = responses * data.context * data.max_tokens
         inside = 0
         if isinstance(model.encoder, PretrainedEncoder) and _trains(model.encoder):
-            inside = model.encoder.network.activations(tokens, recompute=config.model.recompute)
+            inside = model.encoder.network.activations(
+                responses,
+                data.context * data.max_tokens,
+                model.embedding.embedding_dim,
+                recompute=config.model.recompute,
+            )
         return tokens * 2 * model.embedding.embedding_dim + inside
     if isinstance(model.encoder, TransformerEncoder):
         tokens = responses * data.context * data.max_tokens
@@ -121,8 +126,12 @@ def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
         trunk = model.decoder.trunk
         return trunk.activations(trunk.span, _responses(config)) if _trains(model.decoder) else 0
     if isinstance(model.decoder, PretrainedDecoder):
-        tokens = _responses(config) * data.max_response if _trains(model.decoder) else 0
-        return model.decoder.network.activations(tokens, recompute=config.model.recompute)
+        if not _trains(model.decoder):
+            return 0
+        sizes = (_responses(config), data.max_response, data.context * data.max_tokens)
+        return model.decoder.network.activations(
+            *sizes, model.embedding.embedding_dim, recompute=config.model.recompute
+        )
     positions = data.context * (1 if encoder.kind == "hierarchical" else data.max_tokens)
     if isinstance(model.decoder, TransformerDecoder):
         each = 2 * config.model.embedding_size + model.decoder.stack.floats(1, positions / data.max_tokens)

@@ -14,7 +14,8 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
-from lm.huggingface.trunk import WindowCache, matrix_floats, recompute_layers
+from lm.huggingface.kept import kept_floats
+from lm.huggingface.trunk import WindowCache, recompute_layers
 from lm.trunks.attention import KeysValues
 
 
@@ -55,9 +56,13 @@ class EncoderNetwork(nn.Module):
         states: Tensor = self.network(inputs_embeds=words, attention_mask=mask.long()).last_hidden_state
         return states
 
-    def activations(self, tokens: int, *, recompute: bool) -> int:
-        """Approximate number of numbers kept for backpropagation through a number of tokens."""
-        return tokens * matrix_floats(self.network, recompute)
+    def activations(self, rows: int, steps: int, words: int, *, recompute: bool) -> int:
+        """Approximate number of numbers kept for backpropagation through contexts of word vectors (E)."""
+
+        def read() -> None:
+            self.network(inputs_embeds=torch.empty(rows, steps, words, requires_grad=True))
+
+        return kept_floats(self.network, read, rows * steps, recompute=recompute)
 
 
 class DecoderNetwork(nn.Module):
@@ -102,9 +107,17 @@ class DecoderNetwork(nn.Module):
         lower = tuple(F.rms_norm(states, (self.size,)) for states in lower)
         return Layers(read.last_hidden_state * self.scale, lower)
 
-    def activations(self, tokens: int, *, recompute: bool) -> int:
-        """Approximate number of numbers kept for backpropagation through a number of tokens."""
-        return tokens * matrix_floats(self.network, recompute)
+    def activations(self, rows: int, steps: int, context: int, words: int, *, recompute: bool) -> int:
+        """Approximate number of numbers kept for backpropagation through responses to encoded contexts."""
+
+        def read() -> None:
+            self.network(
+                inputs_embeds=torch.empty(rows, steps, words, requires_grad=True),
+                encoder_hidden_states=torch.empty(rows, context, self.size, requires_grad=True),
+                use_cache=False,
+            )
+
+        return kept_floats(self.network, read, rows * steps, recompute=recompute)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lm.huggingface.architecture import Architecture
+from lm.huggingface.kept import kept_floats, recomputable
 from lm.trunks.attention import KeysValues
 from lm.trunks.cache import CacheState
 from lm.trunks.trunk import Trunk, TrunkOutputs
@@ -48,7 +48,7 @@ class PretrainedTrunk(Trunk[CacheState]):
         super().__init__()
         config = architecture.config
         self.size, self.span, self._lower, self._recompute = architecture.hidden_size, span, lower, recompute
-        self.lower_sizes = (self.size,) * architecture.layers
+        self.lower_sizes, self._words = (self.size,) * architecture.layers, architecture.embedding_size
         self._key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._head_size = getattr(config, "head_dim", None) or self.size // config.num_attention_heads
         self.network: Any = nn.Identity()
@@ -151,24 +151,18 @@ class PretrainedTrunk(Trunk[CacheState]):
                 setattr(module, _ATTENTION_RATE, factor * getattr(module, _ATTENTION_RATE))
 
     def activations(self, steps: int, streams: int) -> int:
-        """Inputs and outputs of every matrix, and the cached keys and values."""
-        cached = 2 * len(self.lower_sizes) * self.span * self._key_heads * self._head_size
-        return int(streams * (steps * matrix_floats(self.network, self._recompute) + cached))
+        """Numbers kept of the last window of a block, and the cached keys and values."""
+        cached: int = 2 * len(self.lower_sizes) * self.span * self._key_heads * self._head_size
 
+        def read() -> None:
+            state = self.initial_state(streams)
+            with torch.no_grad():
+                if steps < self.span:
+                    state = self(torch.empty(self.span - steps, streams, self._words), state).state
+            self(torch.empty(steps, streams, self._words, requires_grad=True), state)
 
-def _layers(network: nn.Module) -> list[Any]:
-    return [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
-
-
-def matrix_floats(network: Any, recompute: bool) -> int:
-    """Inputs and outputs of every matrix of a network for one token.
-
-    With ``recompute``, those of one layer, and the inputs of all layers.
-    """
-    matrices = sum(sum(weight.shape) for weight in network.parameters() if weight.dim() == 2)
-    layers = max(1, len(_layers(network)))
-    size: int = network.config.hidden_size
-    return matrices // layers + layers * size if recompute else matrices
+        kept = kept_floats(self.network, read, steps * streams, recompute=self._recompute)
+        return kept + streams * cached
 
 
 def recompute_layers(network: nn.Module) -> None:
@@ -176,8 +170,9 @@ def recompute_layers(network: nn.Module) -> None:
 
     The switch of transformers does so only in training, and without the keys of earlier windows.
     """
-    for layer in _layers(network):
-        layer.__class__ = _recomputing(type(layer))
+    for layer in recomputable(network):
+        if not next(layer.parameters()).is_meta:  # whose activations are counted, not kept
+            layer.__class__ = _recomputing(type(layer))
 
 
 def _recomputing(kind: Any) -> type:
