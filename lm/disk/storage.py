@@ -315,15 +315,27 @@ def require_place(folder: Path) -> None:
 def require_creatable(folder: Path) -> None:
     """Raise StorageError unless a file can be created in an existing folder, by a trial."""
     try:
-        with deferred_signals():
-            tmp, fd = _temporary(folder / "trial")
-            os.close(fd)
-            os.unlink(tmp)
+        _try_file(folder)
     except OSError as error:
         reason = (error.strerror or "").lower()
         raise StorageError(
             f"{folder}: no file can be created there ({reason}); choose another folder"
         ) from error
+
+
+def _try_file(folder: Path) -> None:
+    """Create and remove a file, if possible one without a name, of which a kill leaves nothing."""
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600))
+            return
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+                raise
+    with deferred_signals():  # a file system without nameless files
+        tmp, fd = _temporary(folder / "trial")
+        os.close(fd)
+        os.unlink(tmp)
 
 
 def _require_replaceable(path: Path) -> None:
