@@ -21,6 +21,20 @@ def configure_device(train: TrainConfig) -> torch.device:
     return torch.device("cuda")
 
 
+def load_note() -> str:
+    """A hint on ``train.threads`` if torch has several threads and the load is above the processors."""
+    try:
+        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # unknown on this system
+        return ""
+    if torch.get_num_threads() == 1 or load <= processors:
+        return ""
+    return (
+        f"note: {load:.0f} programs share {processors} processors here, where threads wait for each other;"
+        " if updates are slow, try --set train.threads=1 in a new run"
+    )
+
+
 def device_here(train: TrainConfig) -> torch.device:
     """The device to use a trained model on: that of its run, or the CPU if there is no CUDA.
 

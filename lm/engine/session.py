@@ -13,7 +13,7 @@ from lm.config.difference import flat_config
 from lm.config.load import C, Resolved, Setting, with_settings
 from lm.disk.storage import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
-from lm.engine.device import configure_device
+from lm.engine.device import configure_device, load_note
 from lm.engine.events import Note, Reporter, no_report
 from lm.engine.limits import require_end
 from lm.engine.loop import FitResult, Task, Verdict, fit, seed_everything
@@ -132,7 +132,8 @@ def _train(
     seed_everything(config.train.seed)
     place = Place(folder, device, described)
     ready = group.every(lambda: family.task(config, codec, data, place))
-    for note in ready.notes:
+    busy = load_note() if device.type == "cpu" else ""
+    for note in filter(None, (busy, *ready.notes)):
         report(Note(note))
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)

@@ -1,0 +1,24 @@
+"""Properties of the device of a training."""
+
+import os
+
+import pytest
+import torch
+
+from lm.engine.device import load_note
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "told"), [(8.4, 2, True), (2.0, 2, False), (0.1, 2, False), (8.4, 1, False)]
+)
+def test_a_load_above_the_processors_gives_a_hint_on_threads(
+    load: float, threads: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    note = load_note()
+    assert bool(note) == told
+    if told:
+        assert note.startswith("note: 8 programs share 2 processors")
+        assert "train.threads=1" in note
