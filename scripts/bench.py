@@ -9,7 +9,8 @@ python scripts/bench.py scale --rounds 7 --results results   # processes, for do
 Times are medians over rounds in which the variants take turns; the spread is half the distance between the
 quartiles. The floor is the time that the matrix products alone take at the best speed that this machine
 shows for them; load, serve and scaling have none. Memory is the peak above inputs and parameters, without
-the code of libraries, of one run in a process of its own.
+the code of libraries, of one run in a process of its own. Of heads there is also the resident set of two
+runs in another process, above that before the first, which counts the code of libraries.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scale, scaling, serve, step, trunks
-from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes
+from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes, resident_megabytes
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +59,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.memory_of:
-        print(_memory_here(*options.memory_of))
+        print(_memory_here(*options.memory_of, options.resident))
         return
     ceiling = ceilings()
     console = Console()
@@ -121,6 +122,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)  # subject, case, variant
+    parser.add_argument("--resident", action="store_true", help=argparse.SUPPRESS)  # of --memory-of
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds: a spread needs at least 2")
@@ -190,19 +192,23 @@ def _records(
             record[f"{case.unit[0]} a second"] = case.unit[1] / timing.median
         if options.memory and case.memory:
             record["peak MB"] = _memory_apart(subject, case.name, timing.name, options)
+            if subject == "head":
+                record["resident MB"] = _memory_apart(subject, case.name, timing.name, options, "--resident")
         found.append(record)
     return found
 
 
-def _memory_apart(subject: str, case: str, variant: str, options: argparse.Namespace) -> float:
-    command = [sys.executable, __file__, subject, "--memory-of", subject, case, variant]
+def _memory_apart(subject: str, case: str, variant: str, options: argparse.Namespace, *more: str) -> float:
+    command = [sys.executable, __file__, subject, "--memory-of", subject, case, variant, *more]
     command += ["--threads", str(torch.get_num_threads()), "--malloc", options.malloc]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _memory_here(subject: str, case: str, variant: str) -> float:
+def _memory_here(subject: str, case: str, variant: str, resident: bool) -> float:
     (wanted,) = (found for found in SUBJECTS[subject].cases(UNKNOWN) if found.name == case)
     (chosen,) = (found for found in wanted.variants if found.name == variant)
+    if resident:
+        return resident_megabytes(chosen.prepare())
     small = torch.randn(64, 64, requires_grad=True)
     for dtype in (torch.float32, torch.bfloat16):  # torch's own start-up
         (small.to(dtype) @ small.to(dtype)).float().log_softmax(1).sum().backward()

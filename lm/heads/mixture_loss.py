@@ -18,7 +18,7 @@ the other words, which avoids cancellation for p_k(y) near 1.
 N tokens · K components · E context size · V words · R = n·K rows of a chunk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.heads import kernel_choice
+from lm.heads import kernel_choice, pages
 from lm.heads.loss_options import LossOptions, Output, logits_of, rounded
 from lm.heads.rows import Rows
 
@@ -106,7 +106,12 @@ class _Products:
     """
 
     def __init__(
-        self, contexts: Tensor, output: Output, options: LossOptions, operand: Tensor | None = None
+        self,
+        contexts: Tensor,
+        output: Output,
+        options: LossOptions,
+        operand: Tensor | None = None,
+        allocate: Callable[..., Tensor] = Tensor.new_empty,
     ) -> None:
         self.tokens, components, _ = contexts.shape
         vocab = output.weight.shape[0]
@@ -117,7 +122,7 @@ class _Products:
             operand = rounded(output.weight) if options.bf16_products else output.weight.t().to(self.dtype)
         self.operand = operand  # (E, V)
         rows = min(self.tokens, self.size) * components
-        self.buffer = contexts.new_empty((rows, vocab), dtype=self.dtype)
+        self.buffer = allocate(contexts, (rows, vocab), dtype=self.dtype)
         self.rows = Rows(options.link, self.buffer)
 
     def parts(self) -> Iterator[slice]:
@@ -143,12 +148,12 @@ class _Gradients(_Products):
     """Forward and backward half: gradients of a chunk from its shares in the buffer."""
 
     def __init__(self, contexts: Tensor, output: Output, options: LossOptions) -> None:
-        super().__init__(contexts, output, options)
+        super().__init__(contexts, output, options, allocate=pages.zeros)
         self.skip_below = options.skip_below
         weight = output.weight
-        self.of_contexts = contexts.new_empty(contexts.shape)  # (N, K, E)
+        self.of_contexts = pages.zeros(contexts, contexts.shape)  # (N, K, E)
         self.of_prior = torch.empty_like(contexts[..., 0])  # (N, K)
-        self.of_weight = torch.zeros_like(weight)
+        self.of_weight = pages.zeros(weight, weight.shape)
         self.of_bias = torch.zeros_like(weight[:, 0])
         self.of_shift = weight.new_zeros(())
         self.token_nll = torch.empty_like(contexts[:, 0, 0])

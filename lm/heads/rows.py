@@ -28,7 +28,8 @@ class Rows:
         self.link = link
         self.precision = torch.float64 if like.dtype == torch.float64 else torch.float32
         self.exact = like.dtype == self.precision
-        size = ON_GPU if like.is_cuda else cache_bytes() * torch.get_num_threads()
+        # half a cache, because the system and the bias take part of it
+        size = ON_GPU if like.is_cuda else cache_bytes() // 2 * torch.get_num_threads()
         row = like.shape[1] * self.precision.itemsize * link.buffers
         self.block = min(len(like), max(1, size // max(1, row)))
         # besides the logits, a copy and the spares of the link; all blocks share them
@@ -44,14 +45,16 @@ class Rows:
         (r, 1), too.
         """
         top, total = (logits.new_empty((len(logits), 1), dtype=self.precision) for _ in range(2))
+        numbers = torch.arange(len(logits), device=logits.device)
+        places = words + numbers % self.block * logits.shape[1]  # of the words, each within its block
         for part in self._parts(len(logits)):
             given, spares = logits[part], self._buffers[1:, : part.stop - part.start]
             scores = given if self.exact else self._copy(given)
             if bias is not None:
                 scores.add_(bias)
-            _put(scores, words[part], LOWEST)
+            own = scores.view(-1).index_fill_(0, places[part], LOWEST)
             top[part] = self.link.shares_(scores, scores.amax(1, keepdim=True), shift, spares)
-            _put(scores, words[part], 0)  # not every g is 0 at LOWEST
+            own.index_fill_(0, places[part], 0)  # not every g is 0 at LOWEST
             torch.sum(scores, 1, keepdim=True, out=total[part])
             self.link.times_slope_(scores, spares)
             if not self.exact:
@@ -146,8 +149,3 @@ def cache_bytes() -> int:
         return int(text.removesuffix("K")) * 2**10
     except (OSError, ValueError):
         return UNKNOWN_CACHE
-
-
-def _put(matrix: Tensor, columns: Tensor, value: float) -> None:
-    """Set one of ``columns`` (r,) in every row of a matrix (r, V); scatter_ would copy the matrix."""
-    matrix[torch.arange(len(columns), device=columns.device), columns] = value

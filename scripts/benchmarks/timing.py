@@ -107,15 +107,22 @@ def peak_megabytes(work: Work) -> float:
 
     The code of libraries that it is the first to use does not count, nor does any other file that it maps.
     """
-    before, code = _status("VmRSS"), _status("RssFile")
+    code = _status("RssFile")
+    return resident_megabytes(work, 1) - (_status("RssFile") - code)
+
+
+def resident_megabytes(work: Work, calls: int = 2) -> float:
+    """Growth of the resident set during some calls, with the code of libraries; for a fresh process only."""
+    before = _status("VmRSS")
     try:
         Path("/proc/self/clear_refs").write_text("5")  # forgets the high-water mark
-        work()
-        peak = _status("VmHWM")
+        for _ in range(calls):
+            work()
+        return _status("VmHWM") - before
     except OSError:
-        work()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return peak - before - (_status("RssFile") - code)
+        for _ in range(calls):
+            work()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
 
 
 def _status(key: str) -> float:

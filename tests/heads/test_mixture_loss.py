@@ -14,6 +14,7 @@ from lm.heads.head import HEADS, Head
 from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
 from lm.heads.mixture_loss import PACKED, one_pass_loss, one_pass_nll
+from tests.support.launching import ROOT
 from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_probabilities
 
 
@@ -270,11 +271,35 @@ def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parent.parent.parent,
+        cwd=ROOT,
     )
     few, many, whole = map(float, ended.stdout.split())
     assert many - few < 8, f"MB at the peak: {few}, {many}"
     assert whole - few > 200, "a peak that grows would not be seen"
+
+
+LEFT = """
+import sys
+import torch
+sys.path.insert(0, "scripts")
+from benchmarks.head import EXP, Inputs, LossOptions, ours
+from benchmarks.timing import _status
+
+inputs = Inputs(15, 10_000, tokens=200)
+for call in range(3):
+    inputs.gradients(ours(LossOptions(EXP), inputs))
+    if not call:
+        before = _status("RssAnon")
+print(_status("RssAnon") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no resident set to read")
+def test_memory_of_a_loss_returns_to_the_system() -> None:
+    """With gradients and logits on the heap, two further calls leave 20 to 30 MB more."""
+    command = [sys.executable, "-c", LEFT]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(ended.stdout) < 10
 
 
 def test_a_chunk_of_logits_is_bounded() -> None:
