@@ -6,6 +6,7 @@
     context, marked with its speakers              response, after the model's first token
 
 A model whose tokenizer has ``<s>``, as BART's, reads it before the context and before the response.
+A model with ``forced_bos_token_id`` reads that token before the response instead.
 
 R responses · M tokens of a context · T tokens of a response · P tokens before a response · E embedding size ·
 C encoded context size.
@@ -52,7 +53,7 @@ class PretrainedEncoder(nn.Module):
             )
         self.network, self.dropout = pair.encoder, config.model.dropout
         self.floor = nn.Embedding(2, found.embedding_size, padding_idx=0)  # vector 0 stays zero
-        self._start, self._words = found.start, found.words
+        self._start, self._forced, self._words = found.start, found.forced, found.words
         nn.init.zeros_(self.floor.weight)
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
@@ -60,7 +61,10 @@ class PretrainedEncoder(nn.Module):
         known = begin < self._words and begin != self._start  # <s> is a token of the pretrained model
         tokens, floors, kept = stream(batch, begun=known, together=False)
         words = dropout(embedding(tokens) + self.floor(floors), self.dropout, self.training)
-        before = torch.tensor([self._start, begin] if known else [self._start], device=tokens.device)
+        first = begin if known else None
+        forced = first if self._forced is None else self._forced
+        ids = [self._start] if forced is None else [self._start, forced]
+        before = torch.tensor(ids, device=tokens.device)
         prompt = dropout(embedding(before.expand(len(tokens), -1)), self.dropout, self.training)
         return Memory(prompt, self.network(words, kept), kept)
 

@@ -14,7 +14,14 @@ from lm.config.section import MAX_LAYERS, MAX_SIZE
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError, StorageError
 from lm.huggingface.installed import require_transformers
-from lm.huggingface.source import MODEL_CONFIG, read_settings, require_folder
+from lm.huggingface.source import (
+    FORCED,
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    read_model,
+    read_settings,
+    require_folder,
+)
 from lm.runs.inputs import TRUNK
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
@@ -35,6 +42,7 @@ class Architecture:
     layers: int  # of the decoder
     positions: int  # the longest text; 0 = no limit
     start: int | None  # id of the token that the decoder of an encoder-decoder reads first
+    forced: int | None  # id of the token that such a decoder always reads next, as a language in mBART
 
     @property
     def output_scale(self) -> float:
@@ -57,10 +65,12 @@ def read_architecture(path: Path, *, dialog: bool = False) -> Architecture:
             is accepted only for a ``dialog``.
     """
     require_transformers(f"model.trunk = hf:{path}")
-    if not path.is_file():
+    if path.is_file():
+        found = architecture_of(*read_settings(path), path)
+    else:
         require_folder(path)
-        path = path / MODEL_CONFIG
-    found = architecture_of(*read_settings(path), path)
+        path, read = path / MODEL_CONFIG, read_model(path)
+        found = architecture_of(*read, path)
     if found.start is not None and not dialog:
         raise StorageError(
             f"{path}: is an encoder-decoder; choose a causal language model, or use `dialog` instead of `lm`"
@@ -83,7 +93,7 @@ def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Ar
             raise StorageError(f"{path}: {name} = {size!r}: must be a number from 1 to {limit:,}")
     words, embedding_size, hidden_size = _widths(path, content)
     positions = getattr(kind, "max_position_embeddings", None)
-    start = _first_token(path, kind, words) if kind.is_encoder_decoder else None
+    start, forced = _first_tokens(path, values, kind, words) if kind.is_encoder_decoder else (None, None)
     return Architecture(
         path=path,
         content=content,
@@ -94,18 +104,27 @@ def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Ar
         layers=getattr(kind, layers),
         positions=positions if isinstance(positions, int) else 0,
         start=start,
+        forced=forced,
     )
 
 
-def _first_token(path: Path, config: Any, words: int) -> int:
-    """Id of the token that a decoder reads first. StorageError if the config names none."""
-    start = getattr(config, "decoder_start_token_id", None)
+def _first_tokens(path: Path, values: Any, config: Any, words: int) -> tuple[int, int | None]:
+    """Ids of the token that a decoder reads first, and of the one that is forced to follow, None for none.
+
+    StorageError if one of them is no word.
+    """
+    start, forced = getattr(config, "decoder_start_token_id", None), values.get(FORCED)
     if not isinstance(start, int) or not 0 <= start < words:
         raise StorageError(
             f"{path}: decoder_start_token_id = {start!r}: must be the id of the token with which the decoder"
             " begins; add it"
         )
-    return start
+    if forced is not None and not (isinstance(forced, int) and 0 <= forced < words):
+        raise StorageError(
+            f"{path}: {FORCED} = {forced!r}: must be the id of a token; correct it here or in"
+            f" {GENERATION_CONFIG}"
+        )
+    return start, forced
 
 
 def _checked(path: Path, values: Any) -> Any:

@@ -1,5 +1,6 @@
 """Folders of pretrained models: their small files, read as data. Code of a folder is never run."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from lm.disk.storage import parse_json, read_file
 from lm.errors import StorageError
 
 MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+FORCED = "forced_bos_token_id"  # first token of all responses of an encoder-decoder
 _LIMIT = 1 << 24  # bytes of a config
 
 
@@ -32,3 +35,18 @@ def read_settings(path: Path) -> tuple[Mapping[str, Any], bytes]:
             " transformers itself has"
         )
     return values, content
+
+
+def read_model(folder: Path) -> tuple[Mapping[str, Any], bytes]:
+    """:func:`read_settings` of a model, with the forced first token of an encoder-decoder.
+
+    Newer versions of transformers keep that token in the generation config.
+    """
+    values, content = read_settings(folder / MODEL_CONFIG)
+    if not values.get("is_encoder_decoder") or not (folder / GENERATION_CONFIG).is_file():
+        return values, content
+    forced = read_settings(folder / GENERATION_CONFIG)[0].get(FORCED)
+    if forced is None or forced == values.get(FORCED):
+        return values, content
+    merged = {**values, FORCED: forced}
+    return merged, json.dumps(merged).encode()

@@ -141,6 +141,29 @@ def test_beams_of_generate_find_what_ours_finds(corpus: Path, kind: str, least: 
     assert [tuple(row[: row.index(0)]) for row in rows] == [one.tokens for one in ours]
 
 
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_a_forced_first_token_is_read_before_every_response(corpus: Path, kind: str, place: str) -> None:
+    """As ``generate`` does, wherever the folder names it."""
+    forced, theirs = 9, save(corpus / "folder", kind)
+    edit(corpus / "folder" / place, forced_bos_token_id=forced)
+    settings, codec = config(*SOFTMAX), codec_here()
+    model, batch = model_of(settings, codec), batch_of(settings, codec)
+    assert model.start(batch).prompt.shape[1] == 2
+    trained = TrainedModel(settings, codec, model, torch.device("cpu"))
+    example = next_example([Utterance("A", text) for text in SAID[:3]], "B", 3)
+    decode = DecodeConfig(beam=1, nbest=1, min_length=6, max_length=6, products="float32")
+    ((ours, *_),) = trained.respond([example], decode)
+    begin = [codec.vocabulary.bos] if kind == "bart" else []
+    context = [*begin, *(token for text in SAID[:3] for token in [*codec.encode(text), 0])]
+    found = theirs.generate(
+        input_ids=torch.tensor([context]), forced_bos_token_id=forced, forced_eos_token_id=0,
+        max_new_tokens=8, min_new_tokens=7, suppress_tokens=[2, *begin], num_beams=1, do_sample=False,
+        use_cache=False,
+    )  # fmt: skip
+    assert tuple(found[0, 1:8].tolist()) == (forced, *ours.tokens)
+
+
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_run_resumes_without_the_folder_and_answers(
     corpus: Path, ending: Callable[..., tuple[int, str, str]], kind: str
@@ -256,6 +279,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown kind": (change(model_type="nonsense"), "no causal language model"),
     "kind without decoder": (change(model_type="gpt2"), "no encoder-decoder of texts"),
     "no first token": (change(decoder_start_token_id=None), "decoder_start_token_id = None: must be the id"),
+    "far forced token": (change(forced_bos_token_id=10**6), "forced_bos_token_id = 1000000"),
     "far first token": (change(decoder_start_token_id=10**6), "decoder_start_token_id = 1000000"),
     "too many layers": (change(num_decoder_layers=10**9), "num_decoder_layers = 1000000000"),
     "fewer layers": (change(d_ff=25), "are not those of its config.json"),
