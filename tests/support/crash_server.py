@@ -36,6 +36,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +212,9 @@ def redirect(streams: dict[str, str]) -> None:
         if path:
             os.dup2(os.open(path, os.O_WRONLY), fd)
         else:
-            os.close(fd)
-            setattr(sys, name, None)
+            setattr(sys, name, None)  # a stream that owns the descriptor closes it
+            with suppress(OSError):  # Python 3.13 reports a stream whose descriptor was closed before
+                os.close(fd)
 
 
 def own_disk(place: str, size: int) -> None:
