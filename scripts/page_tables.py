@@ -112,10 +112,10 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             MINUTES,
         ),
     ),
-    "switchboard_small, perplexity": (
-        "switchboard_small",
+    "switchboard_bleu, short": (
+        "switchboard_bleu",
         "head",
-        (("valid ppl, seeds 1, 2", "valid_perplexity", fixed(2)), TEST),
+        (VALID, TEST, ("BLEU-1 P/R", "bleu_legacy_1", precision_recall)),
     ),
     "switchboard_small": (
         "switchboard_small",
@@ -333,7 +333,7 @@ LEADS = {  # heading by file
     "ptb_short": "Penn Treebank, 2,000 updates",
     "ptb_small": "12,000",
     "switchboard_short": "Switchboard, 500 updates",
-    "switchboard_small": "5,000",
+    "switchboard_bleu": "5,000",
 }
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),

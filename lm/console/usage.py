@@ -24,16 +24,16 @@ def usage_error(error: Any) -> ConfigError | None:
     """
     if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
         return None
-    context = error.ctx
+    context = getattr(error, "ctx", None)
     help_of = f"`{context.command_path} --help`" if context else "the command's --help"
     return ConfigError(f"{_message(error, context)}; see {help_of}")
 
 
 def _message(error: Any, context: Any) -> str:
-    if unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else "":
+    if context and (unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
         return f"{unknown}: no such option{did_you_mean(unknown, options)}"
-    if unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL):
+    if context and (unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
         return f"{unknown[1]}: no such command{did_you_mean(unknown[1], context.command.commands)}"
     parameter = getattr(error, "param", None)
     name = _name(parameter) if parameter else ""

@@ -22,15 +22,15 @@ def configure_device(train: TrainConfig) -> torch.device:
 
 
 def load_note() -> str:
-    """A hint on ``train.threads`` if torch has several threads and the load is above the processors."""
+    """A hint on ``train.threads`` if torch has several threads and other work takes a processor or more."""
     try:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     except (OSError, AttributeError):  # unknown on this system
         return ""
-    if torch.get_num_threads() == 1 or load <= processors:
+    if torch.get_num_threads() == 1 or load < processors + 1:
         return ""
     return (
-        f"note: {load:.0f} programs share {processors} processors here, where threads wait for each other;"
+        f"note: the load is {load:.1f} on {processors} processors, where threads wait for each other;"
         " if updates are slow, try --set train.threads=1 in a new run"
     )
 

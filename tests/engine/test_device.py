@@ -9,7 +9,8 @@ from lm.engine.device import load_note
 
 
 @pytest.mark.parametrize(
-    ("load", "threads", "told"), [(8.4, 2, True), (2.0, 2, False), (0.1, 2, False), (8.4, 1, False)]
+    ("load", "threads", "told"),
+    [(8.4, 2, True), (3.0, 2, True), (2.4, 2, False), (0.1, 2, False), (8.4, 1, False)],
 )
 def test_a_load_above_the_processors_gives_a_hint_on_threads(
     load: float, threads: int, told: bool, monkeypatch: pytest.MonkeyPatch
@@ -20,5 +21,5 @@ def test_a_load_above_the_processors_gives_a_hint_on_threads(
     note = load_note()
     assert bool(note) == told
     if told:
-        assert note.startswith("note: 8 programs share 2 processors")
+        assert note.startswith(f"note: the load is {load:.1f} on 2 processors")
         assert "train.threads=1" in note
