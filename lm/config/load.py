@@ -286,12 +286,12 @@ def _build(schema: type[C], settings: Settings, changes: Settings | None = None)
 
 
 def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
-    """Place and key of the first change without which the config is valid. Empty if there is none."""
+    """Place of the first change without which the config is valid. Empty if there is none."""
     for key, change in changes.items():
         others = {name: other for name, other in changes.items() if name != key}
         with suppress(ValidationError):
             schema.model_validate(_nested(settings | others, schema))
-            return f"{change.where} {key}"
+            return f"{change.where} {key}" if change.where == COMMAND_LINE else change.where
     return ""
 
 

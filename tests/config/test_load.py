@@ -154,7 +154,7 @@ def test_values_that_do_not_go_together_are_blamed_on_the_later_one(
 ) -> None:
     resolved = load_config(write(tmp_path, text), DialogConfig, family="dialog", overrides=overrides)
     drawn = {"head.unlikelihood": Setting(0.5, "space.toml")}
-    with pytest.raises(ConfigError, match=r"^space.toml head.unlikelihood: \[head\] skip_below = 0.1"):
+    with pytest.raises(ConfigError, match=r"^space.toml: \[head\] skip_below = 0.1"):
         with_settings(resolved, drawn, DialogConfig)
 
 
