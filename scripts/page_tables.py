@@ -244,7 +244,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "record": (
         "record",
         "class",
-        (TEST, ("minutes", "minutes", fixed(0)), ("goal: test ppl", "goal", fixed(0))),
+        (VALID, TEST, ("goal: test ppl", "goal", fixed(0)), ("minutes", "minutes", fixed(0))),
     ),
     "log": (
         "log",
