@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from lm.errors import StorageError
 from lm.stop import deferred_signals, delivered_signals
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+Part: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK = 4 << 20  # bytes in one write or read
 SEAL = "sha256"
@@ -78,22 +79,32 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
         raise StorageError(f"{path}: NUL character in the path; choose another path") from error
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Part) -> None:
     """Write all bytes, in chunks. Raises OSError, possibly after a partial write."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest[:CHUNK]) :]
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Create a file, which must not exist, and sync it to the disk before returning."""
-    with storage_errors(path, len(data)):
+def write_new(path: Path, data: bytes) -> str:
+    """Create a file, which must not exist, and sync it to the disk; returns its SHA-256 in hex."""
+    return write_parts(path, len(data), (data,))
+
+
+def write_parts(path: Path, size: int, parts: Iterable[Part]) -> str:
+    """:func:`write_new` of ``size`` bytes in parts. No part is kept after its turn."""
+    digest = hashlib.sha256()
+    with storage_errors(path, size):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
-            write_all(fd, data)
+            for part in parts:
+                digest.update(part)
+                write_all(fd, part)
+                del part
             os.fsync(fd)
         finally:
             os.close(fd)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

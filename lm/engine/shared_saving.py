@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.disk.storage import JSON
+from lm.disk.tensors import tensor_bytes
 from lm.engine.config import TrainConfig
 from lm.engine.saving import Saver
 from lm.engine.sharded import require_equal_weights
@@ -116,4 +117,4 @@ class SharedSaver:
 
 
 def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()

@@ -10,7 +10,6 @@
     OUT/highrank/manifest.json                SHA-256 of all these files
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -29,7 +28,9 @@ from lm.disk.storage import (
     sha256_file,
     storage_errors,
     write_new,
+    write_parts,
 )
+from lm.disk.tensors import tensor_file
 from lm.errors import StorageError, visible
 from lm.huggingface.source import MODEL_CONFIG
 
@@ -97,18 +98,16 @@ def write_export(
             files = {}
             for name, content in (
                 *((f"{OWN_FOLDER}/{name}", content) for name, content in own.items()),
-                *_files(model, tokenizer, weights, card),
+                *_files(model, tokenizer, card),
             ):
-                write_new(folder / name, content)
-                files[name] = hashlib.sha256(content).hexdigest()
+                files[name] = write_new(folder / name, content)
+            files[WEIGHTS] = write_parts(folder / WEIGHTS, *tensor_file(weights, {"format": "pt"}))
             write_new(folder / _LIST, canonical_json({"files": files}) + b"\n")
 
 
 def _files(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", weights: Mapping[str, "Tensor"], card: str
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", card: str
 ) -> Iterable[tuple[str, bytes]]:
-    from safetensors.torch import save
-
     model.config.architectures = [type(model).__name__]
     yield "config.json", _json(model.config.to_json_string(use_diff=False))
     if model.generation_config is not None:
@@ -130,7 +129,6 @@ def _files(
         _json(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | settings)),
     )
     yield CARD, card.encode()
-    yield WEIGHTS, save(dict(weights), metadata={"format": "pt"})
 
 
 def _json(text: str) -> bytes:
@@ -138,13 +136,13 @@ def _json(text: str) -> bytes:
 
 
 def unique_tensors(model: "PreTrainedModel") -> "dict[str, Tensor]":
-    """Parameters and buffers by name on the CPU; of tied ones only the first, as transformers stores them."""
+    """Parameters and buffers by name; of tied ones only the first, as transformers stores them."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach().cpu().contiguous()
+            found[name] = tensor.detach()
     return found
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.disk.tensors import tensor_bytes
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import DataError
@@ -148,5 +149,5 @@ def weights_sha256(model: LanguageModel) -> str:
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor_bytes(parameter))
     return digest.hexdigest()

@@ -11,7 +11,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from lm.disk.storage import (
     JSON,
+    Part,
     canonical_json,
     parse_json,
     read_file,
@@ -28,7 +29,9 @@ from lm.disk.storage import (
     sha256_file,
     storage_errors,
     write_new,
+    write_parts,
 )
+from lm.disk.tensors import tensor_file
 from lm.errors import StorageError
 
 if TYPE_CHECKING:
@@ -139,14 +142,13 @@ def write_commit(
 ) -> str:
     """Write the files of a commit into an empty folder, the manifest last; returns the ``state_sha256``.
 
-    Every file is synced before the next one starts. Only one group at a time is in memory as bytes.
+    Every file is synced before the next one starts. Only one tensor at a time is copied.
     """
     files: dict[str, JSON] = {}
     hashes: dict[str, str] = {}
-    for name, data in _serialised(groups, state):
-        write_new(folder / name, data)
-        hashes[name] = hashlib.sha256(data).hexdigest()
-        files[name] = {"size": len(data), "sha256": hashes[name]}
+    for name, size, parts in _files(groups, state):
+        hashes[name] = write_parts(folder / name, size, parts)
+        files[name] = {"size": size, "sha256": hashes[name]}
     body: dict[str, JSON] = {"format": COMMIT_FORMAT, "step": step, "files": files, "facts": facts}
     write_new(folder / MANIFEST, canonical_json(sealed(body)))
     return _state_sha256(step, hashes)
@@ -207,20 +209,17 @@ def _check(path: Path, record: FileRecord, size: int, sha256: str) -> None:
         raise StorageError(f"{path}: damaged, its SHA-256 is not the manifest's")
 
 
-def _serialised(
+def _files(
     groups: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, JSON]
-) -> Iterator[tuple[str, bytes]]:
-    """File names and contents; equal tensors and state give equal bytes in every process."""
-    from safetensors.torch import save
-
+) -> Iterator[tuple[str, int, Iterable[Part]]]:
+    """Names, sizes and contents of files; equal tensors and state give equal bytes in every process."""
     for group, tensors in sorted(groups.items()):
         if not re.fullmatch(_GROUP, group):
             raise ValueError(f"group {group!r}: use lower-case letters, digits and underscores")
         if tensors:
-            savable = _savable(tensors)
-            _require_memory(3 * sum(tensor.nbytes for tensor in savable.values()))
-            yield group + TENSORS, save(savable)
-    yield STATE, canonical_json(state)
+            yield group + TENSORS, *tensor_file(tensors)
+    data = canonical_json(state)
+    yield STATE, len(data), (data,)
 
 
 def _require_memory(needed: int) -> None:
@@ -232,18 +231,6 @@ def _require_memory(needed: int) -> None:
         mmap.mmap(-1, needed + (1 << 20)).close()
     except OSError as error:
         raise MemoryError from error
-
-
-def _savable(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Dense CPU tensors without shared memory, sorted by name, as safetensors requires."""
-    seen: set[int] = set()
-    savable: dict[str, Tensor] = {}
-    for name, tensor in sorted(tensors.items()):
-        dense = tensor.detach().cpu().contiguous()
-        memory = dense.untyped_storage().data_ptr()
-        savable[name] = dense.clone() if memory in seen else dense
-        seen.add(memory)
-    return savable
 
 
 def _deserialise(data: bytes, path: Path) -> dict[str, "Tensor"]:
