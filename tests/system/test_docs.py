@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import get_args
 
 import pytest
 
+from lm.config.presets import preset_names
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.registry import HEADS
@@ -104,6 +106,20 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields() -> 
     for results in files.values():
         assert results["about"]
         assert all(set(entry) - {"settings"} == fields for entry in results["entries"])
+
+
+def test_the_command_of_a_published_number_has_its_presets_and_settings() -> None:
+    presets = {*preset_names("lm"), *preset_names("dialog")}
+    trained = 0
+    for path in sorted(ROOT.glob("results/*.json")):
+        for entry in json.loads(path.read_text("utf-8"))["entries"]:
+            command, place = " ".join(shlex.split(entry["command"])), (path.name, entry["label"])
+            assert all(setting in command for setting in entry.get("settings", ())), place
+            named = presets & set(re.findall(r"\w+", entry["config"] or ""))
+            if named and " train " in command:
+                assert named == set(re.findall(r" train (\w+)", command)), place
+                trained += 1
+    assert trained > 50
 
 
 def tables(text: str) -> list[list[str]]:
