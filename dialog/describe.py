@@ -12,6 +12,7 @@ from dialog.corpora.corpus import SMALLTALK
 from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.seq2seq import Seq2Seq
 from dialog.transformer import TransformerDecoder, TransformerEncoder
+from lm.engine.device import chosen_device
 from lm.engine.memory import head_scratch, training_memory
 from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
@@ -97,6 +98,7 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
                 responses,
                 data.context * data.max_tokens,
                 model.embedding.embedding_dim,
+                chosen_device(config.train),
                 recompute=config.model.recompute,
             )
         return tokens * 2 * model.embedding.embedding_dim + inside
@@ -122,15 +124,17 @@ def _trains(part: nn.Module) -> bool:
 
 def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     data, encoder, decoder = config.data, config.encoder, config.decoder
+    device = chosen_device(config.train)
     if isinstance(model.decoder, CausalDecoder):
         trunk = model.decoder.trunk
-        return trunk.activations(trunk.span, _responses(config)) if _trains(model.decoder) else 0
+        trains = _trains(model.decoder)
+        return trunk.activations(trunk.span, _responses(config), device) if trains else 0
     if isinstance(model.decoder, PretrainedDecoder):
         if not _trains(model.decoder):
             return 0
         sizes = (_responses(config), data.max_response, data.context * data.max_tokens)
         return model.decoder.network.activations(
-            *sizes, model.embedding.embedding_dim, recompute=config.model.recompute
+            *sizes, model.embedding.embedding_dim, device, recompute=config.model.recompute
         )
     positions = data.context * (1 if encoder.kind == "hierarchical" else data.max_tokens)
     if isinstance(model.decoder, TransformerDecoder):

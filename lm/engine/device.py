@@ -12,13 +12,21 @@ def configure_device(train: TrainConfig) -> torch.device:
     """The device to train on, set up for reproducible results; raises ConfigError if CUDA is missing."""
     if train.threads:
         torch.set_num_threads(train.threads)
-    if train.device == "cpu" or (train.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+    device = chosen_device(train)
+    if device.type == "cpu":
+        return device
     if not torch.cuda.is_available():
         raise ConfigError('train.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not reproducible
     torch.use_deterministic_algorithms(True, warn_only=True)
-    return torch.device("cuda")
+    return device
+
+
+def chosen_device(train: TrainConfig) -> torch.device:
+    """The device that a config asks for, which this machine may not have."""
+    if train.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(train.device)
 
 
 def load_note() -> str:

@@ -56,13 +56,13 @@ class EncoderNetwork(nn.Module):
         states: Tensor = self.network(inputs_embeds=words, attention_mask=mask.long()).last_hidden_state
         return states
 
-    def activations(self, rows: int, steps: int, words: int, *, recompute: bool) -> int:
+    def activations(self, rows: int, steps: int, words: int, device: torch.device, *, recompute: bool) -> int:
         """Approximate number of numbers kept for backpropagation through contexts of word vectors (E)."""
 
         def read() -> None:
             self.network(inputs_embeds=torch.empty(rows, steps, words, requires_grad=True))
 
-        return kept_floats(self.network, read, rows * steps, recompute=recompute)
+        return kept_floats(self.network, read, rows * steps, device, recompute=recompute)
 
 
 class DecoderNetwork(nn.Module):
@@ -107,7 +107,9 @@ class DecoderNetwork(nn.Module):
         lower = tuple(F.rms_norm(states, (self.size,)) for states in lower)
         return Layers(read.last_hidden_state * self.scale, lower)
 
-    def activations(self, rows: int, steps: int, context: int, words: int, *, recompute: bool) -> int:
+    def activations(
+        self, rows: int, steps: int, context: int, words: int, device: torch.device, *, recompute: bool
+    ) -> int:
         """Approximate number of numbers kept for backpropagation through responses to encoded contexts."""
 
         def read() -> None:
@@ -117,7 +119,7 @@ class DecoderNetwork(nn.Module):
                 use_cache=False,
             )
 
-        return kept_floats(self.network, read, rows * steps, recompute=recompute)
+        return kept_floats(self.network, read, rows * steps, device, recompute=recompute)
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lm.engine.memory import FLOAT
 
 
-def kept_floats(network: Any, read: Callable[[], object], tokens: int, *, recompute: bool) -> int:
-    """Approximate number of numbers that ``read`` keeps, which runs a network on the meta device.
+def kept_floats(
+    network: Any, read: Callable[[], object], tokens: int, device: torch.device, *, recompute: bool
+) -> int:
+    """Approximate number of numbers that ``read`` keeps on a device. It runs a network on the meta device.
 
     With ``recompute``, those of one layer and the inputs of all layers. A kind of network whose computation
     depends on the values of its inputs is counted by its matrices: their inputs and outputs for each of the
     ``tokens``.
     """
     try:
-        found = _kept_bytes(network, read) // FLOAT
-    except Exception:  # of a kind's own code, for tensors without values
+        found = _kept_bytes(network, read, device) // FLOAT
+    except (RuntimeError, TypeError):  # torch's, where a kind's code asks a tensor without values for them
         found = tokens * sum(sum(weight.shape) for weight in network.parameters() if weight.dim() == 2)
     layers = max(1, len(recomputable(network)))
     size: int = network.config.hidden_size
@@ -34,7 +36,7 @@ def recomputable(network: nn.Module) -> list[Any]:
     return [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
-def _kept_bytes(network: nn.Module, read: Callable[[], object]) -> int:
+def _kept_bytes(network: nn.Module, read: Callable[[], object], device: torch.device) -> int:
     """Bytes of all tensors except parameters that autograd keeps of a computation."""
     known = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     kept: dict[int, Tensor] = {}
@@ -43,13 +45,17 @@ def _kept_bytes(network: nn.Module, read: Callable[[], object]) -> int:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    with torch.device("meta"), saved_tensors_hooks(pack, lambda tensor: tensor), _Attention():
+    with torch.device("meta"), saved_tensors_hooks(pack, lambda tensor: tensor), _Attention(device):
         read()
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in known)
 
 
 class _Attention(TorchFunctionMode):
     """Lets attention keep what its kernels keep: no matrix of queries and keys, except dropout on CPUs."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._drops = device.type != "cpu"  # in its kernels
 
     def __torch_function__(
         self,
@@ -62,7 +68,7 @@ class _Attention(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and len(args) == 3:
             mask, dropped = given.get("attn_mask"), given.get("dropout_p", 0.0) > 0
             learned = mask is not None and mask.requires_grad
-            if not learned and (not dropped or torch.cuda.is_available()):
+            if not learned and (not dropped or self._drops):
                 return _Kernel.apply(*args)  # type: ignore[no-untyped-call]
         return func(*args, **given)
 

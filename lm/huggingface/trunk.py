@@ -150,7 +150,7 @@ class PretrainedTrunk(Trunk[CacheState]):
             elif isinstance(getattr(module, _ATTENTION_RATE, None), float):
                 setattr(module, _ATTENTION_RATE, factor * getattr(module, _ATTENTION_RATE))
 
-    def activations(self, steps: int, streams: int) -> int:
+    def activations(self, steps: int, streams: int, device: torch.device) -> int:
         """Numbers kept of the last window of a block, and the cached keys and values."""
         cached: int = 2 * len(self.lower_sizes) * self.span * self._key_heads * self._head_size
 
@@ -161,7 +161,7 @@ class PretrainedTrunk(Trunk[CacheState]):
                     state = self(torch.empty(self.span - steps, streams, self._words), state).state
             self(torch.empty(steps, streams, self._words, requires_grad=True), state)
 
-        kept = kept_floats(self.network, read, steps * streams, recompute=self._recompute)
+        kept = kept_floats(self.network, read, steps * streams, device, recompute=self._recompute)
         return kept + streams * cached
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from lm.engine.device import chosen_device
 from lm.engine.memory import head_scratch, training_memory
 from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
@@ -69,5 +70,6 @@ def _activations(config: LmConfig, model: LanguageModel) -> int:
     tokens = steps * streams
     vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
     trains = any(parameter.requires_grad for parameter in model.layers.parameters())
-    trunk = model.layers.activations(steps, streams) if trains else tokens * model.layers.size
+    device = chosen_device(config.train)
+    trunk = model.layers.activations(steps, streams, device) if trains else tokens * model.layers.size
     return trunk + tokens * vectors + head_scratch(head, tokens)

@@ -133,7 +133,7 @@ class RecurrentTrunk(nn.ModuleList, Trunk[RecurrentState]):
         for layer in self.recurrent_layers():
             layer.weight_dropout = self.rates.weight
 
-    def activations(self, steps: int, streams: int) -> int:
+    def activations(self, steps: int, streams: int, device: torch.device) -> int:
         by_torch = self.cell.is_plain and self.cell.kind == "lstm"
         floats = _TORCH_LSTM if by_torch else self.cell.floats
         return steps * streams * (2 * self._words + sum((floats + 2) * size for size in self.hidden_sizes))

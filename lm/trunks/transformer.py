@@ -64,5 +64,5 @@ class TransformerTrunk(Trunk[CacheState]):
     def scale_dropout(self, factor: float) -> None:
         self.stack.rate *= factor
 
-    def activations(self, steps: int, streams: int) -> int:
+    def activations(self, steps: int, streams: int, device: torch.device) -> int:
         return round(steps * streams * self.stack.floats(1 + self.span / steps))

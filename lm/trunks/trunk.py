@@ -93,8 +93,11 @@ class Trunk(nn.Module, ABC, Generic[StateT]):
         """Multiply all dropout rates by a factor. Each product is below 1."""
 
     @abstractmethod
-    def activations(self, steps: int, streams: int) -> int:
-        """Approximate number of numbers kept for backpropagation through a window, and of cached ones."""
+    def activations(self, steps: int, streams: int, device: torch.device) -> int:
+        """Approximate number of numbers kept for backpropagation through a window, and of cached ones.
+
+        ``device`` is that of the training. It may decide what is kept.
+        """
 
 
 AnyTrunk = Trunk[Any]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from lm.engine.memory import FLOAT
 from lm.engine.shapes import shapes_only
 from lm.huggingface.architecture import carried_architecture
 from lm.huggingface.encoder_decoder import PairState, encoder_decoder
+from lm.huggingface.kept import kept_floats
 from lm.huggingface.trunk import PretrainedTrunk
 from tests.support.pretrained import SIZE, tiny_configs, tiny_pairs
 
 STEPS, STREAMS, WORDS = 12, 3, 50
+CPU = torch.device("cpu")
 
 
 def kept(network: nn.Module, read: Callable[[], object]) -> int:
@@ -51,7 +54,7 @@ def test_a_causal_network_is_counted_as_it_computes(kind: str) -> None:
         shapes = PretrainedTrunk(found, STEPS)
     trunk = PretrainedTrunk(found, STEPS)
     true = kept(trunk, lambda: trunk(words().transpose(0, 1), trunk.initial_state(STREAMS)))
-    assert 0.98 * true <= FLOAT * shapes.activations(STEPS, STREAMS) <= 1.2 * true
+    assert 0.98 * true <= FLOAT * shapes.activations(STEPS, STREAMS, CPU) <= 1.2 * true
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5 1.1", "bart"])
@@ -63,10 +66,10 @@ def test_an_encoder_decoder_is_counted_as_it_computes(kind: str) -> None:
     mask = torch.ones(STREAMS, STEPS, dtype=torch.bool)
     encoded = words()
     true = kept(pair.encoder, lambda: pair.encoder(words(), mask))
-    counted = shapes.encoder.activations(STREAMS, STEPS, SIZE, recompute=False)
+    counted = shapes.encoder.activations(STREAMS, STEPS, SIZE, CPU, recompute=False)
     assert 0.98 * true <= FLOAT * counted <= 1.2 * true
     true = kept(pair.decoder, lambda: pair.decoder(words(6), PairState(encoded, mask)))
-    counted = shapes.decoder.activations(STREAMS, 6, STEPS, SIZE, recompute=False)
+    counted = shapes.decoder.activations(STREAMS, 6, STEPS, SIZE, CPU, recompute=False)
     assert 0.9 * true <= FLOAT * counted <= 1.2 * true
 
 
@@ -75,5 +78,33 @@ def test_recomputed_layers_are_counted_as_one_and_their_inputs() -> None:
     with shapes_only():
         whole, again = PretrainedTrunk(found, STEPS), PretrainedTrunk(found, STEPS, recompute=True)
     cached = STREAMS * 2 * 2 * STEPS * SIZE
-    layers = (count.activations(STEPS, STREAMS) - cached for count in (whole, again))
+    layers = (count.activations(STEPS, STREAMS, CPU) - cached for count in (whole, again))
     assert next(layers) // 2 + STEPS * STREAMS * 2 * SIZE == next(layers)
+
+
+def test_dropped_attention_keeps_its_matrix_on_a_cpu_only() -> None:
+    found = carried_architecture(values(tiny_configs(WORDS)["gpt2"]))
+    with shapes_only():
+        shapes = PretrainedTrunk(found, STEPS)
+    of_cpu, of_gpu = (shapes.activations(STEPS, STREAMS, torch.device(name)) for name in ("cpu", "cuda"))
+    assert of_gpu < of_cpu
+
+
+@pytest.mark.parametrize("ask", [Tensor.item, Tensor.tolist, Tensor.numpy])
+def test_a_network_that_asks_for_values_is_counted_by_its_matrices(ask: Callable[[Tensor], object]) -> None:
+    network = tiny_network()
+    tokens = 7
+    counted = kept_floats(network, lambda: ask(torch.zeros(())), tokens, CPU, recompute=False)
+    assert counted == tokens * (3 + 5)
+
+
+def test_a_mistake_in_a_network_is_not_counted() -> None:
+    with pytest.raises(AttributeError):
+        kept_floats(tiny_network(), lambda: torch.zeros(()).nothing, 7, CPU, recompute=False)
+
+
+def tiny_network() -> nn.Module:
+    """A linear layer from 3 to 5 units, as transformers would have it."""
+    network = nn.Linear(3, 5)
+    network.config = SimpleNamespace(hidden_size=5)  # type: ignore[assignment]
+    return network

@@ -81,4 +81,4 @@ def test_the_estimate_covers_the_activations_and_not_much_more(span: int) -> Non
         outputs = model(torch.zeros(steps, streams, dtype=torch.long), state)
     true = sum(size for place, size in kept.items() if place not in weights)
     assert outputs.raw.requires_grad
-    assert true < FLOAT * model.layers.activations(steps, streams) < 2 * true
+    assert true < FLOAT * model.layers.activations(steps, streams, torch.device("cpu")) < 2 * true
