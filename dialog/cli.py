@@ -44,6 +44,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
+from lm.ending import FROM_CHECKPOINT, resuming
 from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
@@ -67,6 +68,7 @@ Config = Annotated[str, config_argument("dialog")]
 
 
 @app.command()
+@resuming()
 def demo(
     out: Annotated[Path, output_folder("Where the runs and results.json go.")] = Path("runs/demo"),
 ) -> None:
@@ -199,6 +201,7 @@ def show_corpus(
 
 
 @app.command()
+@resuming(FROM_CHECKPOINT)
 def train(
     config: Config,
     overrides: Overrides = None,

@@ -42,6 +42,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
+from lm.ending import FROM_CHECKPOINT, resuming
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.options import (
@@ -157,6 +158,7 @@ def prepare(
 
 
 @app.command()
+@resuming(FROM_CHECKPOINT)
 def train(config: Config, overrides: Overrides = None, run: NewRun = None, processes: Processes = 1) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
@@ -181,6 +183,7 @@ add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 
 
 
 @app.command()
+@resuming(FROM_CHECKPOINT)
 def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
     """Finetune the best weights of a run with averaged SGD until validation stalls, as a new run.
 
@@ -230,6 +233,7 @@ def evaluate(
 
 
 @app.command()
+@resuming()
 def dynamic(
     run: RunFolder,
     data: Data = None,
@@ -381,12 +385,9 @@ def _family() -> "ReportFamily":
 
 
 add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", _family)
-
-
 app.add_typer(analyze, name="analyze")
-app.command()(bottleneck)
-app.command()(reverse_copy)
-app.command()(serve)
+for command in (bottleneck, reverse_copy, serve):
+    app.command()(command)
 add_check(app)
 add_runs(app)
 add_doctor(app, "lm", "lm.language.doctor")

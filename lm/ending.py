@@ -9,21 +9,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, WorkerError, visible
 from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
-_CHECKPOINTS = "from the last checkpoint, or to start over if there is none"
-_RESUME = {  # commands that an interruption costs less than all their work
-    **dict.fromkeys(("train", "finetune"), f"to resume {_CHECKPOINTS}"),
-    **dict.fromkeys(("tune", "demo", "dynamic", "bottleneck", "reverse-copy"), "to resume"),
-}
+F = TypeVar("F", bound=Callable[..., object])
+FROM_CHECKPOINT = "to resume from the last checkpoint, or to start over if there is none"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
@@ -38,7 +36,8 @@ _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, b
     "alloc_failed",  # cuBLAS
     "pyobject pointer is null",  # safetensors, whose panic is not an Exception
 )
-_arguments = ContextVar[Sequence[str] | None]("arguments", default=None)  # if not those of the process
+_resuming = dict[str, str]()  # what the same command does again, by name of the command
+_effect = ContextVar("effect", default="")  # of the same command; unknown until take_arguments
 _lost = ContextVar[OSError | None]("lost", default=None)
 
 
@@ -50,16 +49,25 @@ def begin() -> None:
     _open_streams()
 
 
+def resuming(effect: str = "to resume") -> Callable[[F], F]:
+    """Mark the function of a command that does not start over when it is run again."""
+
+    def mark(function: F) -> F:
+        _resuming[function.__name__.replace("_", "-")] = effect
+        return function
+
+    return mark
+
+
 def take_arguments(arguments: Sequence[str]) -> None:
     """Set the arguments of the command line, by which :func:`again` names the remedy."""
-    _arguments.set(arguments)
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    _effect.set(_resuming.get(command, "to start over"))
 
 
 def again() -> str:
-    """The remedy after an interruption: what the same command does."""
-    given = sys.argv[1:] if (taken := _arguments.get()) is None else taken
-    command = next((word for word in given if not word.startswith("-")), "")
-    return f"run the same command again {_RESUME.get(command, 'to start over')}"
+    """The remedy after an interruption: the same command, and its effect once the command is known."""
+    return f"run the same command again {_effect.get()}".rstrip()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lm.cli import app as lm_app
 from lm.console.app import Commands, new_app, run_app, show, write_result
 from lm.console.options import config_completion
 from lm.console.tables import Table
-from lm.ending import EarlyStop
+from lm.ending import FROM_CHECKPOINT, EarlyStop, again, take_arguments
 from lm.errors import (
     ConfigError,
     DataError,
@@ -125,6 +126,20 @@ def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names
         assert command.help
         for parameter in command.params:
             assert getattr(parameter, "help", "") or parameter.name == "help", (name, parameter.name)
+
+
+def test_after_an_interruption_the_effect_of_the_same_command_is_told_once_it_is_known() -> None:
+    def told(name: str) -> str:
+        take_arguments(["--debug", *name.split()])
+        return again().removeprefix("run the same command again").lstrip()
+
+    assert Context().run(again) == "run the same command again"
+    commands = {**dict(leaves(typer.main.get_command(app))), **dict(leaves(typer.main.get_command(lm_app)))}
+    effects = {name: Context().run(told, name) for name in commands}
+    resumed = {name for name, effect in effects.items() if effect != "to start over"}
+    assert resumed == {"bottleneck", "demo", "dynamic", "finetune", "reverse-copy", "train", "tune"}
+    assert resumed >= {name for name, command in commands.items() if "same command" in command.help}
+    assert effects["train"] == effects["finetune"] == FROM_CHECKPOINT
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
