@@ -22,13 +22,11 @@ _HEAD = "head."  # beginning of the names of a head's parameters
 ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
 
 
-def build_optimizer(
-    config: OptimConfig, model: nn.Module, precision: str = "float32"
-) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
     """An optimiser of every trainable parameter of ``model``; tied parameters count once.
 
-    Each group of parameters has its factor on the learning rate as ``lr_ratio``. ``precision`` is that of
-    Muon's iteration.
+    Each group of parameters has its factor on the learning rate as ``lr_ratio``. ``precision``,
+    a value of ``train.precision``, is that of Muon's iteration.
     """
     parameters = _groups(config, model)
     if config.name == "muon":

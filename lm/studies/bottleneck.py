@@ -265,7 +265,7 @@ def descend(model: nn.Module, loss_of: Callable[[], Tensor], steps: int, lr: flo
     optim = OptimConfig(
         lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps
     )
-    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
+    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
     losses = []
     for step in range(steps):
         loss = loss_of()

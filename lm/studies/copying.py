@@ -196,7 +196,7 @@ def train_point(
     optim = OptimConfig(
         lr=lr, betas=(0.0, 0.999), schedule="cosine", decay_steps=options.steps, clip_norm=CLIP / (length + 1)
     )
-    optimizer, schedule = build_optimizer(optim, model), Schedule(optim)
+    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
     for step in range(options.steps):
         states, targets = model(next(batches))
         loss = model.head.loss(states, targets) / targets.numel()

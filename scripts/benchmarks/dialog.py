@@ -65,7 +65,8 @@ def _work(config: DialogConfig, batch: Batch) -> Work:
         objective, nll = model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens)
 
-    updater = Updater(model, step_loss, build_optimizer(config.optim, model), config.optim, config.train)
+    optimizer = build_optimizer(config.optim, model, config.train.precision)
+    updater = Updater(model, step_loss, optimizer, config.optim, config.train)
 
     def update() -> None:
         updater.apply(updater.gradients([batch]), lr=1e-3)

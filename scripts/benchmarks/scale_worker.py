@@ -111,7 +111,7 @@ def one_shard(task_of: Callable[[int], Any], shards: int, _: Group) -> Work:
 
 def _with_updater(task: Any) -> tuple[Any, Updater[Any]]:
     model, config = task.model.train(), task.config
-    optimizer = build_optimizer(config.optim, model)
+    optimizer = build_optimizer(config.optim, model, config.train.precision)
     return task, Updater(model, task.loss, optimizer, config.optim, config.train)
 
 

@@ -64,7 +64,8 @@ def _work(config: LmConfig, loss: LossOf) -> Work:
         nll = loss(model.head, hidden, batch[1:])
         return StepLoss(nll, nll.detach(), batch[1:].numel())
 
-    updater = Updater(model, step_loss, build_optimizer(config.optim, model), config.optim, config.train)
+    optimizer = build_optimizer(config.optim, model, config.train.precision)
+    updater = Updater(model, step_loss, optimizer, config.optim, config.train)
 
     def update() -> None:
         updater.apply(updater.gradients([tokens]), lr=1e-3)

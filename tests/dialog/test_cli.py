@@ -93,7 +93,7 @@ def test_describe_knows_how_large_a_checkpoint_is(tied: bool, link: str) -> None
     ]
     config = load_config("smalltalk_mos", DialogConfig, family="dialog", overrides=overrides).config
     model = Seq2Seq(config, 50)
-    optimizer, averager = build_optimizer(config.optim, model), Averager(config.optim, model)
+    optimizer, averager = build_optimizer(config.optim, model, "float32"), Averager(config.optim, model)
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     optimizer.step()

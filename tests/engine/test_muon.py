@@ -112,12 +112,12 @@ def test_other_parameters_are_updated_by_adamw_and_all_continue_exactly(cell: di
     model, plain, copy = (LanguageModel(config, WORDS) for _ in range(3))
     plain.load_state_dict(model.state_dict())
     optim = OptimConfig(name="muon", lr=0.01, weight_decay=0.1, trunk_lr_ratio=0.5)
-    first = build_optimizer(optim, model)
-    adamw = build_optimizer(optim.model_copy(update={"name": "adamw"}), plain)
+    first = build_optimizer(optim, model, "float32")
+    adamw = build_optimizer(optim.model_copy(update={"name": "adamw"}), plain, "float32")
     for step in range(3):
         if step == 2:
             copy.load_state_dict(model.state_dict())
-            second = build_optimizer(optim, copy)
+            second = build_optimizer(optim, copy, "float32")
             load_optimizer_tensors(second, copy, optimizer_tensors(first, model))
         for one, optimizer in ((model, first), (plain, adamw), *([(copy, second)] if step == 2 else [])):
             gradients_of(one, step)
@@ -166,7 +166,7 @@ def test_matrices_of_a_pretrained_network_are_trained_whole(tmp_path: Path) -> N
     hidden = hidden_matrices(model)
     assert {hidden[f"{block}.{name}.weight"] for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc")} == {1}
     before = model.get_parameter(f"{block}.attn.c_attn.weight").detach().clone()
-    optimizer = build_optimizer(OptimConfig(name="muon", lr=0.01), model)
+    optimizer = build_optimizer(OptimConfig(name="muon", lr=0.01), model, "float32")
     tokens = torch.randint(WORDS, (9, 4))
     losses = []
     for _ in range(9):

@@ -211,7 +211,7 @@ CONFIGS = [
 
 
 def updater(model: Sum, optim: OptimConfig) -> tuple[Updater[Tensor], torch.optim.Optimizer]:
-    optimizer = build_optimizer(optim, model)
+    optimizer = build_optimizer(optim, model, "float32")
     return Updater(model, model.loss, optimizer, optim, TrainConfig(max_steps=1)), optimizer
 
 
@@ -275,7 +275,7 @@ def test_optimizers_continue_exactly_from_their_tensors(optim: OptimConfig) -> N
 )
 def test_optimizer_state_of_another_model_is_refused(tensors: dict[str, Tensor]) -> None:
     model = Sum()
-    optimizer = build_optimizer(OptimConfig(), model)
+    optimizer = build_optimizer(OptimConfig(), model, "float32")
     with pytest.raises(StorageError, match=next(iter(tensors)).replace(".", r"\.")):
         load_optimizer_tensors(optimizer, model, tensors)
 
@@ -309,7 +309,7 @@ def test_the_trunk_has_a_learning_rate_of_its_own(name: str) -> None:
     optim = OptimConfig(name=name, lr=0.5, trunk_lr_ratio=0.25, clip_norm=0)
     train = TrainConfig(max_steps=1)
     one, two = Parts(), Parts()
-    first = build_optimizer(optim, one)
+    first = build_optimizer(optim, one, "float32")
     batch = torch.randn(4, 3)
     for number in range(2):
         before = {key: value.detach().clone() for key, value in one.named_parameters()}
@@ -324,7 +324,7 @@ def test_the_trunk_has_a_learning_rate_of_its_own(name: str) -> None:
                 torch.testing.assert_close(value, before[key] - rate * gradients[key])
         if not number:
             two.load_state_dict(one.state_dict())
-            second = build_optimizer(optim, two)
+            second = build_optimizer(optim, two, "float32")
             load_optimizer_tensors(second, two, optimizer_tensors(first, one))
     again = Updater(two, two.loss, second, optim, train)
     again.apply(again.gradients([batch]), 0.5)

@@ -33,7 +33,7 @@ def gradient(
     """Gradient of objective / tokens of the first batches, and the sums of the update."""
     trained = built or task(*SEVERAL, *overrides, dtype=torch.float64)
     config = resolved(*SEVERAL, *overrides, f"train.shards={shards}").config
-    optimizer = build_optimizer(config.optim, trained.model)
+    optimizer = build_optimizer(config.optim, trained.model, config.train.precision)
     updater = Updater(trained.model, trained.loss, optimizer, config.optim, config.train)
     trained.model.train()
     batches = [batch for batch, _ in zip(trained.epoch(0, 0), range(config.train.accumulate), strict=False)]

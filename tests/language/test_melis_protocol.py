@@ -376,7 +376,7 @@ def test_a_sum_over_time_and_a_mean_of_tokens_are_the_same_training(corpus: Path
         f"optim.eps={eps / length}", dtype=torch.float64,
     )  # fmt: skip
     theirs = task(*calm, dtype=torch.float64)
-    optimizer = build_optimizer(ours.config.optim, ours.model)
+    optimizer = build_optimizer(ours.config.optim, ours.model, ours.config.train.precision)
     updater = Updater(ours.model, ours.loss, optimizer, ours.config.optim, ours.config.train)
     parameters = list(theirs.model.parameters())
     plain = torch.optim.Adam(parameters, lr, betas=(0.0, 0.999), eps=eps)
