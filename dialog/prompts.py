@@ -11,6 +11,8 @@ from lm.huggingface.chat import ChatRenderer, messages_of
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.vocabulary import DIALOG, Codec
 
+_CUTS = 2**14  # utterances kept, since the examples of a dialog share most of their contexts
+
 
 def alternating(context: Sequence[Utterance], responder: str) -> list[str]:
     """Texts of a context that alternate between another speaker and the responder, the first of the former.
@@ -43,7 +45,7 @@ class Prompts:
         self._codec, self._form, self._most, self._room = codec, form, max_tokens - 2, room
         self._begin = tokenizer.text_start
         self._renderer = _renderer(tokenizer)
-        self._cuts: dict[tuple[str, int], str] = {}  # examples share most of their contexts
+        self._cut = lru_cache(maxsize=_CUTS)(self._cut_text)
 
     def ids(self, context: Sequence[Utterance], responder: str) -> tuple[int, ...]:
         """The prompt of a context, whose last token is that before every response.
@@ -87,14 +89,12 @@ class Prompts:
             )
         return (*ids,) if len(ids) > 1 else (self._begin, *ids)
 
-    def _cut(self, text: str, most: int) -> str:
+    def _cut_text(self, text: str, most: int) -> str:
         """The first ``most`` tokens of a text; the mark of the beginning of a dialog is kept."""
         if text == DIALOG:
             return text
-        if (text, most) not in self._cuts:
-            ids = self._codec.encode(text)
-            self._cuts[text, most] = text if len(ids) <= most else self._codec.decode(ids[:most])
-        return self._cuts[text, most]
+        ids = self._codec.encode(text)
+        return text if len(ids) <= most else self._codec.decode(ids[:most])
 
 
 @lru_cache(maxsize=4)
