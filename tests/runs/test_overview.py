@@ -211,4 +211,5 @@ def test_a_training_that_starts_during_a_look_is_not_refused(tmp_path: Path) -> 
         end = threading.Thread(target=lambda: (time.sleep(0.1), fcntl.flock(look, fcntl.LOCK_UN)))
         end.start()
         with open_run(tmp_path):
-            end.join()
+            assert held(tmp_path / "lock")
+        end.join()

@@ -67,7 +67,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-def survive(lab: Lab, case: Case, blows: list[Blow]) -> None:
+def assert_survived(lab: Lab, case: Case, blows: list[Blow]) -> None:
     """All of the blows fall, and nothing of them is left in the end."""
     outcome = lab.trial(case, blows)
     assert not outcome.failure, outcome
@@ -110,7 +110,7 @@ def test_killed_at_every_step_on_the_disk(lab: Lab, number: int) -> None:
     """SIGKILL at every kind of step there is: 80 of them, as ten trainings with many kills in a row."""
     chains = chains_through_every_place(lab.reference(CASE).steps, 10)
     assert sum(map(len, chains)) >= 60
-    survive(lab, CASE, chains[number])
+    assert_survived(lab, CASE, chains[number])
 
 
 def test_killed_when_all_but_the_tidying_up_is_done(lab: Lab) -> None:
@@ -203,7 +203,7 @@ def test_a_language_model_is_resumed_from_every_checkpoint(lab: Lab, case: Case)
     """Killed before every commit: in the middle of a shard, of a pass, before and after averaging begins."""
     commits = [step for step in lab.reference(case).steps if place_of(step) == f"rename {COMMIT}"]
     assert len(commits) >= 5
-    survive(
+    assert_survived(
         lab, case, [Blow(place=f"rename {COMMIT}", at=min(number, 2)) for number, _ in enumerate(commits, 1)]
     )
 
@@ -211,7 +211,7 @@ def test_a_language_model_is_resumed_from_every_checkpoint(lab: Lab, case: Case)
 @pytest.mark.parametrize("blows", [EARLY, LATE], ids=["before", "after"])
 def test_a_corpus_is_absent_or_whole_however_its_preparation_is_killed(lab: Lab, blows: list[Blow]) -> None:
     """While it is built, and when it is in place and the older one goes."""
-    survive(lab, Preparation(older=True), blows)
+    assert_survived(lab, Preparation(older=True), blows)
 
 
 def test_statistics_and_grid_go_on_where_they_were_killed(lab: Lab) -> None:
@@ -225,7 +225,7 @@ def test_statistics_and_grid_go_on_where_they_were_killed(lab: Lab) -> None:
         Blow(place="write-half run/dynamic/.grid.json.N.tmp", at=2),
         Blow(place="rename run/evaluation/test.dynamic.grid.json", at=1),
     ]
-    survive(lab, DynamicEvaluation(stale=True), blows)
+    assert_survived(lab, DynamicEvaluation(stale=True), blows)
 
 
 def test_a_signal_ends_what_is_no_training_with_75_and_a_promise_that_is_kept(lab: Lab) -> None:
@@ -291,7 +291,7 @@ def test_a_language_model_is_killed_at_random(lab: Lab, case: Case) -> None:
 )
 def test_a_language_model_is_killed_at_every_step_on_the_disk(lab: Lab, case: Case) -> None:
     for chain in chains_through_every_place(lab.reference(case).steps, 20):
-        survive(lab, case, chain)
+        assert_survived(lab, case, chain)
 
 
 @pytest.mark.slow
