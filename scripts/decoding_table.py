@@ -17,8 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from page_tables import TABLES, table
+from page_tables import table
 from run_logs import errors_in_one_line
+from table_columns import TABLES
 
 from dialog.decoding.config import DecodeConfig
 from lm.disk.storage import read_json, write_json
@@ -30,7 +31,7 @@ FREE = ("products", "seed")  # keys that are not part of a way of decoding
 
 
 def numbers(result: Result) -> dict[str, Any]:
-    """Numbers of a system, as scripts/page_tables.py names them; people have no perplexity."""
+    """Numbers of a system, as scripts/table_columns.py names them; people have no perplexity."""
     return {
         "perplexity": result.get("perplexity"),
         "bleu_legacy_1": result["bleu_legacy"]["1"],

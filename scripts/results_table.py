@@ -49,7 +49,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "updates": (",.0f", lambda r: r["updates"]),
     "minutes": (".0f", lambda r: r["minutes"]),
 }
-NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/page_tables.py names them
+NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py names them
     "valid_perplexity": lambda r: r["valid_perplexity"],
     "test_perplexity": lambda r: r["perplexity"],
     "perplexity_batch_mean": lambda r: r["perplexity_batch_mean"],

@@ -122,6 +122,15 @@ def test_the_command_of_a_published_number_has_its_presets_and_settings() -> Non
     assert trained > 50
 
 
+def test_every_p_value_of_the_pages_is_in_a_file_of_results() -> None:
+    files = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/comparisons*.json")]
+    numbers = [number for file in files for entry in file["entries"] for number in entry["numbers"].values()]
+    measured = [p for number in numbers for p in (number if isinstance(number, list) else [number])]
+    cited = [p for page in PAGES for p in re.findall(r"\bp\s=\s(\.\d+)", page.read_text("utf-8"))]
+    assert len(cited) > 40
+    assert not {p for p in cited if float(p) not in (round(one, len(p) - 1) for one in measured)}
+
+
 def tables(text: str) -> list[list[str]]:
     """Cells of each table of a page, without its heads and its first column."""
     found = re.findall(r"(?:^\|.*\n){3,}", text, flags=re.MULTILINE)

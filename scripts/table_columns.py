@@ -1,0 +1,270 @@
+"""Columns of the tables of README.md and docs/: headings, keys in results/*.json, forms of numbers."""
+
+from table_forms import Column, fixed, p_value, precision_recall, seconds, share, times
+
+PARAMETERS = ("parameters", "parameters", fixed(0))
+MINUTES = ("minutes", "minutes", fixed(1))
+KNOWN_TRUTH = (
+    PARAMETERS,
+    ("test perplexity", "perplexity", fixed(2)),
+    ("true perplexity", "true_perplexity", fixed(2)),
+    ("excess, nats a token", "excess_nats", fixed(3)),
+    ("BLEU-2 P/R", "bleu_2", precision_recall),
+)
+VALID, TEST = ("valid ppl", "valid_perplexity", fixed(2)), ("test ppl", "test_perplexity", fixed(2))
+TWO_SEEDS = (
+    PARAMETERS,
+    ("valid ppl, seeds 1, 2", "valid_perplexity", fixed(2)),
+    ("test ppl, seeds 1, 2", "test_perplexity", fixed(2)),
+)
+EFFICIENCIES = tuple(
+    (f"{processes} processes", f"computing_{processes}", fixed(0)) for processes in (8, 64, 512)
+)
+DECODED: tuple[Column, ...] = (
+    ("perplexity", "perplexity", fixed(2)),
+    ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+    ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+    ("distinct-1", "inter_distinct_1", share),
+    ("distinct-2", "inter_distinct_2", share),
+    ("length", "mean_length", fixed(1)),
+    ("same answer, %", "same_answer_percent", fixed(0)),
+)
+# name of the table: file, heading of the labels, columns
+TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
+    "demo": ("demo", "head", KNOWN_TRUTH),
+    "smalltalk": ("smalltalk", "head", (*KNOWN_TRUTH, MINUTES)),
+    "ptb_small, perplexity": ("ptb_small", "head", (VALID, TEST)),
+    "ptb_small": (
+        "ptb_small",
+        "head",
+        (
+            VALID,
+            ("best at", "best_at", fixed(0)),
+            TEST,
+            ("rank of 4,000", "rank_of_4000", fixed(0)),
+            ("divergence", "divergence", fixed(2)),
+            ("three short trials: valid ppl", "short_trials_valid_perplexity", fixed(1)),
+            MINUTES,
+        ),
+    ),
+    "switchboard_bleu, short": (
+        "switchboard_bleu",
+        "head",
+        (VALID, TEST, ("BLEU-1 P/R", "bleu_legacy_1", precision_recall)),
+    ),
+    "switchboard_small": (
+        "switchboard_small",
+        "head",
+        (
+            PARAMETERS,
+            VALID,
+            TEST,
+            ("batch mean", "perplexity_batch_mean", fixed(2)),
+            ("inter-distinct-2", "inter_distinct_2", share),
+            ("length", "mean_length", fixed(1)),
+            ("same answer, %", "same_answer_percent", fixed(0)),
+            MINUTES,
+        ),
+    ),
+    "switchboard_bleu": (
+        "switchboard_bleu",
+        "head",
+        (
+            VALID,
+            TEST,
+            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+            ("undefined, %", "undefined_percent", fixed(1)),
+            ("one reference: BLEU-1 P/R", "bleu_legacy_1_one_reference", precision_recall),
+            ("current NLTK: BLEU-1 P/R", "bleu_1", precision_recall),
+            ("BLEU-4 P/R", "bleu_4", precision_recall),
+            ("length", "mean_length", fixed(1)),
+            ("same answer, %", "same_answer_percent", fixed(0)),
+            ("minutes", "minutes", fixed(0)),
+        ),
+    ),
+    "decoding": ("decoding", "decoding", DECODED),
+    "decoding_trained": ("decoding_trained", "training", DECODED),
+    "scale": (
+        "scale",
+        "work",
+        (
+            ("1 process, 1 thread: s", "one", fixed(2)),
+            ("the same in 2 shards: s", "both", fixed(2)),
+            ("1 process, 2 threads: s", "threads", fixed(2)),
+            ("2 processes, 1 thread each: s", "two", fixed(2)),
+            ("one of the 2 shards: s", "half", fixed(2)),
+            ("gain over 1 thread", "over_one", fixed(2)),
+            ("at most", "most", fixed(2)),
+            ("over 1 thread in 2 shards", "over_both", fixed(2)),
+            ("gain over 2 threads", "over_threads", fixed(2)),
+        ),
+    ),
+    "exchange": (
+        "exchange",
+        "parameters",
+        (
+            ("MB sent by each of two", "megabytes", fixed(0)),
+            ("exact: ms", "exact_milliseconds", fixed(0)),
+            ("fast: ms", "fast_milliseconds", fixed(0)),
+        ),
+    ),
+    "exchange, efficiency": ("exchange", "parameters", EFFICIENCIES),
+    "gradient": (
+        "gradient",
+        "head",
+        (
+            ("share", "share", fixed(3)),
+            ("random share", "random_share", fixed(3)),
+            ("gain", "gain", fixed(1)),
+            ("alignment", "alignment", fixed(3)),
+            ("effective rank of logits", "effective_rank_of_logits", fixed(0)),
+            ("of states", "effective_rank_of_states", fixed(0)),
+            ("of the update", "effective_rank_of_update", fixed(0)),
+            ("rank of the update", "rank_of_update", fixed(0)),
+        ),
+    ),
+    "backward": (
+        "backward",
+        "states trained by",
+        (
+            ("effective rank of its gradient", "effective_gradient_rank", fixed(0)),
+            ("itself", "itself", fixed(3)),
+            ("read by softmax", "by_softmax", fixed(3)),
+            ("MoS ×1", "by_mos_1", fixed(3)),
+            ("MoS ×4", "by_mos_4", fixed(3)),
+            ("MoS ×10", "by_mos_10", fixed(3)),
+            ("full softmax", "by_full", fixed(4)),
+        ),
+    ),
+    "spam": (
+        "spam",
+        "head",
+        tuple(
+            (f"{measure}, V = {vocab:,}", f"{key}_{vocab}", fixed(2))
+            for vocab in (1000, 10_000, 100_000)
+            for measure, key in (("accuracy", "accuracy"), ("nats", "nll"))
+        ),
+    ),
+    "reverse_copy": (
+        "reverse_copy",
+        "length",
+        (
+            ("LSTM, nats a token", "lstm", fixed(2)),
+            ("Mogrifier, nats a token", "mogrifier", fixed(2)),
+        ),
+    ),
+    "speed": (
+        "speed",
+        "work",
+        (
+            ("naive: s", "naive", seconds),
+            ("float32: s", "float32", seconds),
+            ("times as fast as naive", "over_naive", fixed(1)),
+            ("times the floor", "over_floor", fixed(2)),
+            ("bfloat16 products: s", "bfloat16", seconds),
+            ("times as fast as naive", "bfloat16_over_naive", fixed(1)),
+            ("times the floor", "bfloat16_over_floor", fixed(1)),
+        ),
+    ),
+    "speed_epyc": (
+        "speed_epyc",
+        "work; the other code",
+        (
+            ("other: s", "other", fixed(1)),
+            ("float32: s", "float32", fixed(1)),
+            ("times as fast", "gain", fixed(1)),
+        ),
+    ),
+    "record": (
+        "record",
+        "class",
+        (VALID, TEST, ("goal: test ppl", "goal", fixed(0)), ("minutes", "minutes", fixed(0))),
+    ),
+    "log": (
+        "log",
+        "try",
+        (
+            ("nats, updates 1–100", "train_nats_100", fixed(3)),
+            ("201–300", "train_nats_300", fixed(3)),
+            ("401–500", "train_nats_500", fixed(3)),
+            VALID,
+            ("processor minutes", "processor_minutes", fixed(2)),
+        ),
+    ),
+    "record_tries": (
+        "record_tries",
+        "try",
+        (
+            ("nats, updates 1–40", "train_nats_40", fixed(3)),
+            ("81–120", "train_nats_120", fixed(3)),
+            ("121–160", "train_nats_160", fixed(3)),
+            VALID,
+            ("processor minutes", "processor_minutes", fixed(2)),
+        ),
+    ),
+    "threads": (
+        "threads",
+        "processes",
+        (("threads each", "threads", fixed(0)), ("tokens a second", "tokens_per_second", fixed(0))),
+    ),
+    "serve": (
+        "serve",
+        "decoding",
+        (
+            ("8 clients", "clients_8", times),
+            ("64 clients", "clients_64", times),
+            ("decoding alone, 8 together", "together_8", times),
+            ("32 together", "together_32", times),
+        ),
+    ),
+    "trunks": (
+        "trunks",
+        "work",
+        (
+            ("`transformers`, tokens a second", "transformers", seconds),
+            ("ours", "ours", seconds),
+            ("ratio", "ratio", fixed(2)),
+        ),
+    ),
+    "loss_memory": (
+        "loss_memory",
+        "loss",
+        tuple((f"V = {words:,}: MB", f"megabytes_{words}", fixed(0)) for words in (32_000, 128_000)),
+    ),
+    "switchboard_trials": (
+        "switchboard_trials",
+        "`optim.lr`",
+        (
+            ("softmax", "softmax", fixed(2)),
+            ("MoC ×4", "moc", fixed(2)),
+            ("MoS ×4", "mos", fixed(2)),
+            ("MoSS ×4", "moss", fixed(2)),
+        ),
+    ),
+    "melis_reasons": (
+        "melis_reasons",
+        "variation",
+        (
+            ("LSTM, valid and test ppl", "lstm", fixed(2)),
+            ("Mogrifier, valid and test ppl", "mogrifier", fixed(2)),
+            ("Mogrifier ahead on test, %", "ahead_percent", fixed(1)),
+        ),
+    ),
+    "comparisons": ("comparisons", "models", (("p", "p", p_value),)),
+    "comparisons_bleu": (
+        "comparisons_bleu",
+        "models",
+        (("p of precision", "precision", p_value), ("p of recall", "recall", p_value)),
+    ),
+    "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),
+    "switchboard_short": (
+        "switchboard_short",
+        "model",
+        (
+            *TWO_SEEDS,
+            ("mean", "test_perplexity_mean", fixed(2)),
+            ("same answer", "same_answer", fixed(2)),
+        ),
+    ),
+}

@@ -1,0 +1,52 @@
+"""Forms of numbers in the tables of README.md and docs/.
+
+A number of results/*.json is one value, a list with one value a seed, or a mean with the lowest and the
+highest value of the seeds.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Number = Any  # int, float, list of numbers, or a mapping; None where it was not measured
+Form = Callable[[Number], str]
+Column = tuple[str, str, Form]
+
+
+def fixed(digits: int) -> Form:
+    """Values with a number of digits after the point; the seeds follow each other, a range is in brackets."""
+
+    def shown(value: Number) -> str:
+        if isinstance(value, list):
+            return ", ".join(shown(item) for item in value)
+        if isinstance(value, Mapping):
+            return f"{shown(value['mean'])} ({shown(value['lowest'])}–{shown(value['highest'])})"
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+    return shown
+
+
+def seconds(value: float) -> str:
+    """A time or a speed in its first three digits."""
+    return f"{value:.3g}"
+
+
+def share(value: float) -> str:
+    """A number below 1 without its zero."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def p_value(value: Number) -> str:
+    """A p-value in its first two digits; those of the seeds follow each other."""
+    if isinstance(value, list):
+        return ", ".join(p_value(item) for item in value)
+    return f"{value:.2g}".removeprefix("0")
+
+
+def precision_recall(value: Number) -> str:
+    """Precision and recall."""
+    return f"{share(value['precision'])}/{share(value['recall'])}"
+
+
+def times(value: float) -> str:
+    """A ratio in its first two digits."""
+    return f"{value:#.2g}".removesuffix(".") + " ×"
