@@ -26,3 +26,16 @@ FORMATS = {
     "prepared": "folder written by dialog prepare",
 }
 PAGE = "docs/data.md"
+_BEGINNINGS = {  # of a dialog, in formats without a column of dialogs
+    **dict.fromkeys(("zhao", "dialogs", "messages", "pairs"), "each object is a dialog"),
+    **dict.fromkeys(("telegram", "whatsapp", "irc"), "a pause of over 6 hours begins a dialog"),
+    "srt": "a pause of over 15 seconds begins a dialog",
+    "ranking": "each row with label 1 is a dialog",
+    **dict.fromkeys(("pipes", "swda"), "each file is a dialog"),
+    "text": "a blank line begins a dialog",
+}
+
+
+def beginning_of_dialogs(format: str) -> str:
+    """The rule of a format that ends one dialog and begins the next, for messages."""
+    return _BEGINNINGS.get(format, "a new value in the column of dialogs begins a dialog")

@@ -56,6 +56,7 @@ def parse_lines(
 def _with_keys(
     found: Iterable[tuple[int, Any]], name: str, log: InputLog, keys: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
+    seen = False
     for number, value in found:
         if value is None:
             continue
@@ -64,9 +65,10 @@ def _with_keys(
             continue
         missing = [key for key in keys if key not in value]
         if missing:
-            there, needed = ", ".join(map(str, value)), ", ".join(keys)
-            log.bad(name, number, f"no key {missing[0]}", f"needed: {needed}", excerpt=f"found: {there}")
+            there, needed = ", ".join(map(str, value)), f"give every object the keys {', '.join(keys)}"
+            log.bad(name, number, f"no key {missing[0]}", needed, excerpt=f"found: {there}", alone=seen)
             continue
+        seen = True
         yield number, value
 
 

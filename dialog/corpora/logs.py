@@ -37,6 +37,7 @@ _MEDIA = re.compile(
     re.IGNORECASE,
 )
 _EDITED = re.compile(r" ?(?:\u200e?<This message was edited>|\u200e<[^<>]+>)$")
+_IMPOSSIBLE = "no such date or time", "correct the time stamp"
 _LONGEST = 300  # characters of a placeholder
 
 _NICK = r"<[\s@+%&~]?([^\s>]+)>"
@@ -65,7 +66,7 @@ def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
         match = WHATSAPP.fullmatch(text)
         if match:
             groups = match.groups()
-            stamp = Stamp.of(groups[:8] if groups[0] else groups[8:16])
+            stamp = Stamp.of(groups[:8] if groups[0] else groups[8:16], text[: match.start(17)])
             found.append((number, stamp, [groups[16]]))
         elif found:
             found[-1][2].append(text)
@@ -74,10 +75,10 @@ def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
             log.bad(name, number, "no time stamp", remedy, excerpt=text)
     messages = []
     times = read_stamps([stamp for _, stamp, _ in found])
-    for (number, _, parts), time in zip(found, times, strict=True):
+    for (number, stamp, parts), time in zip(found, times, strict=True):
         text = "\n".join(parts)
         if time is None:
-            log.bad(name, number, "no such date or time", "correct the time stamp", excerpt=text)
+            log.bad(name, number, *_IMPOSSIBLE, excerpt=stamp.written)
             continue
         spoken = _SPEAKER.fullmatch(text)
         said = _EDITED.sub("", join_lines(spoken[2])) if spoken else ""
@@ -121,7 +122,7 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
         else:
             *groups, nick, said = match.groups()
             said = said or ""
-            stamp = Stamp.of(groups) if groups[4] else None
+            stamp = Stamp.of(groups, text[: match.start(9)]) if groups[4] else None
             if match.re is _ACTION and _COMING.match(said):
                 log.drop(name, number, "channel event", text)
             elif not said.strip():
@@ -133,7 +134,7 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     for said in found:
         time = next(known) if said.stamp else None
         if said.stamp and time is None:
-            log.bad(name, said.line, "no such date or time", "correct the time stamp", excerpt=said.text)
+            log.bad(name, said.line, *_IMPOSSIBLE, excerpt=said.stamp.written)
             continue
         messages.append(Message(time, RawUtterance(said.line, said.nick, said.text)))
     return split_at_pauses(messages, name, log)

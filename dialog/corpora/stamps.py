@@ -32,14 +32,16 @@ class Stamp(NamedTuple):
     minute: str
     second: str = ""
     late: bool | None = None  # half of the day; None in logs with 24 hours
+    written: str = ""
 
     @classmethod
-    def of(cls, groups: Sequence[str | None]) -> "Stamp":
-        """Build a stamp from the eight groups of DATE and TIME."""
+    def of(cls, groups: Sequence[str | None], written: str) -> "Stamp":
+        """Build a stamp from the eight groups of DATE and TIME, and the beginning of its line."""
         *date, before, hour, minute, second, after = (group or "" for group in groups)
         half = (before or after).lower()
         late = half.startswith(_SECOND_HALF) if half else None
-        return cls(tuple(date) if date[0] else (), hour, minute, second, late)
+        written = written.strip("[]<*-– \u200e\u200f")
+        return cls(tuple(date) if date[0] else (), hour, minute, second, late, written)
 
 
 class Message(NamedTuple):

@@ -152,7 +152,7 @@ def _members(archive: BinaryIO, name: str) -> Iterator[tuple[str, BinaryIO]]:
         wanted = [member for member in members if member.filename.endswith((METADATA, _SUFFIX))]
         wanted = [member for member in wanted if not member.filename.startswith("__MACOSX/")]
         if not wanted:
-            raise DataError(f"{name}: no {_SUFFIX} files in it; expected the CSV release of SwDA")
+            raise DataError(f"{name}: a zip without {_SUFFIX} files; unpack it, or save the text as CSV")
         for member in sorted(wanted, key=lambda m: (m.filename.endswith(_SUFFIX), m.filename)):
             with unpacked.open(member) as stream:
                 content = stream.read(_MAX_MEMBER + 1)

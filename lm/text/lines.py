@@ -12,11 +12,14 @@ NumberedLine = tuple[int, str]  # number from 1, text without the line end
 
 MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 60 kB
 _EXCERPT = 80
+_SAMPLE = 4096  # bytes
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\f\r\x1b"))
 _SIGNATURES = {
     b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\x1f\x8b": "is gzip-compressed; unpack it with gunzip",
     b"PK\x03\x04": "is a zip archive; unpack it with unzip",
+    b"%PDF": "is a PDF; save its text as a .txt file",
 }
 
 
@@ -44,17 +47,28 @@ class InputLog:
         self.dropped: list[Dropped] = []
 
     def bad(
-        self, file: str, line: int, reason: str, remedy: str, *, column: int = 0, excerpt: str = ""
+        self,
+        file: str,
+        line: int,
+        reason: str,
+        remedy: str,
+        *,
+        column: int = 0,
+        excerpt: str = "",
+        alone: bool = True,
     ) -> None:
         """Report bad input: raise DataError, or append to ``dropped`` if bad input is skipped.
+
+        ``alone`` is False where the rest of the file is likely bad too, so that skipping does not help.
 
         Reports count equal reasons over the whole input, so ``reason`` must not vary from line to line.
         """
         if self.on_bad_line == "error":
             place = f"{visible(file)}:{line}:{column}" if column else f"{visible(file)}:{line}"
             quoted = f" ({visible(excerpt[:_EXCERPT])})" if excerpt else ""
-            skip = f", or leave it out with `{self.command} … --on-bad-line skip`" if self.command else ""
-            raise DataError(f"{place}: {reason}{quoted}; {remedy}{skip}")
+            if self.command and alone:
+                remedy += f", or leave it out with `{self.command} … --on-bad-line skip`"
+            raise DataError(f"{place}: {reason}{quoted}; {remedy}")
         self.drop(file, line, reason, excerpt)
 
     def drop(self, file: str, line: int, reason: str, excerpt: str = "") -> None:
@@ -88,11 +102,13 @@ def read_lines(
                 size -= len(raw)
             continue
         if b"\0" in raw:
+            _require_text(raw, stream, name, log)
             log.bad(name, number, "NUL byte", "choose a text file", column=raw.index(b"\0") + 1)
             continue
         try:
             yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
+            _require_text(raw, stream, name, log)
             column = len(raw[: error.start].decode("utf-8")) + 1
             log.bad(
                 name,
@@ -102,6 +118,14 @@ def read_lines(
                 column=column,
                 excerpt=f"byte 0x{raw[error.start]:02x}",
             )
+
+
+def _require_text(raw: bytes, stream: BinaryIO, name: str, log: InputLog) -> None:
+    """Raise DataError, before a bad line does, if it and what follows have more control bytes than a text."""
+    if log.on_bad_line == "error":
+        sample = raw + stream.read(_SAMPLE)
+        if len(sample) - len(sample.translate(None, _CONTROL)) > max(4, len(sample) // 50):
+            raise DataError(f"{visible(name)}: holds binary data, not text; name a text file")
 
 
 def _read_line(stream: BinaryIO, name: str) -> bytes:

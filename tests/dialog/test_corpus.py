@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,10 @@ CURATED = [  # name, content, what the message says
     ("x.jsonl", GOOD.encode("utf-16"), "UTF-16.*iconv"),
     ("x.jsonl", b"\x1f\x8b\x08\x00rest", "gunzip"),
     ("x.jsonl", GOOD + "a\0b\n", r"x.jsonl:2:2: NUL byte"),
+    ("x.txt", random.Random(1).randbytes(9000), r"x.txt: holds binary data, not text; name a text file$"),
+    ("x.csv", b"\x89PNG\r\n\x1a\n" + bytes(99), r"x.csv: holds binary data, not text"),
+    ("x.pdf", b"%PDF-1.4\n%\xe2\xe3", r"x.pdf: is a PDF; save its text"),
+    ("x.jsonl", '{"speaker": "A", "text": "x"}\n' * 9, r"x.jsonl:1: no key dialog .*; give every .* text$"),
     ("x.jsonl", GOOD + "{oops}\n", r"x.jsonl:2:2: not JSON"),
     ("x.jsonl", GOOD + "[" * 200_000 + "\n", r"x.jsonl:2.*not JSON"),
     ("x.jsonl", GOOD + '{"utts": ' + "9" * 5000 + "}\n", r"x.jsonl:2.*not JSON"),

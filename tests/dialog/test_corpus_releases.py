@@ -104,7 +104,7 @@ def test_links_bombs_and_foreign_zips_are_refused(tmp_path: Path) -> None:
     assert "larger than 64 MiB" in refusal(str(source))
     with zipfile.ZipFile(source, "w") as archive:
         archive.writestr("readme.txt", "hello")
-    assert "no .utt.csv" in refusal(str(source))
+    assert "without .utt.csv" in refusal(str(source))
     with zipfile.ZipFile(source, "w") as archive:
         archive.writestr("sw.utt.csv", swda_table())
     data = source.read_bytes()
