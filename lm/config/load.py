@@ -7,38 +7,31 @@ line, key and the nearest valid name. The loader imports no heavy library.
 """
 
 import json
-import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from lm.config.presets import Preset, find_config, preset_of_path, presets_and_bases, short_path
+from lm.config.mistakes import invalid, shortened, unknown
+from lm.config.places import find_config, not_a_run
+from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, known_keys, known_tables
-from lm.config.suggest import LONGEST_NAME, did_you_mean
-from lm.config.tomlfile import MAX_TOML, Lines, read_toml
+from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
+from lm.config.suggest import did_you_mean
+from lm.config.tomlfile import MAX_TOML, Lines, as_float, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
 from lm.errors import ConfigError, StorageError, visible
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+    pass
 
 C = TypeVar("C", bound=BaseModel)
-DEFAULT, COMMAND_LINE = "default", "--set"
-WORDING = {  # pydantic's wording of expectations, and ours
-    "Input should be": "must be",
-    "a valid boolean": "true or false",
-    "a valid integer": "an integer",
-    "a valid number": "a number",
-    "a valid string": "a string",
-    "a valid tuple": "a list",
-}
 
 
 @dataclass(frozen=True)
@@ -49,27 +42,16 @@ class Resolved(Generic[C]):
     provenance: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value from a file or the command line, and its place."""
-
-    value: object
-    where: str
-
-
-Settings = dict[str, Setting]
-
-
 def load_config(source: str, schema: type[C], *, family: str, overrides: Sequence[str] = ()) -> Resolved[C]:
     """Read the file or preset ``source`` of ``family``, its parents, and ``key=value`` overrides.
 
     Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value.
     """
-    settings = _file_settings(find_config(source, family), schema, ())
+    inherited, own = _file_settings(find_config(source, family), schema, ())
     changes = _override_settings(overrides, schema)
     if "extends" in changes:
         raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
-    return _build(schema, settings, changes)
+    return _build(schema, inherited | own, changes) if changes else _build(schema, inherited, own)
 
 
 def override(
@@ -109,7 +91,7 @@ def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
     """The field of a dotted key. ConfigError with the nearest valid name if there is none."""
     keys = known_keys(schema)
     if key not in keys:
-        raise ConfigError(f"{where}: {_unknown(key, schema, is_table=False)}")
+        raise ConfigError(f"{where}: {unknown(key, schema, is_table=False)}")
     return keys[key]
 
 
@@ -129,10 +111,8 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     Raises StorageError for a missing or foreign file, ConfigError for keys or values that this version does
     not know.
     """
-    if not path.parent.is_dir():
-        raise StorageError(f"{path.parent}: no such run; check the path")
     if not path.is_file():
-        raise StorageError(f"{path.parent}: not the folder of a run: it has no {path.name}")
+        raise not_a_run(path.parent, family_of(schema))
     saved = read_json(path, limit=MAX_TOML)
     require_family(path, saved, schema)
     match saved:
@@ -189,15 +169,15 @@ def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Pre
             return parent
     if name in (known := presets_and_bases(family)):
         return known[name]
-    there = "" if str(parent) == name else f" {_shown(str(parent))}"
+    there = "" if str(parent) == name else f" {shortened(str(parent))}"
     hint = did_you_mean(name, known) or f"; `{family} presets` lists the presets"
-    raise ConfigError(f"{extends.where}: extends {_shown(name)}: no such file or preset{there}{hint}")
+    raise ConfigError(f"{extends.where}: extends {shortened(name)}: no such file or preset{there}{hint}")
 
 
 def _file_settings(
     source: Path | Preset, schema: type[BaseModel], descendants: tuple[Path | str, ...]
-) -> Settings:
-    """The settings of a config merged over its parents'; ``descendants`` are the configs that extend it."""
+) -> tuple[Settings, Settings]:
+    """The settings of a config's parents, and its own; ``descendants`` are the configs that extend it."""
     if isinstance(source, Preset):
         path = short_path(source.path)
         settings = _preset_settings(source, path, schema)
@@ -206,11 +186,12 @@ def _file_settings(
         settings = _flatten(*read_toml(path), schema, path)
     extends = settings.get("extends")
     if extends is None or not isinstance(extends.value, str) or not extends.value:
-        return settings
+        return Settings(), settings
     parent, lineage = _parent(path, extends, schema), (*descendants, _identity(source))
     if _identity(parent) in lineage:
         raise ConfigError(f"{extends.where}: extends {extends.value!r} forms a cycle; remove one extends")
-    return _file_settings(parent, schema, lineage) | settings
+    inherited, theirs = _file_settings(parent, schema, lineage)
+    return inherited | theirs, settings
 
 
 @cache
@@ -236,7 +217,7 @@ def _flatten(
         if dotted in keys:
             settings[dotted] = Setting(value, where)
         elif dotted not in tables:
-            raise ConfigError(f"{where}: {_unknown(dotted, schema, is_table=isinstance(value, Mapping))}")
+            raise ConfigError(f"{where}: {unknown(dotted, schema, is_table=isinstance(value, Mapping))}")
         elif isinstance(value, Mapping):
             settings |= _flatten(value, lines, schema, path, here)
         else:
@@ -264,7 +245,7 @@ def _override_settings(
 
 def _value(text: str, field: FieldInfo) -> object:
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}", parse_float=as_float)
     except (ValueError, RecursionError):  # not TOML, or a number of more digits than Python parses
         return text
     value = parsed["value"]
@@ -277,116 +258,8 @@ def _build(schema: type[C], settings: Settings, changes: Settings | None = None)
     changes = changes or {}
     merged = settings | changes
     try:
-        config = schema.model_validate(_nested(merged, schema))
+        config = schema.model_validate(nested(merged, schema))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(_invalid(first, merged, schema, _culprit(settings, changes, schema))) from None
+        raise ConfigError(invalid(error, settings, changes, schema)) from None
     where = {key: merged[key].where if key in merged else DEFAULT for key in known_keys(schema)}
     return Resolved(config, where)
-
-
-def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
-    """Place of the first change without which the config is valid. Empty if there is none."""
-    for key, change in changes.items():
-        others = {name: other for name, other in changes.items() if name != key}
-        with suppress(ValidationError):
-            schema.model_validate(_nested(settings | others, schema))
-            return f"{change.where} {key}" if change.where == COMMAND_LINE else change.where
-    return ""
-
-
-def _nested(settings: Settings, schema: type[BaseModel]) -> dict[str, Any]:
-    """Settings as tables of values."""
-    keys, nested = known_keys(schema), dict[str, Any]()
-    for key, setting in settings.items():
-        *tables, name = key.split(".")
-        place = nested
-        for table in tables:
-            place = place.setdefault(table, {})
-        empty = setting.value == "none" and type(None) in get_args(keys[key].annotation)
-        place[name] = None if empty else _frozen(setting.value)
-    return nested
-
-
-def _frozen(value: object) -> object:
-    """Convert arrays to tuples, the type of strict fields."""
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def _unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
-    """The message for an unknown key or table."""
-    keys, tables = known_keys(schema), known_tables(schema)
-    if not name:
-        return "a key is missing before =; write it as in train.seed=2"
-    if name in tables:
-        first = next(key for key in keys if key.startswith(f"{name}."))
-        return f"{name} is a table; set one of its keys, as in {first}"
-    if is_table:
-        return f"unknown table [{name[:LONGEST_NAME]}]" + (
-            did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
-        )
-    hint = did_you_mean(name, keys)
-    if not hint:  # perhaps the field's longer name: learning_rate for lr
-        table, _, key = name.rpartition(".")
-        words = key.casefold().replace("_", " ").replace("-", " ")
-        told = [key for key, field in keys.items() if words and words in (field.description or "").casefold()]
-        siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == table]
-        listed = (
-            f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
-        )
-        hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
-    return f"unknown key {name if len(name) <= LONGEST_NAME else f'{name[:LONGEST_NAME]}…'}{hint}"
-
-
-def _invalid(error: "ErrorDetails", settings: Settings, schema: type[BaseModel], culprit: str) -> str:
-    """One line on the first validation error: place, key, expected value, given value."""
-    keys = known_keys(schema)
-    location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
-    while location and key not in keys and key not in known_tables(schema):
-        location.pop()
-        key = ".".join(location)
-    message = error["msg"].removeprefix("Value error, ")
-    if key not in keys:
-        return f"{culprit or _blame(key, message, settings)}: {f'[{key}] ' if key else ''}{message}"
-    if key not in settings:
-        return f"missing key {key}: set it in the config, or with --set {key}=…"
-    setting = settings[key]
-    if error["type"] in ("missing", "too_long", "too_short"):
-        types = get_args(keys[key].annotation)
-        number = f"{len(types)} values"
-        if Ellipsis in types:
-            most = error.get("ctx", {}).get("max_length")
-            number = f"at most {most:,} values" if most else "one value or more"
-        message = f"Input should be a list of {number}"
-    for theirs, ours in WORDING.items():
-        message = message.replace(theirs, ours)
-    hint = (
-        did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
-    )
-    return f"{setting.where}: {key} {message}, got {_shown(setting.value)}{hint}"
-
-
-def _blame(table: str, message: str, settings: Settings) -> str:
-    """The place of the first key that a message about a whole table names, or else of one in the table."""
-    words = [word.strip(".") for word in re.findall(r"[\w.]+", message)]
-    named = [key for word in words for key in (word, f"{table}.{word}") if key in settings]
-    keys = [*named, *(key for key in settings if key.startswith(table))]
-    return next((where for key in keys if (where := settings[key].where) != DEFAULT), DEFAULT)
-
-
-def _choices(annotation: object) -> list[str]:
-    """The strings of a Literal, or of a union with one."""
-    if get_origin(annotation) is Literal:
-        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
-    return [choice for part in get_args(annotation) for choice in _choices(part)]
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "a table"
-    try:
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-    except ValueError:  # more digits than Python prints
-        return "a number of more than 4,300 digits"
-    return text if len(text) <= 60 else text[:57] + "..."

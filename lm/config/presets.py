@@ -91,33 +91,6 @@ def sizes_of(config: BaseModel) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_config(source: str, family: str) -> Path | Preset:
-    """The preset with the exact name ``source``, or else the file.
-
-    Raises ConfigError, with the nearest preset, if there is neither.
-    """
-    names = preset_names(family)
-    if not source:
-        raise ConfigError(f"CONFIG is empty; name a preset (`{family} presets` lists them) or a .toml file")
-    if source in names:
-        return presets_and_bases(family)[source]
-    path = Path(source)
-    if path.is_dir():
-        raise ConfigError(
-            f"{source}: a folder; give a preset (`{family} presets` lists them) or a .toml file"
-        )
-    if preset := preset_of_path(path, family):
-        return preset
-    if path.exists():
-        return path
-    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
-    if path.stem in preset_names(other):
-        raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
-    hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
-    looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
-    raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
-
-
 def preset_of_path(path: Path, family: str) -> Preset | None:
     """The preset or base NAME of a path to NAME.toml in the folder of presets.
 

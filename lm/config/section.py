@@ -1,6 +1,5 @@
 """Base class of all tables of config files: strict types, and limits of sizes and numbers; their keys."""
 
-import math
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Annotated, ClassVar, NamedTuple
@@ -44,8 +43,8 @@ class Section(BaseModel):
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, int) and abs(item) > MAX_SEED:
                 raise ValueError(f"must be less than or equal to {MAX_SEED}")
-            if isinstance(item, float) and MAX_NUMBER < abs(item) < math.inf:
-                raise ValueError(f"must be less than or equal to {MAX_NUMBER:g}")
+            if isinstance(item, float) and abs(item) > MAX_NUMBER:
+                raise ValueError(f"must be from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
             if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value
@@ -74,6 +73,18 @@ def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
         else:
             keys[name] = field
     return keys
+
+
+@cache
+def deciding_keys(schema: type[BaseModel]) -> frozenset[str]:
+    """Every dotted key of a schema whose value decides if other keys have an effect."""
+    sections = {name: field.annotation for name, field in schema.model_fields.items()}
+    return frozenset(
+        f"{name}.{key}"
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, Section)
+        for key in section.owners
+    )
 
 
 @cache

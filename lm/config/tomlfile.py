@@ -5,6 +5,7 @@ and ``key = value`` statements. A statement ends with a line outside of all stri
 statement by statement gives exact lines without a second TOML parser.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -28,6 +29,26 @@ _DOTTED = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
 _LONG_NUMBER = re.compile(r"[0-9_]{4301}")
 
 
+class _Overflow(float):
+    """An infinite float that shows the digits it was written with."""
+
+    def __new__(cls, text: str) -> "_Overflow":
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def as_float(text: str) -> float:
+    """A float of TOML. A number above the range of floats keeps its text for messages."""
+    number = float(text)
+    return _Overflow(text) if math.isinf(number) and text[-1].isdecimal() else number
+
+
 def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
     """Parse a file. Return its data and the line of every key and table.
 
@@ -43,7 +64,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:
     try:
         if line := _too_deep(text):
             raise ConfigError(f"{path}:{line}: not a config: nested too deeply")
-        data = tomllib.loads(text)
+        data = tomllib.loads(text, parse_float=as_float)
         return data, key_lines(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax_message(path, text, str(error))) from None

@@ -18,12 +18,12 @@ def toml_text(values: Mapping[str, object]) -> str:
     tables: dict[str, list[str]] = {"": []}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
-        tables.setdefault(section, []).append(f"{name} = {_literal(value)}")
+        tables.setdefault(section, []).append(f"{name} = {literal(value)}")
     blocks = [[f"[{section}]" if section else "", *lines] for section, lines in tables.items() if lines]
     return "\n\n".join("\n".join(block).strip() for block in blocks) + "\n"
 
 
-def _literal(value: object) -> str:
+def literal(value: object) -> str:
     """A value as TOML, which equals its JSON. Unprintable characters are escaped."""
     text = json.dumps("none" if value is None else value, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -17,7 +17,8 @@ import torch
 from pydantic import BaseModel
 
 from lm.config.difference import flat_config
-from lm.config.load import Resolved, Setting, with_settings
+from lm.config.load import Resolved, with_settings
+from lm.config.settings import Setting
 from lm.engine.events import Note, Reporter
 from lm.heads.config import HeadConfig
 from lm.heads.links import EXP

@@ -10,7 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from lm.config.difference import flat_config
-from lm.config.load import C, Resolved, Setting, with_settings
+from lm.config.load import C, Resolved, with_settings
+from lm.config.settings import Setting
 from lm.disk.storage import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device, load_note

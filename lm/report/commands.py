@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lm.config.difference import changed_keys, flat_config
-from lm.config.load import DEFAULT, C, Resolved, load_config
+from lm.config.load import C, Resolved, load_config
 from lm.config.presets import presets_and_bases
+from lm.config.settings import DEFAULT
 from lm.errors import HighrankError
 
 _PLACE = re.compile(r"(.+):(\d+)")  # FILE:LINE

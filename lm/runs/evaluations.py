@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from lm.config.places import not_a_run
 from lm.disk.storage import (
     canonical_json,
     finite,
@@ -222,7 +223,7 @@ def damaged_records(run: Path) -> Iterator[str]:
 def evaluation_names(run: Path) -> list[str]:
     """Names of the evaluations of a run; StorageError without a run."""
     if not run.is_dir():
-        raise StorageError(f"{run}: no such run; check the path")
+        raise not_a_run(run)
     return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 
 

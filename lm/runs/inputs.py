@@ -20,7 +20,8 @@ from typing import Any, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lm.config.difference import changes_text, flat
-from lm.config.load import C, Resolved, Setting, Settings, read_config
+from lm.config.load import C, Resolved, read_config
+from lm.config.settings import Setting, Settings
 from lm.disk.storage import (
     JSON,
     MAX_JSON,

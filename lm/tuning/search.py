@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Generic
 
 from lm.config.difference import changed_keys, changes_text, flat, flat_config
-from lm.config.load import COMMAND_LINE, C, Resolved, family_of, with_settings
-from lm.config.presets import Preset, find_config
+from lm.config.load import C, Resolved, family_of, with_settings
+from lm.config.places import find_config
+from lm.config.presets import Preset
+from lm.config.settings import COMMAND_LINE
 from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json

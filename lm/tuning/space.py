@@ -17,17 +17,10 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from lm.config.load import (
-    COMMAND_LINE,
-    C,
-    Resolved,
-    Setting,
-    Settings,
-    require_key,
-    with_settings,
-)
+from lm.config.load import C, Resolved, require_key, with_settings
 from lm.config.presets import find_space
 from lm.config.section import known_tables
+from lm.config.settings import COMMAND_LINE, Setting, Settings
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError

@@ -17,7 +17,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.config.load import Settings
+from lm.config.settings import Settings
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, storage_errors
 from lm.errors import StorageError, visible

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,6 @@ from pydantic import Field
 
 from dialog.config import DialogConfig
 from lm.config.load import (
-    Setting,
     known_keys,
     known_tables,
     load_config,
@@ -27,6 +27,7 @@ from lm.config.load import (
 )
 from lm.config.presets import preset_names
 from lm.config.section import Section
+from lm.config.settings import Setting
 from lm.config.suggest import did_you_mean, nearest
 from lm.config.tomlfile import key_lines
 from lm.errors import ConfigError, StorageError
@@ -126,6 +127,28 @@ def test_a_mixture_of_one_is_a_mixture(tmp_path: Path) -> None:
 
 def test_the_last_override_wins(tmp_path: Path) -> None:
     assert load(write(tmp_path, ""), "train.seed=1", "train.seed=2").train.seed == 2
+
+
+@pytest.mark.parametrize("preset", ["smalltalk_mos", "switchboard_small_doc", "switchboard_small_mixtape"])
+def test_another_kind_of_head_names_every_key_to_set_with_it(tmp_path: Path, preset: str) -> None:
+    message = rejection(preset, "head.kind=softmax")
+    named = re.findall(r"--set (\S+=\S+)", message)
+    assert "head.components=1" in named
+    assert load(preset, "head.kind=softmax", *named).head.kind == "softmax"
+    for index in range(len(named)):  # none is too many
+        rejection(preset, "head.kind=softmax", *named[:index], *named[index + 1 :])
+    own = write(tmp_path, f'extends = "{preset}"\n[head]\nkind = "softmax"\n')
+    message = rejection(own)
+    assert message.startswith(f"{own}:3: [head] ")
+    lines = message.partition("; also set ")[2].replace("head.", "").split(", ")
+    more = "\n".join([Path(own).read_text("utf-8"), *lines])
+    assert load(write(tmp_path, more)).head.kind == "softmax"
+
+
+def test_no_remedy_changes_what_was_asked_for() -> None:
+    assert rejection("smalltalk_mos", "head.components=1", "head.prior_penalty=1.0").endswith(
+        "prior_penalty does nothing with components = 1; leave it out, or raise components"
+    )
 
 
 def test_saved_configs_come_back(tmp_path: Path) -> None:
@@ -328,7 +351,9 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[cell]\nrounds = 3", ":2: cell.rounds belongs to the mogrifier; neither encoder.cell = gru nor"),
         ('[train]\nstart_from = "runs/a"', ":2: train.start_from: dialog models begin with random weights;"),
         ("[encoder]\ncell = 'mogrifer'", ":2: encoder.cell must be 'lstm', 'mogrifier', 'mlstm', 'gru' or"),
-        ("[optim]\nlr = inf", ":2: optim.lr must be a finite number, got inf"),
+        ("[optim]\nlr = inf", ":2: optim.lr must be from -1e+30 to 1e+30, got inf"),
+        ("[optim]\nlr = 1e400", ":2: optim.lr must be from -1e+30 to 1e+30, got 1e400"),
+        ("[optim]\nlr = nan", ":2: optim.lr must be a finite number, got nan"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),
         ("lr = 1", ":1: unknown key lr; did you mean optim.lr?"),
         ("[optim]\nlearning_rate = 1", ":2: unknown key optim.learning_rate; did you mean optim.lr?"),

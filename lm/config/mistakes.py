@@ -1,0 +1,152 @@
+"""Messages about mistakes in configs, in one line: place, key, expected and given value, remedy."""
+
+import re
+from collections.abc import Mapping
+from typing import Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from lm.config.section import deciding_keys, known_keys, known_tables
+from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
+from lm.config.suggest import LONGEST_NAME, did_you_mean
+from lm.config.write import literal
+
+WORDING = {  # pydantic's wording of expectations, and ours
+    "Input should be": "must be",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid tuple": "a list",
+}
+
+
+def unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
+    """The message for an unknown key or table."""
+    keys, tables = known_keys(schema), known_tables(schema)
+    if not name:
+        return "a key is missing before =; write it as in train.seed=2"
+    if name in tables:
+        first = next(key for key in keys if key.startswith(f"{name}."))
+        return f"{name} is a table; set one of its keys, as in {first}"
+    if is_table:
+        return f"unknown table [{name[:LONGEST_NAME]}]" + (
+            did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
+        )
+    hint = did_you_mean(name, keys)
+    if not hint:  # perhaps the field's longer name: learning_rate for lr
+        table, _, key = name.rpartition(".")
+        words = key.casefold().replace("_", " ").replace("-", " ")
+        told = [key for key, field in keys.items() if words and words in (field.description or "").casefold()]
+        siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == table]
+        listed = (
+            f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
+        )
+        hint = f"; did you mean {told[0]}?" if told else f"; {listed}"
+    return f"unknown key {name if len(name) <= LONGEST_NAME else f'{name[:LONGEST_NAME]}…'}{hint}"
+
+
+def invalid(error: ValidationError, settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
+    """One line on the first error of ``settings`` with ``changes``: place, key, problem, value or remedy."""
+    first, merged, keys = error.errors()[0], settings | changes, known_keys(schema)
+    location = [str(part) for part in first["loc"]]
+    key = ".".join(location)
+    while location and key not in keys and key not in known_tables(schema):
+        location.pop()
+        key = ".".join(location)
+    message = first["msg"].removeprefix("Value error, ")
+    if key not in keys:
+        place = _culprit(settings, changes, schema) or _blame(key, message, merged)
+        if usual := _remedy(key, merged, changes, schema):
+            message = f"{message.partition('; ')[0]}; {_told(usual, place)}"
+        return f"{place}: {f'[{key}] ' if key else ''}{message}"
+    if key not in merged:
+        return f"missing key {key}: set it in the config, or with --set {key}=…"
+    setting = merged[key]
+    if first["type"] in ("missing", "too_long", "too_short"):
+        types = get_args(keys[key].annotation)
+        number = f"{len(types)} values"
+        if Ellipsis in types:
+            most = first.get("ctx", {}).get("max_length")
+            number = f"at most {most:,} values" if most else "one value or more"
+        message = f"Input should be a list of {number}"
+    for theirs, ours in WORDING.items():
+        message = message.replace(theirs, ours)
+    hint = (
+        did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
+    )
+    return f"{setting.where}: {key} {message}, got {shortened(setting.value)}{hint}"
+
+
+def _holds(settings: Settings, schema: type[BaseModel]) -> bool:
+    try:
+        schema.model_validate(nested(settings, schema))
+    except ValidationError:
+        return False
+    return True
+
+
+def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
+    """Place of the first change without which the config is valid. Empty if there is none."""
+    for key, change in changes.items():
+        if _holds(settings | {name: other for name, other in changes.items() if name != key}, schema):
+            return f"{change.where} {key}" if change.where == COMMAND_LINE else change.where
+    return ""
+
+
+def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseModel]) -> dict[str, object]:
+    """Defaults of the fewest inherited keys that make a config with ``changes`` valid, if any.
+
+    Keys of ``table`` come first. Keys that decide about others stay as they are.
+    """
+    keys, fixed = known_keys(schema), changes.keys() | deciding_keys(schema)
+    inherited = {key: old.value for key, old in merged.items() if key not in fixed and changes}
+    defaults = {key: keys[key].get_default() for key in inherited if not keys[key].is_required()}
+    for start in (table, ""):
+        usual = {
+            key: Setting(value, DEFAULT)
+            for key, value in defaults.items()
+            if key.startswith(start) and value != inherited[key]
+        }
+        if not _holds(merged | usual, schema):
+            continue
+        for key in [*usual]:
+            fewer = {name: default for name, default in usual.items() if name != key}
+            if _holds(merged | fewer, schema):
+                usual = fewer
+        return {key: default.value for key, default in usual.items()}
+    return {}
+
+
+def _told(values: Mapping[str, object], place: str) -> str:
+    """The remedy that sets values: options for a mistake of the command line, else lines of a file."""
+    if place.startswith(COMMAND_LINE):
+        texts = {key: value if isinstance(value, str) else literal(value) for key, value in values.items()}
+        return " ".join(["add", *(f"{COMMAND_LINE} {key}={text}" for key, text in texts.items())])
+    return "also set " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
+
+
+def _blame(table: str, message: str, settings: Settings) -> str:
+    """The place of the first key that a message about a whole table names, or else of one in the table."""
+    words = [word.strip(".") for word in re.findall(r"[\w.]+", message)]
+    named = [key for word in words for key in (word, f"{table}.{word}") if key in settings]
+    keys = [*named, *(key for key in settings if key.startswith(table))]
+    return next((where for key in keys if (where := settings[key].where) != DEFAULT), DEFAULT)
+
+
+def _choices(annotation: object) -> list[str]:
+    """The strings of a Literal, or of a union with one."""
+    if get_origin(annotation) is Literal:
+        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def shortened(value: object) -> str:
+    """A value for a message, in at most 60 characters."""
+    if isinstance(value, Mapping):
+        return "a table"
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # more digits than Python prints
+        return "a number of more than 4,300 digits"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,95 @@
+"""Configs, runs and corpora by the paths that users give, and hints where one is taken for another."""
+
+from pathlib import Path
+
+from lm.config.named_data import SPLITS
+from lm.config.presets import Preset, preset_names, preset_of_path, presets_and_bases
+from lm.config.suggest import did_you_mean
+from lm.disk.storage import read_json
+from lm.errors import ConfigError, StorageError, visible
+
+_CONFIG, _MANIFEST = "config.json", "manifest.json"  # in runs, and in prepared corpora
+
+
+def find_config(source: str, family: str) -> Path | Preset:
+    """The preset with the exact name ``source``, or else the file.
+
+    Raises ConfigError, with the nearest preset, if there is neither.
+    """
+    names = preset_names(family)
+    if not source:
+        raise ConfigError(f"CONFIG is empty; name a preset (`{family} presets` lists them) or a .toml file")
+    if source in names:
+        return presets_and_bases(family)[source]
+    path = Path(source)
+    if preset := preset_of_path(path, family):
+        return preset
+    if path.suffix != ".toml" and (found := told_kind(path, family, "a config")):
+        raise ConfigError(f"{source}: {found}")
+    if path.is_dir():
+        raise ConfigError(
+            f"{source}: a folder; give a preset (`{family} presets` lists them) or a .toml file"
+        )
+    if path.exists():
+        return path
+    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
+    if path.stem in preset_names(other):
+        raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
+    hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
+    looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
+    raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
+
+
+def runs_in(folder: Path, depth: int = 3) -> list[Path]:
+    """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name."""
+    if (folder / _CONFIG).is_file():
+        return [folder]
+    if not depth or not folder.is_dir():
+        return []
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for path in inner for run in runs_in(path, depth - 1)]
+
+
+def told_kind(path: Path, family: str, wanted: str) -> str:
+    """Kind of a path instead of ``wanted``, with the command for it. Empty for unknown kinds.
+
+    Known are presets, runs, folders of runs, prepared corpora, configs and, with a ``family``, other files.
+    """
+    name, folder = visible(path), path.is_dir()
+    kind = hint = ""
+    if folder and (runs := runs_in(path)):
+        kind, hint = "a run", f"`{family} runs {name}` shows it"
+        if runs != [path]:
+            kind, hint = "a folder of runs", f"name one of them, such as {visible(runs[0])}"
+    elif folder and (program := _prepared_by(path / _MANIFEST)):
+        splits = " ".join(f"--set data.{split}={name}/{split}" for split in SPLITS)
+        use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
+        kind, hint = "a prepared corpus", f"train on it with `{program} train {use}`"
+    elif path.is_file() and path.suffix == ".toml":
+        kind, hint = "a config", f"make a run with `{family} train {name}`"
+    elif path.is_file() and family:
+        use = f"train own_small --data {name}" if family == "dialog" else f"prepare {name} --out data/own"
+        kind, hint = "a file", f"if it has text to train on, run `{family} {use}`"
+    elif program := next((one for one in ("dialog", "lm") if str(path) in preset_names(one)), ""):
+        kind, hint = "a preset", f"`{program} train {name}` makes the run runs/{name}"
+    return kind and f"{kind}, not {wanted}; {hint}"
+
+
+def _prepared_by(manifest: Path) -> str:
+    """The program that prepared the corpus of a manifest. Empty if there is none."""
+    try:
+        match read_json(manifest):
+            case {"inputs": _, "outputs": _, **others}:
+                return str(others.get("command", "dialog")).split()[0]
+    except StorageError:
+        pass
+    return ""
+
+
+def not_a_run(path: Path, family: str = "") -> StorageError:
+    """The error for a path that is not the folder of a run."""
+    if found := told_kind(path, family, "a run"):
+        return StorageError(f"{path}: {found}")
+    if path.is_dir():
+        return StorageError(f"{path}: not the folder of a run: it has no {_CONFIG}")
+    return StorageError(f"{path}: no such run; check the path")
