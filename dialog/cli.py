@@ -44,7 +44,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
-from lm.ending import FROM_CHECKPOINT, resuming
+from lm.ending import resuming
 from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
@@ -68,7 +68,7 @@ Config = Annotated[str, config_argument("dialog")]
 
 
 @app.command()
-@resuming()
+@resuming
 def demo(
     out: Annotated[Path, output_folder("Where the runs and results.json go.")] = Path("runs/demo"),
 ) -> None:
@@ -201,7 +201,7 @@ def show_corpus(
 
 
 @app.command()
-@resuming(FROM_CHECKPOINT)
+@resuming
 def train(
     config: Config,
     overrides: Overrides = None,
@@ -377,8 +377,8 @@ add_compare_and_report(app, "dialog runs/softmax runs/mos", _family)
 app.command("distinct")(human_distinct)
 app.command()(chat)
 app.command()(serve)
-add_check(app)
-add_runs(app)
+add_check(app, "dialog")
+add_runs(app, "dialog")
 add_doctor(app, "dialog", "dialog.doctor")
 add_exchange(app, "dialog", DialogConfig, "dialog.export")
 

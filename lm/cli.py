@@ -42,7 +42,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
-from lm.ending import FROM_CHECKPOINT, resuming
+from lm.ending import resuming
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.options import (
@@ -158,7 +158,7 @@ def prepare(
 
 
 @app.command()
-@resuming(FROM_CHECKPOINT)
+@resuming
 def train(config: Config, overrides: Overrides = None, run: NewRun = None, processes: Processes = 1) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
@@ -183,7 +183,7 @@ add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 
 
 
 @app.command()
-@resuming(FROM_CHECKPOINT)
+@resuming
 def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
     """Finetune the best weights of a run with averaged SGD until validation stalls, as a new run.
 
@@ -233,7 +233,7 @@ def evaluate(
 
 
 @app.command()
-@resuming()
+@resuming
 def dynamic(
     run: RunFolder,
     data: Data = None,
@@ -388,8 +388,8 @@ add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", _fam
 app.add_typer(analyze, name="analyze")
 for command in (bottleneck, reverse_copy, serve):
     app.command()(command)
-add_check(app)
-add_runs(app)
+add_check(app, "lm")
+add_runs(app, "lm")
 add_doctor(app, "lm", "lm.language.doctor")
 add_exchange(app, "lm", LmConfig, "lm.export")
 

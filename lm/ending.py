@@ -21,7 +21,6 @@ from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
 F = TypeVar("F", bound=Callable[..., object])
-FROM_CHECKPOINT = "to resume from the last checkpoint, or to start over if there is none"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
@@ -36,7 +35,7 @@ _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, b
     "alloc_failed",  # cuBLAS
     "pyobject pointer is null",  # safetensors, whose panic is not an Exception
 )
-_resuming = dict[str, str]()  # what the same command does again, by name of the command
+_resuming = set[str]()  # names of commands that go on from what they saved
 _effect = ContextVar("effect", default="")  # of the same command; unknown until take_arguments
 _lost = ContextVar[OSError | None]("lost", default=None)
 
@@ -49,20 +48,16 @@ def begin() -> None:
     _open_streams()
 
 
-def resuming(effect: str = "to resume") -> Callable[[F], F]:
+def resuming(function: F) -> F:
     """Mark the function of a command that does not start over when it is run again."""
-
-    def mark(function: F) -> F:
-        _resuming[function.__name__.replace("_", "-")] = effect
-        return function
-
-    return mark
+    _resuming.add(function.__name__.replace("_", "-"))
+    return function
 
 
 def take_arguments(arguments: Sequence[str]) -> None:
     """Set the arguments of the command line, by which :func:`again` names the remedy."""
     command = next((word for word in arguments if not word.startswith("-")), "")
-    _effect.set(_resuming.get(command, "to start over"))
+    _effect.set("to resume" if command in _resuming else "to start over")
 
 
 def again() -> str:

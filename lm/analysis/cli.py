@@ -23,7 +23,7 @@ from lm.analysis.opened import (
     report_runs,
     text_of,
 )
-from lm.console.app import counting, in_processes, show, write_result
+from lm.console.app import Commands, counting, in_processes, show, write_result
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder
 from lm.errors import ConfigError
 from lm.language.options import Data, Limit, spare_texts
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lm.language.evaluate import Text
 
 analyze = typer.Typer(
+    cls=Commands,
     help="Analyse trained language models: ranks, divergence, temperatures, gates and more.",
     no_args_is_help=True,
 )

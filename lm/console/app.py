@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from lm import __version__, numbers
 from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
-from lm.console.usage import usage_error
+from lm.console.usage import require_once, usage_error
 from lm.disk.storage import JSON, finite, require_place, write_json
 from lm.ending import EarlyStop, again, flush_output, not_printed, report, take_arguments
 from lm.errors import Interrupted, visible
@@ -113,6 +113,13 @@ class Commands(TyperGroup):
         """Parse the options before the command. Ends like :meth:`invoke`."""
         with _documented_endings():
             return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that arguments name. Raise ConfigError for a repeated option with one value."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if not isinstance(command, TyperGroup) and not ctx.resilient_parsing:
+            require_once(command, ctx, rest)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> object:
         """Run the command. Raise Interrupted for Ctrl-C, and exit silently if the output pipe is closed."""

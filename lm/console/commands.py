@@ -8,6 +8,7 @@ import typer
 from pydantic import BaseModel
 
 from lm.config.load import load_config
+from lm.config.places import not_a_run, runs_in
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
 from lm.console.app import csv_wanted, show, show_text, shown_curve, write_result
@@ -17,6 +18,7 @@ from lm.errors import StorageError
 from lm.runs.outputs import require_apart
 
 C = TypeVar("C", bound=BaseModel)
+_RUNS = Path("runs")  # default folder of runs
 
 
 def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], dict[str, Any]]) -> None:
@@ -65,14 +67,14 @@ def add_describe(
             show(config_table(config, resolved), *description_tables(result))
 
 
-def add_runs(app: typer.Typer) -> None:
+def add_runs(app: typer.Typer, family: str) -> None:
     """Add the command ``runs`` to a command line."""
 
     @app.command()
     def runs(
         folder: Annotated[
             Path, typer.Argument(metavar="[FOLDER]", parser=named, help="A run, or a folder of runs.")
-        ] = Path("runs"),
+        ] = _RUNS,
         json_file: JsonFile = None,
     ) -> None:
         """List runs with family, state, last step, best validation and size; for one run also the curve.
@@ -80,11 +82,13 @@ def add_runs(app: typer.Typer) -> None:
         The family is lm or dialog. The state is running, finished, interrupted, diverged, not begun, or
         damaged.
         """
-        from lm.runs.overview import ago, run_row, runs_in
+        from lm.runs.overview import ago, run_row
 
         found = runs_in(folder)
+        if not found and folder == _RUNS:
+            raise StorageError(f"{folder}: holds no run yet; `{family} train CONFIG` makes one there")
         if not found:
-            raise StorageError(f"{folder}: no run there; name a run, or a folder that has some")
+            raise not_a_run(folder, family)
         rows = [run_row(run) for run in found]
         write_result(json_file, {"runs": rows})
         if not csv_wanted():
@@ -93,7 +97,7 @@ def add_runs(app: typer.Typer) -> None:
         show(table, *(shown_curve(found[0]) if len(found) == 1 else ()))
 
 
-def add_check(app: typer.Typer) -> None:
+def add_check(app: typer.Typer, family: str) -> None:
     """Add the command ``check`` to a command line."""
 
     @app.command()
@@ -103,7 +107,10 @@ def add_check(app: typer.Typer) -> None:
         Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
         """
         from lm.runs.check import check_run
+        from lm.runs.inputs import CHECKPOINTS, CONFIG
 
+        if not any((run / name).exists() for name in (CONFIG, CHECKPOINTS)):
+            raise not_a_run(run, family)
         result = check_run(run)
         write_result(json_file, result)
         show(

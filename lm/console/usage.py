@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from lm.config.load import WORDING
+from lm.config.mistakes import WORDING
 from lm.config.suggest import did_you_mean
 from lm.errors import ConfigError
 
@@ -29,6 +29,24 @@ def usage_error(error: Any) -> ConfigError | None:
     return ConfigError(f"{_message(error, context)}; see {help_of}")
 
 
+def require_once(command: Any, context: Any, arguments: list[str]) -> None:
+    """Raise ConfigError if ``arguments`` of a command repeat an option with one value, or a key of --set."""
+    inner = command.context_class(command, info_name=command.name, parent=context)
+    values, _, given = command.make_parser(inner).parse_args([*arguments])
+    options = [one for one in given if one.param_type_name == "option" and not one.is_flag]
+    names = [_name(option) for option in options if not option.multiple]
+    for option in {option.name: option for option in options if option.metavar == "KEY=VALUE"}.values():
+        names += [f"{_name(option)} {text.partition('=')[0].strip()}" for text in values[option.name]]
+    if repeated := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise ConfigError(f"{repeated[0]}: given twice; leave out one of the two")
+
+
+def _examples(context: Any) -> str:
+    """The examples in a command's help, as a part of a message."""
+    found = re.findall(r"^Example: (.*)", context.command.help or "", re.MULTILINE)
+    return f"; give it as in {' or '.join(f'`{example}`' for example in found)}" if found else ""
+
+
 def _message(error: Any, context: Any) -> str:
     if context and (unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
@@ -38,15 +56,14 @@ def _message(error: Any, context: Any) -> str:
     parameter = getattr(error, "param", None)
     name = _name(parameter) if parameter else ""
     if type(error).__name__ == "MissingParameter":
-        return f"{name} is missing"
+        return f"{name} is missing{_examples(context)}"
     message = error.message
     for theirs, ours in _WORDING.items():
         message = message.replace(theirs, ours)
     if option := getattr(error, "option_name", ""):
         name, message = option, message.replace(f"Option {option!r} ", "")
-    message = re.sub(
-        r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"too many arguments: \1", message
-    )
+    if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL):
+        return f"too many arguments: {extra[1]}{_examples(context)}"
     told = f"{message.rstrip('.')}{_given(error)}"
     return f"{name}: {told}" if name else told
 

@@ -24,16 +24,6 @@ _WIDTH, _HEIGHT = 60, 8
 _LOG_LIMIT = 256 << 20  # largest plausible size of metrics.jsonl in bytes
 
 
-def runs_in(folder: Path, depth: int = 3) -> list[Path]:
-    """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name."""
-    if (folder / CONFIG).is_file():
-        return [folder]
-    if not depth or not folder.is_dir():
-        return []
-    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-    return [run for path in inner for run in runs_in(path, depth - 1)]
-
-
 def run_row(run: Path) -> dict[str, Any]:
     """Table row of a run: family, state, last committed step, best validation, MB, and time of last change.
 

@@ -31,7 +31,7 @@ StudyTask = Annotated[
 ]
 
 
-@resuming()
+@resuming
 def bottleneck(
     out: StudyFolder = Path("runs/bottleneck"),
     task: StudyTask = "sweep",
@@ -107,7 +107,7 @@ def bottleneck(
     show(*tables(result), f"drawn in {figures[0]} and {figures[1]}")
 
 
-@resuming()
+@resuming
 def reverse_copy(
     out: StudyFolder = Path("runs/reverse-copy"),
     data: Annotated[

@@ -35,7 +35,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
     """Add the command ``tune`` to a program. ``train``, a top-level function, trains one run."""
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
-    @resuming()
+    @resuming
     def tune(
         config: Annotated[str, config_argument(family)],
         space: Annotated[

@@ -164,9 +164,10 @@ TINY = [
         "encoder.context_size=8",
         "decoder.hidden_size=8",
     ),
-    *("head.embedding_size=8", "train.max_steps=2", "train.validate_every=1", "optim.warmup_steps=0"),
+    *("head.embedding_size=8", "train.validate_every=1", "optim.warmup_steps=0"),
 ]
 SETTINGS = [word for setting in TINY for word in ("--set", setting)]
+BRIEF = [*SETTINGS, "--set", "train.max_steps=2"]
 
 
 def test_the_page_has_the_shares_that_are_held_out() -> None:
@@ -185,7 +186,7 @@ def test_the_page_has_the_shares_that_are_held_out() -> None:
 def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
     Path("talk.txt").write_text(chat(20))
     command = ("train", "own_small", "--data", "talk.txt", *SETTINGS)
-    code, out, err = dialog(*command)
+    code, out, err = dialog(*command, "--set", "train.max_steps=2")
     assert code == 0, err
     assert "talk:0" in out, "what was read is shown"
     config = json.loads(Path("runs/own_small/config.json").read_text())["config"]
@@ -206,7 +207,7 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert code == DataError.exit_code
     assert "talk.txt: changed since this run began" in err
     assert Path("runs/own_small/corpus/report.json").read_bytes() == report, "the old corpus is kept"
-    assert dialog(*command, "--run", "runs/new")[0] == 0
+    assert dialog(*command, "--run", "runs/new", "--set", "train.max_steps=2")[0] == 0
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +218,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         Path("talk.txt").write_text(chat(20))
         with pytest.raises(SystemExit, match="0"):
-            main(["train", "own_small", "--data", "talk.txt", "--run", "r", *SETTINGS])
+            main(["train", "own_small", "--data", "talk.txt", "--run", "r", *BRIEF])
     return folder
 
 
@@ -228,8 +229,8 @@ def own(begun: Path, in_tmp: Path) -> Path:
     return Path("r")
 
 
-def resume(*arguments: str, run: str = "r") -> tuple[str, ...]:
-    return ("train", "own_small", "--run", run, *SETTINGS, "--set", "train.max_steps=3", *arguments)
+def resume(*arguments: str, run: str = "r", steps: int = 3) -> tuple[str, ...]:
+    return ("train", "own_small", "--run", run, *SETTINGS, "--set", f"train.max_steps={steps}", *arguments)
 
 
 def test_a_copy_of_the_source_leaves_the_corpus_as_it_is(own: Path, dialog: Callable[..., Outcome]) -> None:
@@ -249,7 +250,7 @@ def test_a_run_goes_on_without_its_source(own: Path, dialog: Callable[..., Outco
     assert "note: talk.txt: not found, so not compared; continuing with r/corpus" in err
     code, _, err = dialog(*resume("--data", "nothing.txt"))
     assert (code, "nothing.txt: no such file" in err) == (DataError.exit_code, True)
-    code, out, err = dialog(*resume("--set", "train.max_steps=4"))
+    code, out, err = dialog(*resume(steps=4))
     assert code == 0, err
     assert "after 4 updates" in out
 
@@ -320,8 +321,8 @@ def test_a_data_set_is_compared(in_tmp: Path, dialog: Callable[..., Outcome]) ->
 def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
     Path("talk.txt").write_text(chat(20))
     assert dialog("prepare", "talk.txt", "--out", "p")[0] == 0
-    assert dialog("train", "own_small", "--data", "p", *SETTINGS)[0] == 0
-    code, _, err = dialog("train", "own_small", "--data", "talk.txt", *SETTINGS)
+    assert dialog("train", "own_small", "--data", "p", *BRIEF)[0] == 0
+    code, _, err = dialog("train", "own_small", "--data", "talk.txt", *BRIEF)
     assert (code, "own_small: began without --data" in err) == (DataError.exit_code, True)
     assert not Path("runs/own_small/corpus").exists()
     code, _, err = dialog("train", "own_small", "--data", "p/train", "--run", "other")
@@ -334,7 +335,7 @@ def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]
 def test_a_killed_preparation_does_not_block_the_run(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
     """Only the corpus is there, and what a killed process left beside it."""
     Path("talk.txt").write_text(chat(20))
-    command = ("train", "own_small", "--data", "talk.txt", "--run", "r", *SETTINGS)
+    command = ("train", "own_small", "--data", "talk.txt", "--run", "r", *BRIEF)
     assert dialog("prepare", "talk.txt", "--out", "r/corpus")[0] == 0
     Path("r/.corpus.tmp").mkdir()
     Path("r/.corpus.lock").touch()
@@ -406,7 +407,7 @@ def test_the_same_file_for_two_splits_is_a_warning(in_tmp: Path, dialog: Callabl
     names = [
         word for split in ("train=talk", "valid=link", "test=none") for word in ("--set", f"data.{split}.txt")
     ]
-    code, _, err = dialog("train", "own_small", *names, *SETTINGS)
+    code, _, err = dialog("train", "own_small", *names, *BRIEF)
     assert code == 0
     assert err.startswith("warning: data.train and data.valid are both talk.txt; ")
     assert "data.test" not in err

@@ -326,6 +326,11 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
     [
         ("trian", 2, "trian: no such command; did you mean train?"),
         ("analyze rnk", 2, "rnk: no such command; did you mean rank?; see `lm analyze --help`\n"),
+        ("analyze rank", 2, "RUN... is missing; give it as in `lm analyze rank runs/ptb_small_softmax"),
+        ("analyze rank runs/tiny --limit 2 --limit 3", 2, "--limit: given twice; leave out one of the two\n"),
+        ("evaluate ptb_mos", 4, "ptb_mos: a preset, not a run; `lm train ptb_mos` makes the run runs/ptb"),
+        ("evaluate runs", 4, "runs: a folder of runs, not a run; name one of them, such as runs/"),
+        ("train runs/tiny", 2, "runs/tiny: a run, not a config; `lm runs runs/tiny` shows it\n"),
         ("train ptb_sofmax", 2, "ptb_sofmax: no such preset or file; did you mean ptb_softmax?\n"),
         ("train ptb_mos --set model.embeding_size=2", 2, "did you mean model.embedding_size?\n"),
         ("train tiny.toml --run x --set data.train=p/nothing", 3, "p/nothing"),

@@ -79,9 +79,7 @@ def test_a_rank_that_is_killed_or_hangs_is_named_in_one_line(
         ended = (
             "lost" if number is signal.SIGKILL else f"silent for longer than train.exchange_minutes = {waits}"
         )
-        again = (
-            "run the same command again to resume from the last checkpoint, or to start over if there is none"
-        )
+        again = "run the same command again to resume"
         assert started.errors == [f"rank 1 is {ended}; {again}"]
 
 

@@ -24,7 +24,7 @@ from lm.cli import app as lm_app
 from lm.console.app import Commands, new_app, run_app, show, write_result
 from lm.console.options import config_completion
 from lm.console.tables import Table
-from lm.ending import FROM_CHECKPOINT, EarlyStop, again, take_arguments
+from lm.ending import EarlyStop, again, take_arguments
 from lm.errors import (
     ConfigError,
     DataError,
@@ -139,7 +139,7 @@ def test_after_an_interruption_the_effect_of_the_same_command_is_told_once_it_is
     resumed = {name for name, effect in effects.items() if effect != "to start over"}
     assert resumed == {"bottleneck", "demo", "dynamic", "finetune", "reverse-copy", "train", "tune"}
     assert resumed >= {name for name, command in commands.items() if "same command" in command.help}
-    assert effects["train"] == effects["finetune"] == FROM_CHECKPOINT
+    assert {effects[name] for name in resumed} == {"to resume"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -299,9 +299,12 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["trian"], 2, "trian: no such command; did you mean train?; see `dialog --help`\n"),
         (["xyzzy"], 2, "xyzzy: no such command; see `dialog --help`\n"),
         (["--nope"], 2, "--nope: no such option; see `dialog --help`\n"),
-        (["train"], 2, "CONFIG is missing; see `dialog train --help`\n"),
-        (["prepare", "x"], 2, "--out is missing; see `dialog prepare --help`\n"),
-        (["show", "a", "b", "c"], 2, "too many arguments: b c; see `dialog show --help`\n"),
+        (["train"], 2, "CONFIG is missing; give it as in `dialog train smalltalk_mos --set "),
+        (["prepare", "x"], 2, "--out is missing; give it as in `dialog prepare chat.txt --out data/"),
+        (["show", "a", "b", "c"], 2, "too many arguments: b c; give it as in `dialog show data/chat"),
+        (["train", "x", "chat.txt"], 2, "or `dialog train own_small --data chat.txt`; see `dialog train"),
+        (["describe", "x", "--set", "a=1", "--set", "b=1", "--set", "a =2"], 2, "--set a: given twice; "),
+        (["train", "x", "--data", "a", "--data=b"], 2, "--data: given twice; leave out one of the two\n"),
         (["show", "a", "--limit"], 2, "--limit: requires an argument; "),
         (["train", "x", "--sett", "y"], 2, "--sett: no such option; did you mean --set?; see "),
         (["evaluate", "none", "--limit", "0"], 2, "--limit: must be at least 1, got 0; see `dialog evaluate"),
@@ -313,7 +316,13 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["train", "smalltalk_mos", "--set", "data.train=none.txt"], 3, "none.txt"),
         (["evaluate", "none"], 4, "none: no such run; check the path\n"),
         (["chat", "none"], 4, "none: no such run; check the path\n"),
-        (["check", "none"], 4, "none"),
+        (["check", "none"], 4, "none: no such run; check the path\n"),
+        (["runs", "none"], 4, "none: no such run; check the path\n"),
+        (["runs"], 4, "runs: holds no run yet; `dialog train CONFIG` makes one there\n"),
+        *(
+            ([command, "smalltalk_mos"], 4, "smalltalk_mos: a preset, not a run; `dialog train smalltalk_mos")
+            for command in ("evaluate", "chat", "check", "compare", "runs")
+        ),
         (["compare", "none"], 4, "none: no such run"),
         (["score", "none.jsonl"], 3, "none.jsonl"),
         (["references", "--train", "none.txt", "--test", "none.txt", "--out", "x"], 3, "none.txt"),
