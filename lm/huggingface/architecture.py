@@ -1,7 +1,8 @@
 """The architecture of a pretrained model: its ``config.json``, checked before anything large is made."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from lm.huggingface.source import (
 from lm.runs.inputs import TRUNK
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
+_LABELS = ("num_labels", "id2label", "label2id")  # of classifiers; transformers fills a table of them
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")  # in kinds whose encoder may have another number
 _SCALING = ("umt5", "switch_transformers")  # kinds of T5 that scale as the first one, without such a key
 
@@ -139,9 +141,11 @@ def _checked(path: Path, values: Any) -> Any:
     kind, config = values.get("model_type"), None
     if values.get("quantization_config"):
         raise StorageError(f"{path}: has quantised weights; choose the model in full precision")
+    _require_few_layers(path, values)
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
         try:
-            config = CONFIG_MAPPING[kind].from_dict(_plain(values))
+            with silence():
+                config = CONFIG_MAPPING[kind].from_dict(_plain(values))
         except Exception as error:  # of each kind's own checks
             raise StorageError(f"{path}: no config of {kind} ({_brief(error)}); download it again") from error
     known, name = (
@@ -157,12 +161,23 @@ def _checked(path: Path, values: Any) -> Any:
     return config
 
 
+def _require_few_layers(path: Path, values: Any) -> None:
+    """Raise StorageError for too many layers, before transformers makes a list of them."""
+    if not isinstance(values, Mapping):
+        return
+    for key, value in values.items():
+        if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
+            raise StorageError(f"{path}: {key} = {value}: must be a number from 1 to {MAX_LAYERS:,}")
+        _require_few_layers(path, value)
+
+
 def _plain(values: Any) -> Any:
-    """Values without those that name other files, or kernels, which transformers would download and run."""
+    """Values without labels, names of other files, and kernels, which transformers would download and run."""
     if not isinstance(values, dict):
         return values
     kept = {key: value for key, value in values.items() if not key.endswith("_implementation")}
-    kept.pop("transformers_weights", None)
+    for key in ("transformers_weights", *_LABELS):
+        kept.pop(key, None)
     return {key: _plain(value) for key, value in kept.items()}
 
 
@@ -170,7 +185,7 @@ def _plain(values: Any) -> Any:
 def _widths(path: Path, content: bytes) -> tuple[int, int, int]:
     """Number of words, embedding size and hidden size, read from the modules without their memory."""
     try:
-        with shapes_only():
+        with shapes_only(), silence():
             model = _network(_checked(path, json.loads(content)))
         embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     except (ConfigError, StorageError):
@@ -191,6 +206,22 @@ def auto_class(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Context without progress bars and warnings of transformers, whose results are checked here."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _brief(error: Exception) -> str:

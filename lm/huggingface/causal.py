@@ -100,6 +100,6 @@ def require_logits(model: PreTrainedModel, found: Tensor, expected: Tensor) -> N
     """Raise ConfigError unless the logits ``found`` have the distribution of those of a model."""
     if not torch.allclose(found.float().log_softmax(-1), expected.float().log_softmax(-1), atol=_CLOSE):
         raise ConfigError(
-            f"{type(model).__name__}: changes logits after its output layer; a head cannot begin so: use"
-            ' start="random"'
+            f"{type(model).__name__}: changes logits after its output layer; a head cannot begin so: set"
+            ' start = "random", in a config head.start = "random"'
         )

@@ -15,7 +15,7 @@ from lm.disk.storage import parse_json, read_file, sha256_file
 from lm.errors import ConfigError, HighrankError, StorageError
 from lm.heads.head import Head
 from lm.heads.start import start_as
-from lm.huggingface.architecture import Architecture, auto_class
+from lm.huggingface.architecture import Architecture, auto_class, silence
 from lm.huggingface.causal import require_logits
 from lm.huggingface.folder import WEIGHTS
 
@@ -91,6 +91,10 @@ def load_pretrained(
     layer, tokens = model.get_output_embeddings(), torch.tensor(_tried_tokens(found))
     with _its_own_code(folder), torch.no_grad():
         expected, bias = network.expected(model, tokens), _output_bias(model)
+        if not expected.isfinite().all():
+            raise StorageError(
+                f"{folder}: its weights give hidden states that are not finite; download it again"
+            )
         if start_head:
             responses = {} if found.start is None else {"decoder_input_ids": tokens[None]}
             logits = model(input_ids=tokens[None], **responses).logits[0]
@@ -155,7 +159,7 @@ def _opened(folder: Path, config: Any) -> Any:
     """The model of a folder in float32, in evaluation mode."""
     opened: Any
     try:
-        with _silence():
+        with silence():
             opened = auto_class(config).from_pretrained(
                 folder,
                 config=config,
@@ -178,19 +182,3 @@ def _opened(folder: Path, config: Any) -> Any:
             )
     model.eval()
     return model
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Context without progress bars and warnings of transformers, whose results are checked here."""
-    from transformers.utils import logging
-
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()

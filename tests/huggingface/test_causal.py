@@ -91,7 +91,7 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
         **LAYERS,
     )
     model = saved(tmp_path, config)
-    with pytest.raises(ConfigError, match='start="random"'):
+    with pytest.raises(ConfigError, match='set start = "random"'):
         HighrankForCausalLM(model, HeadConfig())
     HighrankForCausalLM(model, HeadConfig(), start="random")
 

@@ -14,12 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 
 from lm.cli import main
 from lm.config.load import load_config
 from lm.engine.events import no_report
 from lm.errors import StorageError
+from lm.huggingface.architecture import read_architecture
 from lm.huggingface.starting import start_pretrained
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
@@ -314,6 +316,12 @@ def pair(folder: Path) -> None:
     save_model(folder, tiny_pairs(305)["t5"])
 
 
+def spoil_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    spoilt = {name: tensor / 0 for name, tensor in load_file(path).items()}
+    save_file(spoilt, path, metadata={"format": "pt"})
+
+
 def cut_weights(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -332,7 +340,7 @@ BAD: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "encoder-decoder": (pair, 4, "choose a causal language model, or use `dialog` instead of `lm`"),
     "no encoder-decoder": (change("config.json", is_encoder_decoder=True), 4, "no encoder-decoder of texts"),
     "quantised": (change("config.json", quantization_config={"bits": 4}), 4, "quantised"),
-    "too many layers": (change("config.json", n_layer=10**9), 4, "num_hidden_layers = 1000000000"),
+    "too many layers": (change("config.json", n_layer=10**9), 4, "n_layer = 1000000000"),
     "too wide": (change("config.json", n_embd=10**9), 4, "hidden_size = 1000000000"),
     "odd width": (change("config.json", n_embd=17), 4, "its sizes make no model"),
     "text for a number": (change("config.json", n_embd="wide"), 4, "config.json"),
@@ -344,6 +352,8 @@ BAD: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), 4, "no tokenizer"),
     "missing shard": (shard, 4, "missing; download all files"),
     "cut weights": (cut_weights, 4, "its weights cannot be loaded"),
+    "NaN": (spoil_weights, 4, "hidden states that are not finite"),
+    "no words": (change("config.json", vocab_size=0), 4, "vocab_size = 0: must be a number"),
 }  # fmt: skip
 
 
@@ -373,9 +383,23 @@ def test_a_kind_without_keys_and_values_is_refused(tmp_path: Path) -> None:
 def test_a_config_names_no_kernels_and_no_other_files(tmp_path: Path) -> None:
     """Transformers would download a kernel by this name, and read another file of weights."""
     save_pretrained(tmp_path, text_of(90, 7))
-    edit(tmp_path / "config.json", attn_implementation="org/kernel", transformers_weights="other.safetensors")
+    names = {"attn_implementation": "org/kernel", "transformers_weights": "other.safetensors"}
+    edit(tmp_path / "config.json", **names, num_labels=10**5)
     _, model = started(tmp_path, {"kind": "softmax"})
-    assert model.layers.network.config._attn_implementation == "sdpa"
+    config = model.layers.network.config
+    assert config._attn_implementation == "sdpa"
+    assert len(config.id2label) < 10, "memory for the labels of a classifier"
+
+
+def test_a_number_of_layers_is_refused_before_transformers_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many kinds make a list of the kinds of their layers, which 10 billion layers would not fit."""
+    monkeypatch.setattr("transformers.Qwen2Config.from_dict", lambda values: pytest.fail("was counted"))
+    for values in ({"num_hidden_layers": 10**10}, {"text_config": {"num_hidden_layers": 10**10}}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **values}), "utf-8")
+        with pytest.raises(StorageError, match=r"num_hidden_layers = 10000000000: must be .* to 1,000$"):
+            read_architecture(tmp_path)
 
 
 UNFIT: list[tuple[list[str], int, str]] = [
