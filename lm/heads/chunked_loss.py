@@ -133,35 +133,30 @@ def _gradients(
     weights: Tensor, tensors: Sequence[Tensor], nll: Formula, size: int, count: int, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Losses (N,), and for each tensor the gradient of Σ w · losses, or None if not ``wanted``."""
-    gradients = [
-        torch.zeros_like(precise(tensor)) if needed else None
-        for tensor, needed in zip(tensors, wanted, strict=True)
-    ]  # sums of many chunks
+    places = [place for place, needed in enumerate(wanted) if needed]
+    sums = {place: torch.zeros_like(precise(tensors[place])) for place in places}  # of many chunks
     token_nll = torch.empty_like(weights)
     for start in range(0, weights.shape[0], size):
         part = slice(start, start + size)
         inputs = [
             tensor[part].detach().requires_grad_(needed)
-            for tensor, needed in zip(tensors[:count], wanted, strict=False)
+            for tensor, needed in zip(tensors[:count], wanted[:count], strict=True)
         ]
         leaves = [*inputs, *tensors[count:]]
         with torch.enable_grad():
             losses = nll(*inputs)
-        found = iter(
-            torch.autograd.grad(
-                losses,
-                [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed],
-                weights[part],
-                materialize_grads=True,  # a formula may ignore some of its inputs
-            )
+        gradients = torch.autograd.grad(
+            losses,
+            [leaves[place] for place in places],
+            weights[part],
+            materialize_grads=True,  # a formula may ignore some of its inputs
         )
         token_nll[part] = losses.detach()
-        for place, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
+        for place, gradient in zip(places, gradients, strict=True):
             if place < count:
-                gradient[part] = next(found)
+                sums[place][part] = gradient
             else:
-                gradient += next(found)
-    cast = zip(gradients, tensors, strict=True)
-    return token_nll, [None if gradient is None else gradient.to(tensor.dtype) for gradient, tensor in cast]
+                sums[place] += gradient
+    return token_nll, [
+        sums[place].to(tensor.dtype) if place in sums else None for place, tensor in enumerate(tensors)
+    ]

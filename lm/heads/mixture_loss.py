@@ -176,9 +176,9 @@ class _Gradients(_Products):
         posterior = (joint + nll[:, None]).exp() * token_weights[:, None]  # w·r_k, (n, K)
         self.of_prior[part] = -posterior
 
-        at_target = posterior.reshape(-1, 1)
-        factor = at_target * (peak - log_total).exp()
-        at_target = at_target * (log_others - log_total).exp() * self.link.slope(at_word, shift)
+        of_rows = posterior.reshape(-1, 1)  # (R, 1)
+        factor = of_rows * (peak - log_total).exp()
+        at_target = of_rows * (log_others - log_total).exp() * self.link.slope(at_word, shift)
         at_logits = self.rows.column_sums(shares, factor)  # (V,)
         at_logits.index_add_(0, words, at_target[:, 0], alpha=-1)
         self.of_bias += at_logits
@@ -186,20 +186,22 @@ class _Gradients(_Products):
         # its gradient is the plain sum
         self.of_shift += at_logits.sum()
 
-        rows, towards = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
+        rows, of_contexts = contexts.reshape(-1, size), self.of_contexts[part].view(-1, size)
         if self.skip_below:
             kept = (
                 (posterior.abs() > self.skip_below * token_weights.abs()[:, None]).flatten().nonzero()[:, 0]
             )
             shares = gather_rows_(shares, kept)
             rows, factor, at_target, words = rows[kept], factor[kept], at_target[kept], words[kept]
-            towards.zero_()[kept] = self.towards(shares, factor, at_target, words, torch.empty_like(rows))
+            of_contexts.zero_()[kept] = self.at_contexts(
+                shares, factor, at_target, words, out=torch.empty_like(rows)
+            )
         else:
-            self.towards(shares, factor, at_target, words, out=towards)
+            self.at_contexts(shares, factor, at_target, words, out=of_contexts)
         self.add_outer(shares, rows * factor)
         self.of_weight.index_add_(0, words, rows * at_target, alpha=-1)
 
-    def towards(
+    def at_contexts(
         self, shares: Tensor, factor: Tensor, at_target: Tensor, words: Tensor, out: Tensor
     ) -> Tensor:
         """Compute the gradient of the contexts, (R, E), in ``out``."""

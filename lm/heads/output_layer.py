@@ -58,14 +58,19 @@ class OutputLayer:
         return self.smoothing > 0 or self.unlikelihood > 0 or self.past is not None
 
     @property
+    def trains_in_one_pass(self) -> bool:
+        """True if the training loss is the one-pass loss, whose only buffer may hold bfloat16."""
+        return self.one_pass and not self.penalised
+
+    @property
     def logit_buffers(self) -> int:
         """Number of tensors of the size of a chunk's logits that the training loss holds at once."""
-        return 1 if self.one_pass and not self.penalised else FORMULA_BUFFERS
+        return 1 if self.trains_in_one_pass else FORMULA_BUFFERS
 
     @property
     def logit_bytes(self) -> int:
         """Size of a logit in the buffers, in bytes."""
-        return self.options.entry_bytes if self.one_pass and not self.penalised else 4
+        return self.options.entry_bytes if self.trains_in_one_pass else 4
 
     def loss(self, mixture: Mixture, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar, with logits divided by ``temperature``.
@@ -158,9 +163,7 @@ class OutputLayer:
     @property
     def chunk(self) -> int:
         """Number of tokens in a chunk of the loss."""
-        # only the one-pass loss keeps its logits in bfloat16
-        one_pass = self.one_pass and not self.penalised
-        options = self.options if one_pass else replace(self.options, bf16_products=False)
+        options = self.options if self.trains_in_one_pass else replace(self.options, bf16_products=False)
         return options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
