@@ -8,7 +8,7 @@ from torch import nn
 
 from lm.disk.storage import readable
 from lm.engine.config import OptimConfig
-from lm.engine.optim import commit_bytes, numbers_per_parameter, trained_bytes
+from lm.engine.optim import commit_bytes, optimizer_numbers, trained_bytes
 from lm.errors import ConfigError
 from lm.heads.head import Head
 
@@ -30,7 +30,7 @@ def training_memory(
     sizes = {
         "weights": sum(parameter.nbytes for parameter in model.parameters()),
         "gradients": trained,
-        "optimizer": (numbers_per_parameter(optim) - 1 - averages) * trained,
+        "optimizer": optimizer_numbers(optim) * trained,
         "averages": averages * trained,
         "activations": FLOAT * activations,
     }

@@ -76,14 +76,12 @@ def commit_bytes(config: OptimConfig, model: nn.Module) -> int:
     """Approximate size of a commit: weights and averages, tied ones twice, and the optimiser's state."""
     stored = sum(tensor.nbytes for tensor in model.state_dict().values())
     averages = int(config.average != "none")
-    moments = numbers_per_parameter(config) - 1 - averages
-    return int((1 + averages) * stored + moments * trained_bytes(model))
+    return int((1 + averages) * stored + optimizer_numbers(config) * trained_bytes(model))
 
 
-def numbers_per_parameter(config: OptimConfig) -> int:
-    """Numbers that a checkpoint holds for each parameter: itself, the optimiser's and the average."""
-    own = (1 if config.momentum else 0) if config.name == "sgd" else 2
-    return 1 + own + (config.average != "none")
+def optimizer_numbers(config: OptimConfig) -> int:
+    """Numbers that the optimiser keeps for each parameter."""
+    return int(config.momentum > 0) if config.name == "sgd" else 2
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
