@@ -111,10 +111,10 @@ def fit(
         ConfigError: training would never end.
     """
     require_end(train)
-    engine = _Engine(task, train, optim, run, report, group)
-    engine.verdict, engine.words, engine.trained = verdict, words, trained or bool(train.start_from)
+    trained = trained or bool(train.start_from)
+    engine = _Engine(task, train, optim, run, report, group, verdict, trained)
     try:
-        return engine.fit()
+        return engine.fit(words)
     finally:
         report(Ended())
 
@@ -128,8 +128,11 @@ class _Engine(Generic[BatchT]):
         run: Run | Follower,
         report: Reporter,
         group: Group,
+        verdict: Verdict | None,
+        trained: bool,
     ) -> None:
         self.task, self.train, self.optim, self.report = task, train, optim, report
+        self.verdict, self.trained = verdict, trained
         clock = Clock(train.checkpoint_minutes)
         self.agreement = Agreement(group, run.stop, clock)
         optimizer = build_optimizer(optim, task.model, train.precision)
@@ -150,8 +153,6 @@ class _Engine(Generic[BatchT]):
         if train.shards > 1:
             self.sharded = ShardedUpdater(self.updater, task, train, group, self.agreement)
         self.batches: Batches[BatchT] | None = None
-        self.verdict: Verdict | None = None
-        self.words, self.trained = 0, False
 
     @property
     def progress(self) -> Progress:
@@ -162,7 +163,7 @@ class _Engine(Generic[BatchT]):
         """Training time so far, earlier sittings included."""
         return self.agreement.outcome.seconds
 
-    def fit(self) -> FitResult:
+    def fit(self, words: int) -> FitResult:
         self.saver.preflight(commit_bytes(self.optim, self.task.model))
         self.saver.resume()
         self.agreement.meet()
@@ -181,7 +182,7 @@ class _Engine(Generic[BatchT]):
             self.report(Note(f"nothing to do at step {begun}: {reason}"))
         self.journal.ended("finished", self.progress, self.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
-        if self.words and (warning := guessing_note(best_nll, self.words)):
+        if words and (warning := guessing_note(best_nll, words)):
             self.report(Note(warning))
         minutes = self.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
@@ -189,13 +190,13 @@ class _Engine(Generic[BatchT]):
     def loop(self) -> str:
         """Train to the end and return the reason for it; raises Interrupted between updates."""
         while True:
-            reason = self.finished()
+            reason = self.reason_to_end()
             if self.diverged(reason):
                 self.recover()
                 continue
             if self.validation_due(reason):
                 self.validate()
-                reason = reason or self.finished()
+                reason = reason or self.reason_to_end()
             if reason or self.commit_due():
                 self.saver.save(final=bool(reason))
             if reason:
@@ -212,7 +213,7 @@ class _Engine(Generic[BatchT]):
                 f"none of {step} updates was finite: {guard.describe()}; lower optim.lr or check the config"
             )
 
-    def finished(self) -> str:
+    def reason_to_end(self) -> str:
         """Reason to end training at this step, or ``""``."""
         progress = self.progress
         if reason := limit_reached(self.train, progress, self.seconds):
@@ -225,20 +226,14 @@ class _Engine(Generic[BatchT]):
     def step(self) -> None:
         """One update from the next ``train.accumulate`` batches, or fewer at the end of the pass."""
         progress = self.progress
-        if self.batches is None:
-            self.batches = Batches(self.task.epoch(progress.epoch, progress.index))
-        batches = self.batches.take(self.train.accumulate)
-        if not batches:
-            raise DataError(
-                f"epoch {progress.epoch + 1} has no batch {progress.index}; is the training data empty?"
-            )
+        batches, ends = self.next_batches()
         before = Bookmark(self.task)
         sums = self.gradients(batches, before)
         lr = self.state.schedule.lr(progress.step) * progress.lr_factor * self.lr_scale(sums)
         number, first = progress.epoch + 1, progress.index
         progress.step += 1
         progress.index += len(batches)
-        if self.batches.ended:
+        if ends:
             progress.epoch, progress.index, self.batches = number, 0, None
         self.saver.dirty = True
         if sums.finite:
@@ -254,6 +249,18 @@ class _Engine(Generic[BatchT]):
         if progress.step % self.train.log_every == 0 and progress.window.updates:
             self.journal.updates(progress, lr, self.seconds)
             progress.window = LogWindow()
+
+    def next_batches(self) -> tuple[list[BatchT], bool]:
+        """Batches of the next update, and True if they end the pass."""
+        progress = self.progress
+        if self.batches is None:
+            self.batches = Batches(self.task.epoch(progress.epoch, progress.index))
+        batches = self.batches.take(self.train.accumulate)
+        if not batches:
+            raise DataError(
+                f"epoch {progress.epoch + 1} has no batch {progress.index}; is the training data empty?"
+            )
+        return batches, self.batches.ended
 
     def lr_scale(self, sums: Sums) -> float:
         """Factor of this update's window; with ``compat``, that of the previous one while ASGD averages."""
