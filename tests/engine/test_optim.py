@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.device import configure_device
+from lm.engine.device import chosen_device, configure_device
 from lm.engine.memory import training_memory
 from lm.engine.optim import (
     Averager,
@@ -382,3 +382,4 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == 2
     with pytest.raises(ConfigError, match=r"train\.device"):
         configure_device(TrainConfig(device="cuda"))
+    assert chosen_device(TrainConfig(device="cuda")).type == "cuda"
