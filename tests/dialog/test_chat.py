@@ -1,61 +1,31 @@
-"""Chat: what the model hears, the commands, hostile lines, parity with evaluation, a real terminal."""
+"""Chat: what the model hears, the commands, hostile lines, parity with evaluation."""
 
-import fcntl
 import gc
 import io
-import json
 import os
-import pty
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompt_toolkit.history import FileHistory
 
 from dialog.batches import START, Example, list_examples
 from dialog.chat.conversation import Conversation
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.repl import COMMANDS, Repl
-from dialog.chat.terminal import converse, history_file, prompt_session
-from dialog.chat.transcript import Source, one_line, read_transcript
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.chat.terminal import converse
+from dialog.chat.transcript import one_line, read_transcript
+from dialog.corpora.corpus import Dialog, Utterance
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
-from lm.errors import DivergenceError, Interrupted, StorageError
-from tests.console.test_terminal import FORBIDDEN, anything, mixtures
-from tests.support.tiny_dialog import tiny_dialog
+from lm.errors import DivergenceError
+from tests.console.test_terminal import anything, mixtures
+from tests.support.toy_chat import chat_lines, conversation, heard, safe
 from tests.support.toy_responder import ToyResponder
-
-
-def conversation() -> Repl:
-    return Repl(Conversation(ToyResponder()))
-
-
-def heard(chat: Repl) -> list[Example]:
-    """The examples that a toy was asked to answer."""
-    assert isinstance(chat.conversation.model, ToyResponder)
-    return chat.conversation.model.heard
-
-
-def safe(lines: list[str]) -> bool:
-    return not any("\n" in line or FORBIDDEN.search(line) for line in lines)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> TrainedModel:
-    """A real model with random weights."""
-    return tiny_dialog()
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
@@ -274,126 +244,6 @@ def test_bad_commands_get_one_line_and_change_nothing(line: str, says: str, in_t
     assert list(in_tmp.iterdir()) == []
 
 
-def test_a_saved_conversation_is_json_lines(in_tmp: Path) -> None:
-    chat = conversation()
-    chat.feed("caf\u00e9 \udcff\x1b[31m \u201cquoted\u201d\u2028here")
-    chat.feed("/nbest 2")
-    chat.feed("again")
-    assert chat.feed("/save talk it over.jsonl") == ["(saved 4 utterances to talk it over.jsonl)"]
-    lines = (in_tmp / "talk it over.jsonl").read_text(encoding="utf-8").split("\n")
-    records = [json.loads(line) for line in lines[:-1]]
-    assert lines[-1] == ""
-    (dialog,) = load_dialogs("talk it over.jsonl")
-    assert dialog.id == "talk it over"
-    assert [(u.speaker, u.text) for u in dialog.utterances] == [(r["speaker"], r["text"]) for r in records]
-    assert [record["speaker"] for record in records] == ["A", "B", "A", "B"]
-    assert records[0]["text"] == "caf\u00e9  \u201cquoted\u201d\u2028here"
-    assert records[3]["text"] == records[3]["hypotheses"][0]["text"]
-    assert len(records[3]["hypotheses"]) == records[3]["decode"]["nbest"] == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/nonexistent/folder/x", "its folder does not exist"),
-        (".", "is a folder; name a file"),
-        ("x" * 5000, "shorter path"),
-        ("fifo", "not a regular file"),
-        ("link", "not a regular file"),
-        ("/dev/null", "not a regular file"),
-    ],
-)
-def test_where_nothing_can_be_saved(path: str, says: str, in_tmp: Path) -> None:
-    chat = conversation()
-    chat.feed("hello")
-    os.mkfifo("fifo")
-    Path("link").symlink_to("elsewhere")
-    (answer,) = chat.feed(f"/save {path}")
-    assert says in answer
-    assert sorted(os.listdir()) == ["fifo", "link"]
-
-
-def chat_lines(name: str) -> list[dict[str, Any]]:
-    """The lines of a conversation that chat has saved."""
-    chat = conversation()
-    chat.feed("hello")
-    chat.feed("how are you")
-    chat.feed(f"/save {name}")
-    return [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
-
-
-def test_a_line_of_any_length_is_saved_and_loaded(in_tmp: Path) -> None:
-    chat = conversation()
-    chat.feed("word " * 20_000)
-    assert chat.feed("/save long.jsonl")[0].startswith("(saved")
-    again = conversation()
-    again.feed("/load long.jsonl")
-    assert again.conversation.exchanges[0].said == chat.conversation.exchanges[0].said
-
-
-def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> None:
-    saved = chat_lines("talk.jsonl")
-    turns = [{key: record[key] for key in ("dialog", "speaker", "text")} for record in saved]
-    foreign = {
-        "notes": "remember the milk\n",
-        "empty": "",
-        "blank": "\n",
-        "nothing.json": "{}",
-        "corpus.jsonl": "".join(f"{json.dumps(turn)}\n" for turn in turns),
-        "other.jsonl": "".join(f"{json.dumps(record | {'mine': 1})}\n" for record in saved),
-        "more.jsonl": Path("talk.jsonl").read_text(encoding="utf-8") + "and my notes\n",
-        "order.jsonl": "".join(f"{json.dumps(record)}\n" for record in (saved[1], *saved)),
-        "edited.jsonl": "".join(f"{json.dumps(r | {'text': 'mine'})}\n" for r in saved),
-        "deep.json": "[" * 200_000,
-        "digits.json": '{"dialog": ' + "9" * 5000 + "}",
-    }
-    for name, content in foreign.items():
-        Path(name).write_text(content, encoding="utf-8")
-    Path("bytes").write_bytes(b"\xff\xfe\0")
-    chat = conversation()
-    chat.feed("hello")
-    for name in (*foreign, "bytes"):
-        before = Path(name).read_bytes()
-        (answer,) = chat.feed(f"/save {name}")
-        assert answer.endswith("so it is not replaced; save to another file"), name
-        assert Path(name).read_bytes() == before
-    assert chat.feed("/save talk.jsonl") == ["(saved 2 utterances to talk.jsonl)"]
-    assert len(Path("talk.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-
-
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "lock", "checkpoints/last.json"])
-def test_saving_spares_a_run(name: str, in_tmp: Path) -> None:
-    saved = chat_lines("talk.jsonl")
-    Path("run/checkpoints").mkdir(parents=True)
-    Path("run/config.json").write_text("{}")
-    path = Path("run") / name
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in saved))
-    before = path.read_bytes()
-    chat = conversation()
-    chat.feed("hello")
-    (answer,) = chat.feed(f"/save {path}")
-    assert "belongs to" in answer
-    assert answer.endswith("write to another file")
-    assert path.read_bytes() == before
-
-
-def test_conversations_of_before_are_recognised(in_tmp: Path) -> None:
-    """What earlier versions wrote: no model, nothing beside the words of a line without a reply."""
-    lines = chat_lines("old.jsonl")
-    for line in lines:
-        line.pop("model", None)
-    lines.insert(2, {"dialog": "old", "speaker": "A", "text": "no answer"})
-    Path("old.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    turns = read_transcript(Path("old.jsonl"))
-    assert [(turn.said, turn.reply) for turn in turns] == [
-        ("hello", lines[1]["text"]), ("no answer", ""), ("how are you", lines[4]["text"]),
-    ]  # fmt: skip
-    assert turns[1].decode is None
-    chat = conversation()
-    chat.feed("hello")
-    assert chat.feed("/save old.jsonl") == ["(saved 2 utterances to old.jsonl)"]
-
-
 def test_set_changes_any_setting_of_decoding() -> None:
     chat = conversation()
     assert chat.feed("/set beam=3 no_repeat_ngram = 2") == ["(beam=3 no_repeat_ngram=2)"]
@@ -469,85 +319,6 @@ def test_a_stopped_retry_leaves_the_reply(monkeypatch: pytest.MonkeyPatch) -> No
     assert chat.conversation.exchanges[0].reply == before[0].reply
 
 
-@pytest.mark.parametrize("method", ["beam", "sample"])
-def test_a_loaded_conversation_goes_on_as_if_never_saved(
-    tiny: TrainedModel, in_tmp: Path, method: str
-) -> None:
-    decode = DecodeConfig.model_validate(tiny.config.decode.model_dump() | {"method": method, "seed": 7})
-    source = Source(run="runs/tiny", checkpoint="best", step=5, weights="0" * 64)
-    chat = Repl(Conversation(tiny, decode, source))
-    for line in ("well i saw that film", "Oh, was it LONG?", "yeah", "/retry"):
-        chat.feed(line)
-    chat.feed("/save talk.jsonl")
-    again = Repl(Conversation(tiny, decode, source))
-    again.feed("something else")
-    assert again.feed("/load talk.jsonl") == ["(goes on after 3 lines and their replies)"]
-    for line in ("/history", "/show", "/probs", "/retry", "and then", "/probs 3", "/history"):
-        assert again.feed(line) == chat.feed(line), line
-    again.feed("/load talk.jsonl")
-    again.feed("/save copy.jsonl")
-    saved, copy = (Path(name).read_text(encoding="utf-8") for name in ("talk.jsonl", "copy.jsonl"))
-    assert copy == saved.replace('"dialog": "talk"', '"dialog": "copy"')
-    records = [json.loads(line) for line in saved.splitlines()]
-    assert records[-1]["model"] == source.model_dump()
-    assert records[-1]["decode"]["seed"] == 7 + (method == "sample")
-
-
-def test_replay_shows_old_and_new_replies(tiny: TrainedModel, in_tmp: Path) -> None:
-    chat = Repl(Conversation(tiny))
-    said = ["well i saw that film", "was it long", "yeah right"]
-    replies = [chat.feed(line)[0] for line in said]
-    chat.feed("/save talk.jsonl")
-    chat.feed("/reset")
-    both = [
-        line for pair in zip(said, replies, strict=True) for line in (f"A    {pair[0]}", f"both {pair[1]}")
-    ]
-    assert chat.feed("/replay talk.jsonl") == [*both, "(3 of 3 replies are the same)"]
-    chat.feed("/sample T=3")
-    told, *lines = chat.feed("/replay talk.jsonl")
-    assert told == "(the old replies were made with other settings: /set method=beam temperature=1.0)"
-    new = [exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges]
-    assert [exchange.said.text for exchange in chat.conversation.exchanges] == said
-    pairs = list(zip(replies, new, strict=True))
-    assert lines[-1] == f"({sum(old == now for old, now in pairs)} of 3 replies are the same)"
-    for old, now in pairs:
-        assert (f"both {old}" in lines) if old == now else {f"old  {old}", f"new  {now}"} < set(lines)
-    output = io.StringIO()
-    converse(Repl(Conversation(tiny)), io.StringIO(), output, Path("talk.jsonl"))
-    assert output.getvalue().splitlines() == [*both, "(3 of 3 replies are the same)"]
-    with pytest.raises(StorageError, match="no such file"):
-        converse(chat, io.StringIO(), output, Path("none.jsonl"))
-
-
-def test_a_replay_tells_of_other_weights(tiny: TrainedModel, in_tmp: Path) -> None:
-    def chat(checkpoint: str, weights: str) -> Repl:
-        source = Source(run="runs/a", checkpoint=checkpoint, step=1, weights=weights)
-        return Repl(Conversation(tiny, source=source))
-
-    saved = chat("last", "11")
-    saved.feed("was it long")
-    saved.feed("/save talk.jsonl")
-    assert not any("other weights" in line for line in chat("best", "11").feed("/replay talk.jsonl"))
-    told, *_ = chat("best", "22").feed("/replay talk.jsonl")
-    assert told == "(the old replies are of other weights: runs/a, last)"
-
-
-def test_a_stopped_replay_leaves_the_conversation(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat_lines("talk.jsonl")
-    Path("talk.jsonl").write_text(Path("talk.jsonl").read_text().replace("how are you", "wait"))
-    chat = conversation()
-    chat.feed("before")
-
-    def press(responder: ToyResponder, example: Example) -> None:
-        if example.context[-1].text == "wait":
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(ToyResponder, "_wait", press)
-    with CTRL_C.held():
-        assert chat.feed("/replay talk.jsonl")[-1] == "(stopped)"
-    assert [exchange.said.text for exchange in chat.conversation.exchanges] == ["before"]
-
-
 def test_a_loop_is_hinted_at_once_in_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     def says(chat: Repl, text: str) -> None:
         monkeypatch.setattr(chat.conversation.model.codec, "decode", lambda tokens: text)
@@ -604,6 +375,8 @@ NAMES = (
     "..",
     "~",
 )
+
+
 SETTINGS = (
     "beam=3",
     "nbest=2",
@@ -615,13 +388,21 @@ SETTINGS = (
     "=",
     "",
 )
+
+
 names = st.sampled_from(NAMES) | anything.filter(lambda text: "/" not in text)
+
+
 values = st.lists(st.sampled_from(SETTINGS) | mixtures, max_size=3).map(" ".join)
+
+
 commands = st.one_of(
     st.tuples(st.sampled_from(("save", "load", "replay")), names),
     st.tuples(st.sampled_from(("set", "sample")), values),
     st.tuples(st.sampled_from([*COMMANDS, "x", ""]), st.just("") | mixtures | st.integers().map(str)),
 )
+
+
 lines_of_input = mixtures | anything | commands.map(lambda pair: f"/{pair[0]} {pair[1]}")
 
 
@@ -659,28 +440,6 @@ def test_no_line_breaks_it_and_nothing_is_touched_but_what_it_saves(
         assert safe(chat.feed("and then"))
         for line in ("/retry", "/probs 50", "/show", "/history", "/undo"):
             assert safe(chat.feed(line))
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_no_saved_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Cut, doubled, edited and foreign: it loads as a conversation, or one line says what it is."""
-    path = tmp_path_factory.mktemp("chat") / "talk.jsonl"
-    saved = chat_lines(str(path))
-    values = st.none() | st.booleans() | st.integers() | st.floats() | anything | st.just([]) | st.just({})
-    for record in saved:
-        for key in data.draw(st.lists(st.sampled_from([*record, "x"]), max_size=1)):
-            record[key] = data.draw(values)
-    order = data.draw(st.lists(st.sampled_from(range(len(saved))), max_size=6))
-    text = "".join(f"{json.dumps(saved[place])}\n" for place in order).encode()
-    cut = data.draw(st.integers(0, len(text)))
-    path.write_bytes(text[:cut] + data.draw(st.binary(max_size=9)) + text[cut:])
-    chat = conversation()
-    for command in ("load", "replay"):
-        lines = chat.feed(f"/{command} {path}")
-        assert lines
-        assert safe(lines)
-        assert safe(chat.feed("/history") + chat.feed("/probs") + chat.feed("/retry"))
 
 
 def test_memory_is_that_of_the_conversation(in_tmp: Path) -> None:
@@ -728,30 +487,6 @@ def test_a_megabyte_and_many_turns(in_tmp: Path) -> None:
     assert len(heard(chat)[-1].context) == 9
 
 
-def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    source = io.TextIOWrapper(io.BytesIO(b"/help\n\xff/help\n"))
-    converse(conversation(), source, output := io.StringIO())
-    lines = output.getvalue().splitlines()
-    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :], "the line without it is answered"
-    assert capsys.readouterr().err == "line 2: not UTF-8; dropped the invalid bytes\n"
-
-
-@pytest.mark.parametrize("error", ["none", "closed", "full"])
-def test_remarks_that_nobody_takes_change_nothing(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "hello qqq\n\udcff\nhello zzz\n"
-    output, expected = io.StringIO(), io.StringIO()
-    converse(conversation(), io.StringIO(said), expected)
-    with open("/dev/full", "wb", buffering=0) as full:
-        stream = io.TextIOWrapper(full, write_through=True)
-        if error == "closed":
-            stream.close()
-        with monkeypatch.context() as patch:
-            patch.setattr("sys.stderr", None if error == "none" else stream)
-            patch.setattr("sys.stdout", output)  # what print takes for a standard error that is None
-            converse(conversation(), io.StringIO(said), output)
-    assert output.getvalue() == expected.getvalue()
-
-
 def test_empty_lines_are_passed_over() -> None:
     chat = conversation()
     assert [chat.feed(line) for line in ("", "   ", "\n", "\x1b[31m", "\udcff")] == [[]] * 5
@@ -777,197 +512,3 @@ def test_a_stopped_or_failed_reply_leaves_the_conversation(monkeypatch: pytest.M
             chat.conversation.decode = chat.conversation.decode.model_copy(update={"seed": 5})
             assert chat.feed("/retry") == [told]
             assert chat.conversation.exchanges == before
-
-
-def test_piped_lines_get_a_line_each() -> None:
-    """Invalid UTF-8, CRLF and a missing last newline included."""
-    raw = b"hello\r\n\n\xff\xfe there\nlast \xe2\x80\xa8 line\n/quit\nnever"
-    source, target = io.TextIOWrapper(io.BytesIO(raw)), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    chat = conversation()
-    converse(chat, source, target)
-    said = [exchange.said.text for exchange in chat.conversation.exchanges]
-    assert said == ["hello", "there", "last \u2028 line"]
-    assert target.buffer.getvalue().decode().split("\n") == [
-        *(exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges),
-        "",
-    ]
-
-
-def test_a_closed_output_ends_it_quietly() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    chat = conversation()
-    with open(writer, "w", encoding="utf-8") as output:
-        converse(chat, io.StringIO("hello\n" * 5), output)
-        output.write("what is flushed at the end goes nowhere")
-    assert len(chat.conversation.exchanges) == 1
-
-
-def test_ctrl_c_ends_a_reply_and_nothing_else() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with CTRL_C.held():
-        with pytest.raises(Interrupted), CTRL_C.ends_reply():
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(Interrupted), CTRL_C.ends_reply():
-            raise AssertionError("a press between two replies of one line was forgotten")
-        CTRL_C.forget()
-        with CTRL_C.ends_reply():
-            pass
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_history_is_kept_outside_the_run_and_never_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    session = prompt_session()
-    session.history.store_string("hello \udcff\x1b[31mthere")
-    path = tmp_path / "highrank" / "chat_history"
-    assert history_file() == path
-    assert list(FileHistory(path).load_history_strings()) == ["hello there"]
-    path.unlink()
-    path.mkdir()
-    session = prompt_session()
-    session.history.store_string("x")
-    assert list(session.history.load_history_strings()) == []
-
-
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, folder: Path) -> None:
-        self.master, slave = pty.openpty()
-        environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm"}
-        paths = str(Path(__file__).parents[2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.toy_responder"],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment | {"PYTHONPATH": paths},
-            start_new_session=True,
-            cwd=folder,
-        )
-        self.resize(100)
-        os.close(slave)
-        os.set_blocking(self.master, False)
-        self.screen = self.seen = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-
-    def expect(self, text: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.screen:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.screen[-500:]!r}"
-            time.sleep(0.01)
-            try:
-                read = os.read(self.master, 65536).decode(errors="replace")  # echoed as typed
-            except BlockingIOError:
-                continue
-            if "\x1b[6n" in read:  # the prompt asks where the cursor is
-                os.write(self.master, b"\x1b[1;1R")
-            self.screen += read
-            self.seen += read
-        self.screen = self.screen.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode(errors="surrogateescape"))
-
-
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """A chat with the toy on a terminal of 100 columns, at its first prompt."""
-    terminal = Terminal(tmp_path)
-    try:
-        terminal.expect("Ctrl-D leaves")
-        terminal.expect(">")
-        yield terminal
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
-
-
-def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.type("half a line\x03wait\r")  # Ctrl-C at the prompt gives a new one
-    terminal.expect("thinking")
-    started = time.monotonic()
-    terminal.type("\x03")
-    terminal.expect("(stopped)")
-    assert time.monotonic() - started < 1
-    terminal.type("/nosuch \udcff\r")
-    terminal.expect("unknown command /nosuch")
-    terminal.expect(">")
-    terminal.type("\x04")
-    terminal.expect("left")
-    assert terminal.process.wait(60) == 0
-    lines = (tmp_path / "highrank" / "chat_history").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line.startswith("+")] == ["+wait", "+/nosuch "]
-
-
-AT_THE_PROMPT = (
-    "\x03",  # Ctrl-C on an empty line
-    "\x03\x03\x03",
-    "half a line\x03",
-    "half\x04 a line\x03",  # Ctrl-D deletes a character, and there is none
-    "/se\t\x03",  # completion open
-    "\x1b[A\x03",  # in the history
-    "\x12sea\x03\x03",  # in a search of it
-    "\x1b[200~pasted\nlines\x1b[201~\x03",
-    "\x1b\x03",
-)
-IN_A_REPLY = (
-    "\x03",
-    "\x03\x03",
-    "\x03\x03\x03\x03",
-    "typed ahead\x03",
-    "\x1b[A\x03",
-    "resize",
-    "\x04\x03",
-    "\r\r\x03",
-)
-
-
-def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
-    """At the prompt, in a reply, in a retry, in a replay, while the window changes: a prompt follows."""
-    for number, keys in enumerate(AT_THE_PROMPT):
-        terminal.type(f"{keys}\x03")
-        time.sleep(0.02)
-        terminal.type(f"\x15/nothing{number}\r")
-        terminal.expect(f"unknown command /nothing{number}")
-    for number, keys in enumerate(IN_A_REPLY):
-        terminal.type("wait\r")
-        terminal.expect("thinking")
-        for width in (10, 20, 300, 100) if keys == "resize" else ():
-            terminal.resize(width)
-        terminal.type("\x03" if keys == "resize" else keys)
-        terminal.expect("(stopped)")
-        terminal.type(f"\x03\x15/nobody{number}\r")
-        terminal.expect(f"unknown command /nobody{number}")
-    terminal.expect(">")
-    terminal.type("\x04")
-    terminal.expect("left")
-    assert terminal.process.wait(60) == 0
-
-
-def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.type("hello\r/save talk.jsonl\r")
-    terminal.expect("(saved ")
-    terminal.type("wait\r")
-    terminal.expect("thinking")
-    terminal.process.kill()
-    terminal.process.wait(60)
-    assert [turn.said for turn in read_transcript(tmp_path / "talk.jsonl")] == ["hello"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["highrank", "talk.jsonl"]
-
-
-def test_help_breaks_no_word_on_a_terminal(terminal: Terminal) -> None:
-    lines = conversation().feed("/help")
-    for width in (60, 80):
-        terminal.resize(width)
-        terminal.type("/help\r")
-        terminal.expect(lines[-1])
-        shown = terminal.seen[terminal.seen.rindex(lines[0]) :]
-        assert all(line in shown for line in lines)

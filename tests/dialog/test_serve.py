@@ -35,11 +35,6 @@ SAID = ["well i saw that film", "Oh, was it LONG?", "yeah", "right", "i think so
 
 
 @pytest.fixture(scope="module")
-def tiny() -> TrainedModel:
-    return tiny_dialog()
-
-
-@pytest.fixture(scope="module")
 def http(tiny: TrainedModel) -> Iterator[TestClient]:
     server = Server({"tiny": ServedDialog(tiny, "0123456789abcdef", 5)}, Policy(keys=("k" * 16,)))
     with TestClient(server.app, base_url="http://localhost/v1/") as client:
