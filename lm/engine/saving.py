@@ -139,14 +139,14 @@ class Saver:
         self._settle()
 
     def _settle(self) -> None:
-        """Points at the commit and at the best ones, and prunes; a kill may have come in between."""
+        """Set the pointers to the last and the best commits, and prune; a kill may have come in between."""
         progress = self._training.progress
         self._point()
         kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
         self._store.prune(kept.union(self._steps()[-self._train.keep_last :]))
 
     def _point(self) -> None:
-        """Points at this step and at the best ones: before any commit goes, so that no pointer dangles."""
+        """Set the pointers to this step and the best ones: before any commit goes, so that none dangles."""
         progress = self._training.progress
         self._store.point("last", progress.step)
         self._store.point("best", [step for _, step in progress.best])
