@@ -1,0 +1,103 @@
+"""JSON: chats with assistants, questions and answers, Telegram."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.corpora.sources import detect_format
+from lm.text.lines import InputLog
+from tests.support.foreign_formats import read, refusal, said, write
+
+
+def test_chats_with_assistants(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "so"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "why\nthen"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": parts},
+    ]
+    shared = {"id": "c7", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    for indent, ending in ((None, "jsonl"), (1, "json")):
+        for value, id, expected in (
+            ({"messages": messages}, "x:0", ["user: why then", "assistant: so"]),
+            (shared, "c7", ["human: a", "gpt: b"]),
+        ):
+            text = json.dumps(value) if indent is None else json.dumps([value], indent=indent)
+            source = write(tmp_path, f"x.{ending}", text)
+            assert detect_format(Path(source), InputLog()) == "messages"
+            dialogs, _ = read(source)
+            assert (dialogs[0].id, said(dialogs)) == (id, [expected])
+    _, log = read(write(tmp_path, "x.jsonl", json.dumps({"messages": messages})))
+    assert [piece.reason for piece in log.dropped] == [
+        "system or tool message",
+        "message without text",
+        "system or tool message",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("question", "answer"),
+        ("prompt", "completion"),
+        ("prompt", "response"),
+        ("instruction", "output"),
+        ("input", "output"),
+    ],
+)
+def test_questions_and_answers(question: str, answer: str, tmp_path: Path) -> None:
+    rows = [{question: f"why {n}?", answer: f"so {n}"} for n in range(3)]
+    for text in ("\n".join(map(json.dumps, rows)), json.dumps(rows, indent=2)):
+        source = write(tmp_path, "x.json", text)
+        assert detect_format(Path(source), InputLog()) == "pairs"
+        assert said(read(source)[0]) == [[f"user: why {n}?", f"assistant: so {n}"] for n in range(3)]
+
+
+def test_the_input_of_an_instruction_is_part_of_it(tmp_path: Path) -> None:
+    row = {"instruction": "translate", "input": "hello", "output": "hallo"}
+    assert said(read(write(tmp_path, "x.jsonl", json.dumps(row)))[0]) == [
+        ["user: translate hello", "assistant: hallo"]
+    ]
+
+
+def telegram(*texts: Any) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = [
+        {"id": n, "type": "message", "date": f"2024-04-13T09:0{n}:00", "from": "AB"[n % 2], "text": text}
+        for n, text in enumerate(texts)
+    ]
+    messages.insert(
+        1, {"id": 99, "type": "service", "date": "2024-04-13T09:00:00", "action": "phone_call", "text": ""}
+    )
+    return {"name": "B", "type": "personal_chat", "id": 1, "messages": messages}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_telegram_of_one_chat_and_of_all(indent: int | None, tmp_path: Path) -> None:
+    one = telegram("hi", ["see ", {"type": "link", "text": "x"}, "!"], "", 'the "messages": [1] of\nyours')
+    expected = ["A: hi", "B: see x!", 'B: the "messages": [1] of yours']
+    dialogs, log = read(write(tmp_path, "result.json", json.dumps(one, indent=indent)))
+    assert said(dialogs) == [expected]
+    assert [piece.reason for piece in log.dropped] == ["notice or media"] * 2
+    whole = {"about": "x", "chats": {"about": "y", "list": [one, telegram("yes", "no")]}}
+    dialogs, _ = read(write(tmp_path, "result.json", json.dumps(whole, indent=indent)))
+    assert said(dialogs) == [expected, ["A: yes", "B: no"]]
+    assert [dialog.id for dialog in dialogs] == ["result:0", "result:1"]
+
+
+def test_telegram_times_with_a_zone_and_without(tmp_path: Path) -> None:
+    one = telegram("hi", "you")
+    one["messages"][-1]["date"] += "+02:00"
+    assert said(read(write(tmp_path, "result.json", json.dumps(one)))[0]) == [["A: hi", "B: you"]]
+
+
+def test_the_lines_of_a_document_are_those_of_its_items(tmp_path: Path) -> None:
+    one = telegram("hi", "you")
+    one["messages"][-1]["date"] = "never"
+    text = json.dumps(one, indent=1)
+    line = text[: text.index('"never"')].count("\n") + 1
+    found = refusal(write(tmp_path, "result.json", text))
+    assert f"result.json:{line - 3}: no date" in found, "where the message begins"

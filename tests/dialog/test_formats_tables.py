@@ -1,0 +1,133 @@
+"""Tables: CSV, rankings and data sets, by their columns."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialog.corpora.sources import detect_format
+from lm.text.lines import InputLog
+from tests.support.foreign_formats import read, refusal, said, write
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_csv_dialects_and_fields_of_several_lines(delimiter: str, quote: str, tmp_path: Path) -> None:
+    def row(*fields: str) -> str:
+        return delimiter.join(f"{quote}{field.replace(quote, 2 * quote)}{quote}" for field in fields)
+
+    rows = [
+        row("Conversation ID", "time", "Author", "Message"),
+        row("7", "1", "Anna", f"hello, {quote}you{quote};\nand | you"),
+        row("7", "2", "Bob", "hi"),
+    ]
+    dialogs, _ = read(write(tmp_path, "x.csv", "\n".join(rows) + "\n"))
+    assert dialogs[0].id == "7"
+    assert said(dialogs) == [[f"Anna: hello, {quote}you{quote}; and | you", "Bob: hi"]]
+
+
+@pytest.mark.parametrize(
+    "dialog", ["dialog", "thread_id", "Conversation", "session-id", "ticket", "conversationId"]
+)
+@pytest.mark.parametrize("text", ["text", "Body", "content", "utterance"])
+def test_csv_columns_of_usual_names(dialog: str, text: str, tmp_path: Path) -> None:
+    content = f"{dialog},sender,{text}\n1,A,hello\n1,B,hi\n"
+    assert said(read(write(tmp_path, "x.csv", content))[0]) == [["A: hello", "B: hi"]]
+    assert said(read(write(tmp_path, "x.txt", content))[0]) == [["A: hello", "B: hi"]], "by its header"
+
+
+def test_csv_columns_that_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", "a,b,c,text\n1,A,hello,no\n1,B,hi,no\n")
+    options = {"dialog_column": "a", "speaker_column": "b", "text_column": "c"}
+    assert said(read(source, **options)[0]) == [["A: hello", "B: hi"]]
+
+
+def test_csv_of_questions_and_of_rankings(tmp_path: Path) -> None:
+    pairs = write(tmp_path, "x.csv", 'question,answer\n"why, then?",so\n')
+    assert said(read(pairs)[0]) == [["user: why, then?", "assistant: so"]]
+    ranking = write(tmp_path, "y.csv", 'Context,Utterance,Label\n"a, b __eot__",c,1\na,d,0\n')
+    assert said(read(ranking)[0]) == [["A: a, b", "B: c"]]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_ranking_without_a_header_keeps_its_first_row(delimiter: str, suffix: str, tmp_path: Path) -> None:
+    rows = [("a", "b", "1"), ("c", "d", "0"), ("e", "f", "1")]
+    content = "".join(f"{delimiter.join(row)}\n" for row in rows)
+    source = write(tmp_path, f"y.{suffix}", content)
+    format = "csv" if suffix == "csv" or delimiter != "\t" else "ranking"
+    assert said(read(source, format=format)[0]) == [["A: a", "B: b"], ["A: e", "B: f"]]
+    bad = write(tmp_path, f"z.{suffix}", content + delimiter.join("xyz"))
+    assert f"z.{suffix}:4: label" in refusal(bad, format=format)
+
+
+def test_a_field_of_csv_may_have_so_many_characters(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    for more in (0, 1):
+        source = write(tmp_path, "x.csv", f"dialog,speaker,text\n1,A,hi\n1,B,{'x' * (limit + more)}\n")
+        if more:
+            assert f"x.csv:3: field too long; at most {limit:,} characters" in refusal(source)
+        else:
+            assert len(read(source)[0][0].utterances[1].text) == limit
+
+
+def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:
+    context = "how do i __eou__ install it __eou__ __eot__ use apt __eou__ __eot__"
+    rows = [
+        "context\tresponse\tlabel",
+        f"{context}\tthanks __eou__\t1",
+        f"{context}\tit rains\t0",
+        "one\ttwo\t1",
+    ]
+    for text in ("\n".join(rows), "\n".join(rows[1:])):
+        source = write(tmp_path, "ubuntu.tsv", text)
+        assert detect_format(Path(source), InputLog()) == "ranking"
+        dialogs, log = read(source)
+        assert said(dialogs) == [
+            ["A: how do i", "A: install it", "B: use apt", "A: thanks"],
+            ["A: one", "B: two"],
+        ]
+        assert [piece.reason for piece in log.dropped] == ["response with label 0"]
+
+
+def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    for rows, expected in (
+        (
+            [{"dialog": ["hello", "hi", "bye"], "act": [1, 2, 2], "emotion": [0, 0, 0]}],
+            ["A: hello", "B: hi", "A: bye"],
+        ),
+        (
+            [{"messages": [{"role": "user", "content": "x"}, {"role": "bot", "content": "y"}]}],
+            ["user: x", "bot: y"],
+        ),
+        ([{"prompt": "x", "response": "y"}], ["user: x", "assistant: y"]),
+        (
+            [{"conv_id": 1, "who": "A", "utterance": "x"}, {"conv_id": 1, "who": "B", "utterance": "y"}],
+            ["A: x", "B: y"],
+        ),
+    ):
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "stored")
+        for source, format in ((f"hf:{tmp_path / 'stored'}", "auto"), (str(tmp_path / "stored"), "datasets")):
+            assert said(read(source, format=format)[0]) == [expected]
+
+
+def test_the_hub_is_asked_for_nothing_but_its_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no such folder" in refusal(str(tmp_path / "nothing"), format="datasets")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("socket.create_connection", _unreachable)
+    message = refusal("hf:nobody/nothing")
+    assert "cannot reach http://127.0.0.1:9" in message
+    assert "HF_HUB_OFFLINE=1" in message
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "hf:nobody/nothing: cannot load it" in refusal("hf:nobody/nothing")
+
+
+def _unreachable(*arguments: Any, **options: Any) -> None:
+    raise OSError("Network is unreachable")
