@@ -40,6 +40,10 @@ def spoken(codec: Codec, tokens: Sequence[int]) -> str:
     return one_line(codec.decode(tokens))
 
 
+def _with_next_seed(decode: DecodeConfig) -> DecodeConfig:
+    return decode.model_copy(update={"seed": (decode.seed + 1) % (MAX_SEED + 1)})
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A line of the human, the model's hypotheses, best first, and their texts; one of these is the reply.
@@ -105,13 +109,13 @@ class Conversation:
         last = self.exchanges[-1]
         refused = last.refused | {last.reply.text}
         known = (last.asked, last.source) == (self.decode, self.source)
-        if known and last.decode and self.decode.method == "sample":
-            seed = (last.decode.seed + 1) % (MAX_SEED + 1)
-            found = self._respond(last.said, last.example, self.decode.model_copy(update={"seed": seed}))
-        elif self.decode.method == "sample":
-            found = self._respond(last.said, last.example, self.decode)
+        sampling, drawn = self.decode.method == "sample", last.decode if known else None
+        if sampling and drawn:
+            found = self._respond(last.said, last.example, _with_next_seed(drawn))
         else:
-            found = last if known else self._respond(last.said, last.example, self.decode)
+            found = last if known and not sampling else self._respond(last.said, last.example, self.decode)
+        if sampling and not drawn and refused.issuperset(found.texts):  # the change of settings had no effect
+            found = self._respond(last.said, last.example, _with_next_seed(self.decode))
         left = [place for place, text in enumerate(found.texts) if text not in refused]
         if not left and self.decode.method == "beam":
             return None

@@ -170,6 +170,9 @@ class Repl:
             text if "." in name or name in known else f"decode.{text}"
             for name, text in zip(names, settings, strict=True)
         ]
+        named = [key.partition("=")[0].strip() for key in keys]
+        if twice := [key for key in named if named.count(key) > 1]:
+            raise ConfigError(f"/{command} {twice[0]}: given twice; leave out one of the two")
         changed = override(
             Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
         )

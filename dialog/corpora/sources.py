@@ -18,6 +18,7 @@ from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.config.named_data import SPLITS, missing
+from lm.config.places import told_kind
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError
 from lm.text.hub import HUB
@@ -112,6 +113,8 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     files = [entry for entry in entries if entry.suffix in (".txt", ".log", ".srt")]
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
+    if found := told_kind(path, "dialog", "a corpus"):
+        raise DataError(f"{source}: {found}")
     raise DataError(
         f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "
         f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"

@@ -90,10 +90,11 @@ def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> N
 
 
 def shown_curve(run: Path) -> list[str]:
-    """Learning curve of a run as text for the terminal."""
+    """Learning curve of a run as text for the terminal, or as a block of code in Markdown."""
     from lm.runs.overview import curve_lines, learning_curve
 
-    return curve_lines(learning_curve(run), unicode=utf8(), columns=shutil.get_terminal_size().columns)
+    lines = curve_lines(learning_curve(run), unicode=utf8(), columns=shutil.get_terminal_size().columns)
+    return ["```", *lines, "```"] if lines and _form.get() == "--markdown" else lines
 
 
 def csv_wanted() -> bool:

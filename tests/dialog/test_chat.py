@@ -211,6 +211,7 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/set bmea=3", "/set: unknown key decode.bmea; did you mean decode.beam?"),
         ("/set method=smaple", "must be 'beam' or 'sample', got 'smaple'; did you mean sample?"),
         ("/set beam=3 nbest=none", "decode.nbest must be an integer"),
+        ("/set beam=3 decode.beam=4", "/set decode.beam: given twice; leave out one of the two"),
         ("/set beam=3.5", "decode.beam must be an integer, got 3.5"),
         ("/set train.seed=2", "train.seed: fixed when the run was trained"),
         ("/set extends=x", "/set extends: fixed when the run was trained; only decode.* can be set here"),
@@ -286,6 +287,18 @@ def test_retry_draws_a_sample_again_with_the_next_seed(tiny: TrainedModel) -> No
     assert len({tuple(answer) for answer in drawn}) > 1
     again = Repl(Conversation(tiny, chat.conversation.exchanges[0].decode))
     assert again.feed("well i saw that film") == drawn[-1], "the seed that is saved gives the reply"
+
+
+def test_retry_is_another_sample_after_a_setting_without_effect(tiny: TrainedModel) -> None:
+    chat = Repl(Conversation(tiny))
+    chat.feed("/sample T=2")
+    first = chat.feed("well i saw that film")
+    chat.feed("/set beam=3")
+    assert chat.feed("/retry") != first
+    exchange = chat.conversation.exchanges[0]
+    assert exchange.decode
+    assert exchange.asked
+    assert (exchange.decode.seed, exchange.decode.beam) == (exchange.asked.seed + 1, 3)
 
 
 def test_retry_of_samples_takes_another_of_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:

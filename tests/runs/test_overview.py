@@ -105,7 +105,9 @@ def test_a_finished_training_shows_its_curve_again(
         shown.append(capfd.readouterr().out.splitlines()[1:])
     assert shown[0][0].startswith("validation perplexity, best")
     assert shown[0] == shown[1]
-    assert "\n".join(shown[0]) in ending(main, "runs", str(run))[1]
+    curve = "\n".join(shown[0])
+    assert curve in ending(main, "runs", str(run))[1]
+    assert f"\n```\n{curve}\n```\n" in ending(main, "runs", str(run), "--markdown")[1]
 
 
 def test_the_command_lists_runs_without_torch(
