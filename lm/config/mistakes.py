@@ -57,8 +57,9 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
     message = first["msg"].removeprefix("Value error, ")
     if key not in keys:
         place = _culprit(settings, changes, schema) or _blame(key, message, merged)
-        if usual := _remedy(key, merged, changes, schema):
-            message = f"{message.partition('; ')[0]}; {_told(usual, place)}"
+        problem, _, own = message.partition("; ")
+        if not own.startswith("choose") and (usual := _remedy(key, merged, changes, schema)):
+            message = f"{problem}; {_told(usual, place)}"
         return f"{place}: {f'[{key}] ' if key else ''}{message}"
     if key not in merged:
         return f"missing key {key}: set it in the config, or with --set {key}=…"

@@ -29,12 +29,12 @@ _DOTTED = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
 _LONG_NUMBER = re.compile(r"[0-9_]{4301}")
 
 
-class _Overflow(float):
-    """An infinite float that shows the digits it was written with."""
+class _OutOfRange(float):
+    """A float, infinite or 0, that shows the digits it was written with."""
 
-    def __new__(cls, text: str) -> "_Overflow":
+    def __new__(cls, text: str) -> "_OutOfRange":
         number = super().__new__(cls, text)
-        number.text = text
+        number.text = str(text)  # a copy is made from the number
         return number
 
     text: str
@@ -44,9 +44,11 @@ class _Overflow(float):
 
 
 def as_float(text: str) -> float:
-    """A float of TOML. A number above the range of floats keeps its text for messages."""
+    """A float of TOML. A number out of the range of floats keeps its text for messages."""
     number = float(text)
-    return _Overflow(text) if math.isinf(number) and text[-1].isdecimal() else number
+    above = math.isinf(number) and text[-1].isdecimal()
+    below = number == 0 and re.search(r"[1-9]", text.lower().partition("e")[0])
+    return _OutOfRange(text) if above or below else number
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], Lines]:

@@ -146,6 +146,7 @@ def test_another_kind_of_head_names_every_key_to_set_with_it(tmp_path: Path, pre
 
 
 def test_no_remedy_changes_what_was_asked_for() -> None:
+    assert rejection("smalltalk_mos", "head.kind=mixtape").endswith("binary tree; choose 2, 4 or 8")
     assert rejection("smalltalk_mos", "head.components=1", "head.prior_penalty=1.0").endswith(
         "prior_penalty does nothing with components = 1; leave it out, or raise components"
     )
@@ -353,6 +354,8 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[encoder]\ncell = 'mogrifer'", ":2: encoder.cell must be 'lstm', 'mogrifier', 'mlstm', 'gru' or"),
         ("[optim]\nlr = inf", ":2: optim.lr must be from -1e+30 to 1e+30, got inf"),
         ("[optim]\nlr = 1e400", ":2: optim.lr must be from -1e+30 to 1e+30, got 1e400"),
+        ("[optim]\nlr = 1e-400", ":2: optim.lr must be greater than 0, got 1e-400"),
+        ("[optim]\nlr = 0e9", ":2: optim.lr must be greater than 0, got 0.0"),
         ("[optim]\nlr = nan", ":2: optim.lr must be a finite number, got nan"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),
         ("lr = 1", ":1: unknown key lr; did you mean optim.lr?"),
