@@ -484,7 +484,7 @@ def test_bad_input_leaves_nothing_behind(run: Path) -> None:
     assert "only decode.*" in refusal(run, ConfigError, overrides=["model.dropout=0.5"])
     assert "its folder does not exist" in refusal(run, StorageError, output=Path("no/where.jsonl"))
     assert "step-7" in refusal(run, StorageError, checkpoint="step-7")
-    assert "not the folder of a run" in refusal(run.parent, StorageError)
+    assert "a folder of runs, not a run; name one of them" in refusal(run.parent, StorageError)
     assert contents(run.parent) == before
 
 
