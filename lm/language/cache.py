@@ -24,8 +24,8 @@ from lm.language.scoring import no_advance, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 
-# An activation penalty makes states shorter, and θ larger.
-THETAS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0)
+_OF_SHORT_STATES = (7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0)  # an activation penalty shortens states
+THETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, *_OF_SHORT_STATES)
 SHARES = tuple(round(0.02 * step, 2) for step in range(31))  # λ; 0 = without the cache
 ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
 MOST_WORDS = 1 << 40
