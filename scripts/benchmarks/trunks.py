@@ -16,12 +16,17 @@ from lm.trunks.transformer import TransformerTrunk
 SIZE, LAYERS, HEADS, INNER = 256, 4, 4, 688
 STEPS, STREAMS = 128, 8  # of a training step
 PROMPT, WRITTEN = 64, 64  # tokens read at once, then one after the other
+WORDS = 10_000  # of whole models
 LOSS_TOKENS, VOCABULARIES = 512, (32_000, 128_000)  # of a batch; words of Llama 2 and of Llama 3
 CONFIG = TransformerConfig(heads=HEADS, feedforward_size=INNER)
+HEADS_OF_OURS = {
+    "softmax, K = 1": HeadConfig(kind="softmax", output_bias=False),
+    "mos, K = 15": HeadConfig(kind="mos", components=15, output_bias=False),
+}
 
 
 def cases(ceiling: Ceiling) -> list[Case]:
-    """Both networks on word vectors, without a head; the first variant is the peer."""
+    """Both networks on word vectors, then whole models, then losses; the first variant is the peer."""
     weights = LAYERS * (4 * SIZE**2 + 3 * SIZE * INNER)
     training = ceiling.seconds(6 * STEPS * STREAMS * weights)
     reading = ceiling.seconds(2 * (PROMPT + WRITTEN) * weights)
@@ -43,6 +48,24 @@ def cases(ceiling: Ceiling) -> list[Case]:
             ("tokens", PROMPT + WRITTEN),
             memory=False,
         ),
+        Case(
+            f"training step with a head, V = {WORDS:,}",
+            [
+                Variant("transformers", _whole_training_by_theirs),
+                *(Variant(f"ours, {name}", partial(_whole_training, name)) for name in HEADS_OF_OURS),
+            ],
+            ("tokens", STEPS * STREAMS),
+            memory=False,
+        ),
+        Case(
+            f"{PROMPT} tokens at once and {WRITTEN} one by one, with a head, V = {WORDS:,}",
+            [
+                Variant("transformers", _generated_by_theirs),
+                *(Variant(f"ours, {name}", partial(_generated, name)) for name in HEADS_OF_OURS),
+            ],
+            ("tokens", PROMPT + WRITTEN),
+            memory=False,
+        ),
         *(_losses(words) for words in VOCABULARIES),
     ]
 
@@ -50,10 +73,8 @@ def cases(ceiling: Ceiling) -> list[Case]:
 def _losses(words: int) -> Case:
     """Output layer and loss, forward and backward, of ``LOSS_TOKENS`` tokens."""
     variants = [Variant("transformers", partial(_their_loss, words))]
-    for components in (1, 15):
-        kind = "softmax" if components == 1 else "mos"
-        head = HeadConfig.model_validate({"kind": kind, "components": components, "output_bias": False})
-        variants.append(Variant(f"ours, {kind}, K = {components}", partial(_our_loss, head, words)))
+    for name, head in HEADS_OF_OURS.items():
+        variants.append(Variant(f"ours, {name}", partial(_our_loss, head, words)))
     return Case(f"loss of {LOSS_TOKENS} tokens, V = {words:,}", variants, ("tokens", LOSS_TOKENS))
 
 
@@ -81,18 +102,19 @@ def _our_trunk() -> TransformerTrunk:
     return TransformerTrunk(CONFIG, (SIZE, *[SIZE] * LAYERS), span=PROMPT + WRITTEN)
 
 
-def _their_model() -> Any:
-    from transformers import LlamaConfig, LlamaModel
+def _their_model(words: int = 0) -> Any:
+    """Llama, with an output layer if there are ``words``."""
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=8,
+        vocab_size=words or 8,
         hidden_size=SIZE,
         intermediate_size=INNER,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
     )
-    return LlamaModel(config)
+    return LlamaForCausalLM(config) if words else LlamaModel(config)
 
 
 def _ours() -> tuple[torch.nn.Module, Callable[[Tensor], Tensor]]:
@@ -140,5 +162,62 @@ def _cached_by_theirs() -> Work:
         known = None
         for part in words.split([PROMPT, *[1] * WRITTEN], 1):
             known = model(inputs_embeds=part, past_key_values=known, use_cache=True).past_key_values
+
+    return work
+
+
+def _our_model(name: str) -> torch.nn.ModuleDict:
+    trunk, head = _our_trunk(), Head(HEADS_OF_OURS[name], SIZE, WORDS)
+    return torch.nn.ModuleDict({"embedding": torch.nn.Embedding(WORDS, SIZE), "trunk": trunk, "head": head})
+
+
+def _whole_training(name: str) -> Work:
+    model = _our_model(name).train()
+    tokens, targets = torch.randint(WORDS, (2, STEPS, STREAMS))
+    state = _our_trunk().initial_state(STREAMS)
+
+    def work() -> None:
+        model.zero_grad()
+        outputs = model["trunk"](model["embedding"](tokens), state).outputs
+        (model["head"].loss(outputs, targets) / targets.numel()).backward()
+
+    return work
+
+
+def _whole_training_by_theirs() -> Work:
+    model = _their_model(WORDS).train()
+    tokens, targets = torch.randint(WORDS, (2, STREAMS, STEPS))
+
+    def work() -> None:
+        model.zero_grad()
+        model(input_ids=tokens, labels=targets, shift_labels=targets, use_cache=False).loss.backward()
+
+    return work
+
+
+def _generated(name: str) -> Work:
+    model = _our_model(name).eval()
+    prompt = torch.randint(WORDS, (PROMPT, 1))
+
+    @torch.no_grad()
+    def work() -> None:
+        part, state = prompt, model["trunk"].initial_state(1)
+        for _ in range(WRITTEN):
+            outputs, _, state = model["trunk"](model["embedding"](part), state)
+            part = model["head"].log_probs(outputs[-1:]).argmax(-1)
+
+    return work
+
+
+def _generated_by_theirs() -> Work:
+    model = _their_model(WORDS).eval()
+    prompt = torch.randint(WORDS, (1, PROMPT))
+
+    @torch.no_grad()
+    def work() -> None:
+        part, known = prompt, None
+        for _ in range(WRITTEN):
+            read = model(input_ids=part, past_key_values=known, use_cache=True, logits_to_keep=1)
+            part, known = read.logits.argmax(-1), read.past_key_values
 
     return work
