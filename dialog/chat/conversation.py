@@ -3,36 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from dialog.batches import Example, next_example
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
-from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
+from dialog.trained import StepProbabilities, TrainedModel
 from dialog.utterance import Utterance
 from lm.config.section import MAX_SEED
 from lm.text.vocabulary import Codec
-
-if TYPE_CHECKING:
-    from dialog.batches import Example
-    from dialog.decoding.steps import Hypothesis
-    from dialog.trained import StepProbabilities
-
-
-class Responder(Protocol):
-    """The part of :class:`dialog.trained.TrainedModel` that a conversation uses."""
-
-    @property
-    def config(self) -> DialogConfig: ...
-
-    @property
-    def codec(self) -> Codec: ...
-
-    def respond(self, examples: "Sequence[Example]", decode: DecodeConfig) -> "list[list[Hypothesis]]": ...
-
-    def token_probabilities(
-        self, example: "Example", tokens: Sequence[int], top: int
-    ) -> "list[StepProbabilities]": ...
 
 
 def spoken(codec: Codec, tokens: Sequence[int]) -> str:
@@ -54,8 +34,8 @@ class Exchange:
     """
 
     said: Utterance
-    example: "Example"
-    hypotheses: "tuple[Hypothesis, ...]"
+    example: Example
+    hypotheses: tuple[Hypothesis, ...]
     texts: tuple[str, ...]
     asked: DecodeConfig | None
     decode: DecodeConfig | None
@@ -85,7 +65,7 @@ class Conversation:
     """
 
     def __init__(
-        self, model: Responder, decode: DecodeConfig | None = None, source: Source | None = None
+        self, model: TrainedModel, decode: DecodeConfig | None = None, source: Source | None = None
     ) -> None:
         self.model = model
         self.decode = decode or model.config.decode
@@ -122,16 +102,14 @@ class Conversation:
         self.exchanges[-1] = replace(found, chosen=left[0] if left else 0, refused=refused)
         return self.exchanges[-1]
 
-    def _respond(self, said: Utterance, example: "Example", decode: DecodeConfig) -> Exchange:
+    def _respond(self, said: Utterance, example: Example, decode: DecodeConfig) -> Exchange:
         with CTRL_C.ends_reply():
             (found,) = self.model.respond([example], decode)
         texts = tuple(spoken(self.model.codec, hypothesis.tokens) for hypothesis in found)
         return Exchange(said, example, tuple(found), texts, self.decode, decode, self.source)
 
-    def next_example(self, said: Utterance) -> "Example":
+    def next_example(self, said: Utterance) -> Example:
         """The example whose response comes after ``said``."""
-        from dialog.batches import next_example
-
         context = self.model.config.data.context
         before = [u for exchange in self.exchanges[-context:] for u in (exchange.said, exchange.reply)]
         return next_example((*before, said), MODEL, context)
@@ -142,8 +120,6 @@ class Conversation:
 
     def go_on_from(self, turns: Iterable[Turn]) -> None:
         """Begin a new conversation with the exchanges of a saved one."""
-        from dialog.decoding.steps import Hypothesis
-
         self.exchanges.clear()
         for turn in turns:
             said = Utterance(HUMAN, turn.said)
@@ -154,7 +130,7 @@ class Conversation:
             how = (asked, turn.decode, turn.model, chosen, frozenset(texts[:chosen]))
             self.exchanges.append(Exchange(said, self.next_example(said), found, texts, *how))
 
-    def probabilities(self, top: int) -> "list[StepProbabilities] | None":
+    def probabilities(self, top: int) -> list[StepProbabilities] | None:
         """The ``top`` most probable tokens at every step of the last reply. None if there is no reply."""
         if not self.exchanges or not self.exchanges[-1].hypotheses:
             return None

@@ -65,7 +65,6 @@ class ServedDialog:
         """Open a run. ``decode`` replaces its settings. Raises the errors of :func:`open_conversation`."""
         opened = open_conversation(run, checkpoint, decode)
         model, source = opened.model, opened.source
-        assert isinstance(model, TrainedModel)
         model = replace(model, config=model.config.model_copy(update={"decode": opened.decode}))
         model.require(opened.decode)
         weights = source.weights if source else None
