@@ -3,31 +3,28 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dialog.batches import Example
+from dialog.corpora.corpus import Dialog
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
 from dialog.seq2seq import Seq2Seq
+from dialog.trained import TrainedModel
 from lm.config.difference import flat_config
 from lm.heads.usage import use_in_sample
 from lm.results import as_json
 from lm.runs.evaluations import JsonObject, spread
 from lm.text.vocabulary import DIALOG
 
-if TYPE_CHECKING:
-    from dialog.batches import Example
-    from dialog.corpora.corpus import Dialog
-    from dialog.decoding.config import DecodeConfig
-    from dialog.decoding.steps import Hypothesis
-    from dialog.trained import TrainedModel
-
 SAMPLES = 12  # contexts of a record, evenly spaced
 _UTTERANCES = 4  # of a context, the last ones
 
 
 def evaluation_details(
-    model: "TrainedModel",
-    dialogs: Sequence["Dialog"],
-    examples: Sequence["Example"],
-    answers: Sequence[Sequence["Hypothesis"]],
+    model: TrainedModel,
+    dialogs: Sequence[Dialog],
+    examples: Sequence[Example],
+    answers: Sequence[Sequence[Hypothesis]],
     command: str,
 ) -> JsonObject:
     """Details of an evaluation.
@@ -61,7 +58,7 @@ def evaluate_command(
     references: Path | None,
     checkpoint: str,
     limit: int | None,
-    decoding: tuple["DecodeConfig", "DecodeConfig"],
+    decoding: tuple[DecodeConfig, DecodeConfig],
 ) -> str:
     """The ``dialog evaluate`` of a run or an ensemble; ``decoding`` has the run's own and the used one."""
     words = ["dialog", "evaluate", *map(str, runs)]

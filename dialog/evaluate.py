@@ -10,18 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dialog.batches import Example, list_examples
 from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluate_command, evaluation_details
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
+from dialog.trained import TargetScore, TrainedModel
 from lm.config.load import Resolved, override
+from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
@@ -29,14 +32,9 @@ from lm.parallel.group import process_group
 from lm.runs.evaluations import Subject, keep, loaded, members, require_keepable, slug
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
+from lm.text.lines import InputLog, read_lines
 from lm.text.tokenizers import Tokenizer, WordPunct
 from lm.text.vocabulary import UNK, Codec, require_known
-
-if TYPE_CHECKING:
-    from dialog.batches import Example
-    from dialog.decoding.steps import Hypothesis
-    from dialog.trained import TargetScore, TrainedModel
-
 
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
 _LONGEST = 40  # characters of an option in the name of an evaluation
@@ -52,7 +50,7 @@ class EvaluationData:
     name: str
     source: str
     dialogs: Sequence[Dialog]
-    examples: Sequence["Example"]
+    examples: Sequence[Example]
     items: Sequence[ReferenceItem] | None  # parallel to ``examples``; None = only the true response
     references_file: str | None
 
@@ -148,16 +146,14 @@ def evaluate(
         return replace(result, name=group.share(write))
 
 
-def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple["TrainedModel", list[str | None]]:
+def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[str | None]]:
     """The model of a run, or the ensemble of several, and the fingerprint of the weights of each."""
-    from dialog.trained import TrainedModel
-
     members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
     joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
     return joined, [weights for _, weights in members]
 
 
-def _for_bleu(codec: Codec, answers: Sequence[Sequence["Hypothesis"]], test: EvaluationData) -> Responses:
+def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:
     """Responses and references as tokens for BLEU."""
     judge = bleu_tokenizer(codec.tokenizer)
     return Responses(
@@ -189,8 +185,6 @@ def load_test_set(
     DataError if there is no context, or if the references belong to other conversations. ConfigError for
     references with ``last_response`` or a backward run.
     """
-    from dialog.batches import list_examples
-
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
     if references and config.direction == "backward":
@@ -215,7 +209,7 @@ def load_test_set(
     return EvaluationData(name, source, dialogs, examples, items, str(references) if references else None)
 
 
-def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> ResponseLikelihood:
+def perplexities(scores: Sequence[TargetScore], name: str, words: int) -> ResponseLikelihood:
     """Likelihood of true responses by a model with ``words`` words.
 
     DivergenceError, with the ``name`` of the model, if a number is not finite.
@@ -240,7 +234,7 @@ def perplexities(scores: Sequence["TargetScore"], name: str, words: int) -> Resp
 
 
 def hypotheses_jsonl(
-    examples: Sequence["Example"], responses: Responses, answers: Sequence[Sequence["Hypothesis"]]
+    examples: Sequence[Example], responses: Responses, answers: Sequence[Sequence[Hypothesis]]
 ) -> bytes:
     """``HYPS.jsonl`` with a line per context. References and hypotheses are token lists, the best first."""
     rows = zip(examples, responses.references, responses.hypotheses, answers, strict=True)
@@ -281,9 +275,6 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
 
     DataError, with the line, if the file is not from ``evaluate``.
     """
-    from lm.disk.regular import open_regular
-    from lm.text.lines import InputLog, read_lines
-
     hypotheses, references = [], []
     with open_regular(path) as file:
         for number, line in read_lines(file, str(path), InputLog()):
@@ -302,7 +293,7 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
         raise DataError(f"{path}: {error}") from None
 
 
-def _unknown_share(model: "TrainedModel", test: EvaluationData) -> float:
+def _unknown_share(model: TrainedModel, test: EvaluationData) -> float:
     """Share of response tokens outside the run's vocabulary. DataError if most are."""
     codec = model.codec
     words = [token for example in test.examples for token in codec.tokenizer.split(example.response.text)]

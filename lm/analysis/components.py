@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,14 +20,12 @@ from lm.heads.usage import (
     priors,
 )
 from lm.language.scoring import windows_of
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.parallel.slices import summed
 
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
-
-def components_of_run(trained: "TrainedLm", ids: "Ids", shown: int = WORDS) -> ComponentUse:
+def components_of_run(trained: TrainedLm, ids: Ids, shown: int = WORDS) -> ComponentUse:
     """Analyse the components of a run on a text; the processes of its group share the text.
 
     ConfigError for a head without components, DataError without a token.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,11 +9,9 @@ from torch import Tensor
 from lm.console.tables import Table
 from lm.errors import DataError
 from lm.language.scoring import windows_of
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.parallel.slices import summed
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def expected_divergence(blocks: Iterator[Tensor]) -> Divergence:
     return _report(*_sums(blocks))
 
 
-def divergence_of_run(trained: "TrainedLm", ids: "Ids") -> Divergence:
+def divergence_of_run(trained: TrainedLm, ids: Ids) -> Divergence:
     """:func:`expected_divergence` of a run on a text; the processes of its group share the text."""
 
     def blocks(own: range) -> Iterator[Tensor]:

@@ -3,17 +3,14 @@
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import DataError
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 
 ROWS = 256  # tokens per block of both models
 
@@ -72,7 +69,7 @@ class BetterTokens:
 def find_examples(
     first: Iterator[Tensor],
     second: Iterator[Tensor],
-    ids: "Ids",
+    ids: Ids,
     words: Sequence[str],
     wanted: Wanted = Wanted(),
 ) -> BetterTokens:
@@ -142,9 +139,7 @@ def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[Guess]:
     ]
 
 
-def compare_runs(
-    first: "TrainedLm", second: "TrainedLm", ids: "Ids", wanted: Wanted = Wanted()
-) -> BetterTokens:
+def compare_runs(first: TrainedLm, second: TrainedLm, ids: Ids, wanted: Wanted = Wanted()) -> BetterTokens:
     """Apply :func:`find_examples` to two runs. Raises DataError if their vocabularies differ.
 
     Guesses of a model with temperatures of words include the temperatures (Tables 5 and 8 of Contextual
@@ -165,7 +160,7 @@ def compare_runs(
 
 
 def _with_temperatures(
-    examples: Sequence[BetterToken], key: str, trained: "TrainedLm", ids: "Ids"
+    examples: Sequence[BetterToken], key: str, trained: TrainedLm, ids: Ids
 ) -> list[BetterToken]:
     """The examples with the model's temperature of each target and guess."""
     found = {example.position: example for example in examples}
@@ -187,7 +182,7 @@ def _with_temperatures(
     return [*found.values()]
 
 
-def require_same_words(first: "TrainedLm", second: "TrainedLm") -> None:
+def require_same_words(first: TrainedLm, second: TrainedLm) -> None:
     """Raise DataError if two runs have different vocabularies."""
     if first.codec.vocabulary.tokens != second.codec.vocabulary.tokens:
         sizes = " and ".join(f"{len(run.codec.vocabulary):,}" for run in (first, second))

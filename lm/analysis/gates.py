@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torch import Tensor
 from lm.cells.layers import Layer
 from lm.console.tables import Table
 from lm.errors import DataError, require
-
-if TYPE_CHECKING:
-    from lm.language.model import LanguageModel
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
+from lm.language.model import LanguageModel
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 
 SATURATED = 0.1  # share of its range within which a gate is saturated, at either end
 _LOWEST = (0.0, 0.0, -1.0, 0.0)  # lower bounds of gates; the third is the candidate in LSTM and GRU
@@ -53,7 +51,7 @@ class GateStatistics:
     gates: Sequence[GateRow]
 
 
-def gate_statistics(trained: "TrainedLm", ids: "Ids") -> GateStatistics:
+def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
     """Measure the gates of a run on a text. DataError without a token."""
     sums: dict[int, Tensor] = {}
     with _watched(trained.model, sums):
@@ -64,20 +62,20 @@ def gate_statistics(trained: "TrainedLm", ids: "Ids") -> GateStatistics:
     return GateStatistics(tokens, rows)
 
 
-def require_gates(model: "LanguageModel", run: Path) -> None:
+def require_gates(model: LanguageModel, run: Path) -> None:
     """Raise ConfigError if the model of a run has no recurrent layers."""
     require(
         bool(_gated(model)), f"{run}: its trunk has no recurrent layers, and so no gates; name other runs"
     )
 
 
-def _gated(model: "LanguageModel") -> list[Layer]:
+def _gated(model: LanguageModel) -> list[Layer]:
     """The recurrent layers, from first to last."""
     return [layer for layer in model.modules() if isinstance(layer, Layer)]
 
 
 @contextmanager
-def _watched(model: "LanguageModel", sums: dict[int, Tensor]) -> Iterator[None]:
+def _watched(model: LanguageModel, sums: dict[int, Tensor]) -> Iterator[None]:
     """Context manager: add up the gates of every layer in forward passes: (count, Σ, Σ², low, high)."""
 
     def watch(number: int) -> Callable[..., None]:

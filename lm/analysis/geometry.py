@@ -14,7 +14,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,11 +23,9 @@ from lm.analysis.gradient import effective_rank
 from lm.analysis.rank import log_prob_rank
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
 HISTORY = 30  # tokens of a history, read from a zero state
 LONGEST = 4  # tokens of the longest future; lengths from 1 to this take turns
@@ -64,7 +61,7 @@ class Geometry:
     output: RowGeometry
 
 
-def geometry_of_run(trained: "TrainedLm", ids: "Ids") -> Geometry:
+def geometry_of_run(trained: TrainedLm, ids: Ids) -> Geometry:
     """Anisotropy and effective rank of the states and contexts of a text, and those of the output matrix.
 
     DataError with fewer than two tokens.
@@ -122,12 +119,12 @@ class HistoryRanks:
 class ExtendedMatrix:
     """Centred log-probabilities of a model after histories and futures, in float64."""
 
-    trained: "TrainedLm"
+    trained: TrainedLm
     histories: Tensor  # (HISTORY, n)
     futures: tuple[Tensor, ...]  # each (length,)
 
     @classmethod
-    def of(cls, trained: "TrainedLm", ids: "Ids", histories: int, futures: int) -> "ExtendedMatrix":
+    def of(cls, trained: TrainedLm, ids: Ids, histories: int, futures: int) -> "ExtendedMatrix":
         """Histories from the first half of a text and futures from the second, evenly spaced."""
         half = len(ids) // 2
         if half < max(histories + HISTORY, futures + LONGEST):
@@ -179,7 +176,7 @@ class ExtendedMatrix:
 
 
 def histories_of_run(
-    trained: "TrainedLm", ids: "Ids", histories: int, futures: int, progress: OnProgress = no_progress
+    trained: TrainedLm, ids: Ids, histories: int, futures: int, progress: OnProgress = no_progress
 ) -> HistoryRanks:
     """Ranks of the matrix of histories by 0, 1, 4, 16 … futures, up to ``futures``."""
     matrix = ExtendedMatrix.of(trained, ids, histories, futures)

@@ -25,7 +25,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,12 +36,10 @@ from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
+from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
 ENTRIES = 1 << 22  # of the logits that are differentiated at once
 
@@ -56,7 +53,7 @@ class HeadGradients:
     targets: Tensor  # (T,)
 
     @classmethod
-    def of(cls, trained: "TrainedLm", ids: "Ids") -> "HeadGradients":
+    def of(cls, trained: TrainedLm, ids: Ids) -> "HeadGradients":
         """Gradients of a model without dropout on a text. Raises DataError without a token."""
         if not len(ids):
             raise DataError("the text has no tokens to differentiate at; name a longer text")
@@ -208,7 +205,7 @@ class GradientMeasures:
 
 
 def gradients_of_run(
-    trained: "TrainedLm", ids: "Ids", sample: int, progress: OnProgress = no_progress
+    trained: TrainedLm, ids: Ids, sample: int, progress: OnProgress = no_progress
 ) -> GradientMeasures:
     """Measure the gradients of a run at every token of a text, and the shares at ``sample`` of them.
 

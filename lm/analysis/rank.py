@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,13 +23,10 @@ from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.errors import DataError, StorageError
 from lm.language.split_files import add_ids
-from lm.language.trained import weights_sha256
+from lm.language.trained import TrainedLm, weights_sha256
+from lm.language.windows import Ids
 from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-    from lm.language.windows import Ids
 
 FLOOR = 32 << 20  # bytes that a factorisation may always use, even for small matrices
 DENSE = 1024  # largest size of triangles for LAPACK, if memory allows
@@ -229,8 +225,8 @@ class RunRank:
 
 
 def rank_of_run(
-    trained: "TrainedLm",
-    ids: "Ids",
+    trained: TrainedLm,
+    ids: Ids,
     progress: OnProgress = no_progress,
     spectrum: Path | None = None,
     scratch: Path | None = None,

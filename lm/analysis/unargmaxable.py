@@ -19,7 +19,6 @@ V words · D numbers that determine the logits.
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,12 +27,9 @@ from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.heads.head import Head
 from lm.heads.precision import precise
+from lm.language.trained import TrainedLm
 from lm.steps import OnProgress, Steps, no_progress
 from lm.trunks.recurrent import RecurrentTrunk
-
-if TYPE_CHECKING:
-    from lm.language.trained import TrainedLm
-
 
 WITNESS_ROUNDS = 60  # of the search for a witness before linear programs
 RIVALS = 40  # words that a linear program starts with, and that it gets in each round
@@ -171,7 +167,7 @@ class Unargmaxable:
     examples: Sequence[str]
 
 
-def unargmaxable_of_run(trained: "TrainedLm", progress: OnProgress = no_progress) -> Unargmaxable:
+def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) -> Unargmaxable:
     """Unargmaxable words of a run. ConfigError without scipy, and as in :func:`logits_of_head`."""
     if importlib.util.find_spec("scipy") is None:
         raise ConfigError("lm analyze unargmaxable needs scipy; install it with `pip install scipy`")

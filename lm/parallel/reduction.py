@@ -4,13 +4,10 @@ Every process gets its slice of all vectors, adds them as one balanced tree, and
 That sends as many bytes as a ring: 2 (N - 1) / N of the vector from each of N processes.
 """
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from lm.parallel.group import Group
 from lm.parallel.shards import plan, slice_of, tree_sum
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ExactSum:
@@ -21,10 +18,8 @@ class ExactSum:
         self._plan = plan(group.size, shards)
         self._rows: Tensor | None = None  # of other processes, kept because new memory takes time
 
-    def __call__(self, mine: list["Tensor"]) -> "Tensor":
+    def __call__(self, mine: list[Tensor]) -> Tensor:
         """Sum over all shards, from the sums of this process's nodes, whose memory it uses."""
-        from torch import Tensor
-
         group, whole = self._group, mine[0]
         slices = [slice_of(len(whole), rank, group.size) for rank in range(group.size)]
         own, others = slices[group.rank], [rank for rank in range(group.size) if rank != group.rank]
