@@ -30,6 +30,8 @@ class Equations(ABC):
     """
 
     kinds: ClassVar[int]  # G, the number of gates and candidates
+    of_inputs: Tensor  # gradient of W x + b (N, G·H); the rows of step t are final after :meth:`step_back`
+    of_products: Tensor  # gradient of W_hh h (N, G·H), and of its bias if the equations have one
 
     def __init__(
         self, kept: Sequence[Tensor], weight_hh: Tensor, extra: Tensor | None, sizes: Sequence[int]
@@ -57,16 +59,6 @@ class Equations(ABC):
     def rows(self) -> list[Sequence[Tensor]]:
         """Rows of every kept buffer, step by step."""
         return [rows_of(one, self.sizes) for one in self.kept]
-
-    @property
-    @abstractmethod
-    def of_inputs(self) -> Tensor:
-        """Gradient of W x + b (N, G·H); the rows of step t are final after :meth:`step_back`."""
-
-    @property
-    @abstractmethod
-    def of_products(self) -> Tensor:
-        """Gradient of W_hh h (N, G·H), and of its bias if the equations have one."""
 
     @property
     def of_extra(self) -> Tensor | None:
@@ -118,7 +110,7 @@ class LstmEquations(Equations):
         if self.capped:  # if capped, also at equality as in lamb, i has the gradient of 1 - f
             held = i == 1 - f
             of_i, of_f = of_i.masked_fill(held, 0), of_f - g * held
-        self._grads = torch.empty_like(act)
+        self._grads = self.of_inputs = self.of_products = torch.empty_like(act)
         self._slopes = [
             rows_of(one, self.sizes)
             for one in (
@@ -138,14 +130,6 @@ class LstmEquations(Equations):
         torch.mul(dh, of_hidden, out=grad[:, 3 * size :])
         dc *= f
         torch.mm(self._arguments_back(t, grad), self.weight_hh, out=dh)
-
-    @property
-    def of_inputs(self) -> Tensor:
-        return self._grads
-
-    @property
-    def of_products(self) -> Tensor:
-        return self._grads
 
 
 class CappedLstmEquations(LstmEquations):
@@ -177,8 +161,8 @@ class NormalizedLstmEquations(LstmEquations):
 
     def open(self, gated: Tensor, c0: Tensor, mask: Tensor | None) -> None:
         super().open(gated, c0, mask)
-        self._of_sums = torch.empty_like(self._grads)
-        self._sum_rows = rows_of(self._of_sums, self.sizes)
+        self.of_inputs = self.of_products = torch.empty_like(self._grads)
+        self._sum_rows = rows_of(self.of_inputs, self.sizes)
 
     def _arguments_back(self, t: int, grad: Tensor) -> Tensor:
         assert self.extra is not None
@@ -186,14 +170,6 @@ class NormalizedLstmEquations(LstmEquations):
         d = (grad * self.extra[0]).view_as(normal)
         d = d - d.mean(2, keepdim=True) - normal * (d * normal).mean(2, keepdim=True)
         return self._sum_rows[t].copy_(d.mul_(self.rows[5][t][..., None]).flatten(1))
-
-    @property
-    def of_inputs(self) -> Tensor:
-        return self._of_sums
-
-    @property
-    def of_products(self) -> Tensor:
-        return self._of_sums
 
     @property
     def of_extra(self) -> Tensor:
@@ -243,15 +219,15 @@ class GruEquations(Equations):
         of_n = (1 - z) * (1 - n * n)
         of_z = (gated - n) * z * (1 - z)
         of_r = of_n * inner * r * (1 - r)
-        self._grads, self._of_products = torch.empty_like(act), torch.empty_like(act)
+        self.of_inputs, self.of_products = torch.empty_like(act), torch.empty_like(act)
         self._slopes = [
             rows_of(one, self.sizes)
             for one in (
                 torch.stack((of_r, of_z, of_n), 1),  # d (arguments of the gates) / d h, through x
                 torch.stack((of_r, of_z, of_n * r), 1),  # through the state
                 z,
-                self._grads,
-                self._of_products,
+                self.of_inputs,
+                self.of_products,
             )
         ]
 
@@ -264,13 +240,5 @@ class GruEquations(Equations):
         dh.addmm_(grad_products, self.weight_hh)
 
     @property
-    def of_inputs(self) -> Tensor:
-        return self._grads
-
-    @property
-    def of_products(self) -> Tensor:
-        return self._of_products
-
-    @property
     def of_extra(self) -> Tensor:
-        return self._of_products[:, -self.weight_hh.shape[1] :].sum(0)
+        return self.of_products[:, -self.weight_hh.shape[1] :].sum(0)

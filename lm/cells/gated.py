@@ -35,15 +35,6 @@ class Reading(NamedTuple):
     changes_input: bool = False
 
 
-class _Call(NamedTuple):
-    """Arguments of :func:`lm.cells.unrolled.unrolled` for a call."""
-
-    cell: Cell
-    inputs: Tensor
-    weights: CellWeights
-    tensors: MaybeTensors
-
-
 class GatedLayer(nn.Module, ABC):
     """One layer of LSTM or GRU equations with one bias vector; subclasses provide the gating.
 
@@ -170,8 +161,8 @@ class GatedLayer(nn.Module, ABC):
             recurrent = self.weight_hh
             h, c = (part.to(recurrent.dtype) for part in state)
             rows = self._scaled(inputs.flatten(0, 1).to(recurrent.dtype))
-            call = self._call(rows, recurrent)
-            found = activations(call.cell, call.inputs, [streams] * steps, (h, c), *call[2:], masks)
+            cell, rows, weights, tensors = self._call(rows, recurrent)
+            found = activations(cell, rows, [streams] * steps, (h, c), weights, tensors, masks)
         return found.view(steps, streams, self.equations.kinds, self.hidden_size)
 
     def _run(
@@ -183,7 +174,8 @@ class GatedLayer(nn.Module, ABC):
     def _scaled(self, inputs: Tensor) -> Tensor:
         return inputs if self.input_scale is None else self.input_scale(inputs)
 
-    def _call(self, inputs: Tensor, recurrent: Tensor) -> "_Call":
+    def _call(self, inputs: Tensor, recurrent: Tensor) -> tuple[Cell, Tensor, CellWeights, MaybeTensors]:
+        """Arguments of :func:`lm.cells.unrolled.unrolled` for a call."""
         gating, tensors, changes_input = self._reading(inputs)
         weight: Tensor | None = self.weight_ih
         bias: Tensor | None = self.bias
@@ -192,9 +184,7 @@ class GatedLayer(nn.Module, ABC):
             bias, extra = None, torch.stack((self.gain.weight, self.bias))
         if not changes_input:  # then one product serves all tokens
             inputs, weight, bias = nn.functional.linear(inputs, self.weight_ih, bias), None, None
-        return _Call(
-            Cell(gating, self.equations), inputs, CellWeights(weight, recurrent, bias, extra), tensors
-        )
+        return Cell(gating, self.equations), inputs, CellWeights(weight, recurrent, bias, extra), tensors
 
     @abstractmethod
     def _reading(self, inputs: Tensor) -> Reading:
