@@ -62,9 +62,25 @@ class RequiredPhrases:
         """Exclude </s> before all phrases have occurred."""
         log_probs[~self.complete(history), self._eos] = -INFINITY
 
-    def until(self, max_length: int) -> "RequiredInTime":
-        """The rule for decoding without banks."""
-        return RequiredInTime(self, max_length)
+    def restrict_in_time_(self, max_length: int, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
+        """Exclude </s> before all phrases have occurred, and tokens after which the rest has no room.
+
+        For decoding without banks: as soon as the room up to ``max_length`` is needed, the phrases follow.
+        """
+        self.restrict_(log_probs, history, sources)
+        left = max_length - history.shape[1] - 1  # after the next token
+        progress = self.progress(history)
+        lengths = progress.new_tensor([len(phrase) for phrase in self._phrases])
+        needed = lengths.masked_fill(progress == lengths, 0).sum(1)  # after any token of no phrase
+        late = ((needed > left) & (needed > 0)).nonzero()[:, 0]
+        if not len(late):
+            return
+        only = torch.full_like(log_probs[late], -INFINITY)
+        for token in self.next_tokens.to(history.device):
+            after = torch.cat([history[late], token.expand(len(late), 1)], 1)
+            fits = self.tokens - self.progress(after).sum(1) <= left
+            only[fits, token] = log_probs[late[fits], token]
+        log_probs[late] = only
 
     def offered(self, values: Tensor, tokens: Tensor, best: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates ``best``, ``tokens`` (R, k), and those that go on with a phrase: twice (R, k + P).
@@ -93,28 +109,3 @@ class RequiredPhrases:
         rank = torch.nn.functional.one_hot(banks, count).cumsum(1).gather(2, banks[..., None])[..., 0] - 1
         rank = rank.masked_fill(merits == -INFINITY, merits.shape[1])
         return (rank * count + self.tokens - banks).argsort(dim=1, stable=True)
-
-
-class RequiredInTime:
-    """Required phrases without banks: as soon as the room up to ``max_length`` is needed, they follow."""
-
-    def __init__(self, required: RequiredPhrases, max_length: int) -> None:
-        self._required, self._max_length = required, max_length
-
-    def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
-        """Exclude </s> before all phrases have occurred, and tokens after which the rest has no room."""
-        required = self._required
-        required.restrict_(log_probs, history, sources)
-        left = self._max_length - history.shape[1] - 1  # after the next token
-        progress = required.progress(history)
-        lengths = progress.new_tensor([len(phrase) for phrase in required._phrases])
-        needed = lengths.masked_fill(progress == lengths, 0).sum(1)  # after any token of no phrase
-        late = ((needed > left) & (needed > 0)).nonzero()[:, 0]
-        if not len(late):
-            return
-        only = torch.full_like(log_probs[late], -INFINITY)
-        for token in required.next_tokens.to(history.device):
-            after = torch.cat([history[late], token.expand(len(late), 1)], 1)
-            fits = required.tokens - required.progress(after).sum(1) <= left
-            only[fits, token] = log_probs[late[fits], token]
-        log_probs[late] = only

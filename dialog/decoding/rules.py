@@ -1,12 +1,13 @@
 """Rules on responses, as masks of the next token's log-probabilities.
 
-A :class:`Rule` lowers log-probabilities in place, given the tokens so far. Rules that are off do not exist.
+A :data:`Rule` lowers the log-probabilities (R, V) of the next token in place, given the history (R, t) and
+the sources (R,) of the rows. Rules that are off do not exist.
 
 R rows · t tokens so far · V words · P phrases.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +18,7 @@ from dialog.decoding.steps import Marks, Texts
 from lm.errors import DivergenceError
 from lm.heads.sampling import INFINITY
 
-
-class Rule(Protocol):
-    """A rule on the next token."""
-
-    def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
-        """Lower ``log_probs`` (R, V) after the ``history`` (R, t) of rows of ``sources`` (R,), in place."""
+Rule = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Rules:
@@ -38,13 +34,14 @@ class Rules:
         self.required = RequiredPhrases(texts.require, marks.eos) if texts.require else None
         self._rules: list[Rule] = []
         if config.no_repeat_ngram:
-            self._rules.append(RepeatedNgrams(config.no_repeat_ngram))
+            self._rules.append(RepeatedNgrams(config.no_repeat_ngram).restrict_)
         if config.block_context_ngram:
-            self._rules.append(ContextNgrams(config.block_context_ngram, texts.contexts))
+            self._rules.append(ContextNgrams(config.block_context_ngram, texts.contexts).restrict_)
         if phrases := [phrase for phrase in texts.forbid if len(phrase) > 1]:
-            self._rules.append(ForbiddenPhrases(phrases))
+            self._rules.append(ForbiddenPhrases(phrases).restrict_)
         if self.required:
-            self._rules.append(self.required.until(config.max_length) if deadline else self.required)
+            in_time = partial(self.required.restrict_in_time_, config.max_length)
+            self._rules.append(in_time if deadline else self.required.restrict_)
 
     def apply(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> Tensor:
         """A copy of ``log_probs`` (R, V), -inf at tokens that are excluded after the history (R, t).
@@ -62,7 +59,7 @@ class Rules:
         ids = torch.tensor(blocked, dtype=torch.long, device=log_probs.device)
         log_probs = log_probs.index_fill(1, ids, -INFINITY)
         for rule in self._rules:
-            rule.restrict_(log_probs, history, sources)
+            rule(log_probs, history, sources)
         return log_probs
 
 
