@@ -30,4 +30,4 @@ def chat(
     decode = decoding_of(run, overrides).config.decode
     from dialog.chat.terminal import chat as converse
 
-    raise typer.Exit(converse(run, others=others, checkpoint=checkpoint, decode=decode, replay=replay))
+    converse(run, others=others, checkpoint=checkpoint, decode=decode, replay=replay)

@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dialog.chat.conversation import Conversation, Exchange
-from dialog.chat.differences import difference, other_settings, other_weights
-from dialog.chat.side_by_side import SAYS_NOTHING, SideBySide
-from dialog.chat.transcript import HUMAN, MODEL, one_line, read_transcript
+from dialog.chat.conversation import SAYS_NOTHING, Conversation, Exchange, SideBySide
+from dialog.chat.transcript import (
+    HUMAN,
+    MODEL,
+    difference,
+    one_line,
+    other_settings,
+    other_weights,
+    read_transcript,
+)
 from dialog.config import DialogConfig
 from dialog.decoding.config import ONE_GROUP, DecodeConfig
 from dialog.metrics.distinct import loops

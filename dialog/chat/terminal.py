@@ -32,8 +32,8 @@ def chat(
     replay: Path | None = None,
     source: TextIO | None = None,
     output: TextIO | None = None,
-) -> int:
-    """Talk with the model of a run until the input ends. Return the exit code.
+) -> None:
+    """Talk with the model of a run until the input ends.
 
     A terminal gets a prompt, history and completion. Ctrl-C stops a reply and Ctrl-D exits. Otherwise each
     line of ``source`` is answered by a line of ``output``. They default to the standard streams. ``others``
@@ -48,7 +48,6 @@ def chat(
         lambda other: open_conversation(other, checkpoint, None),
     )
     converse(repl, source or sys.stdin, output or sys.stdout, replay)
-    return 0
 
 
 def open_conversation(
