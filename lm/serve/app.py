@@ -33,29 +33,23 @@ class Served(Protocol):
     @property
     def created(self) -> int:
         """Unix time of the weights."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Hash of the weights."""
-        ...
 
     @property
     def about(self) -> Mapping[str, Any]:
         """Facts for ``/v1/models`` and the page."""
-        ...
 
     def chat_job(self, request: ChatRequest) -> Job:
         """A job whose result is an :class:`Answer`."""
-        ...
 
     def inspect_job(self, request: InspectRequest) -> Job:
         """A job whose result is a JSON object."""
-        ...
 
     def completion_jobs(self, request: CompletionRequest) -> Sequence[Job]:
         """A job for every prompt, whose results are :class:`Answer`."""
-        ...
 
 
 class Server:

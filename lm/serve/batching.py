@@ -1,16 +1,20 @@
 """The queue of requests: those that wait are decoded together, by one thread."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from lm.serve.failure import ApiError
-from lm.serve.thread import DaemonThread
 from lm.steps import Check
+
+ResultT = TypeVar("ResultT")
 
 LINGER = 0.5  # times the duration of a batch, in which its clients are expected to ask again after it
 BATCH_SECONDS = 60.0  # that a batch may take
@@ -99,7 +103,7 @@ class Batcher:
         finally:
             thread.end()
 
-    async def _work(self, thread: DaemonThread) -> None:
+    async def _work(self, thread: "DaemonThread") -> None:
         expected, until = 1, 0.0
         while True:
             if not self.waiting:
@@ -143,7 +147,7 @@ class Batcher:
         rows = job.rows + sum(one.rows for one in batch)
         return job.group == batch[0].group and len(batch) < self._most and rows <= self._rows
 
-    async def _run(self, batch: Sequence[Entry], thread: DaemonThread) -> None:
+    async def _run(self, batch: Sequence[Entry], thread: "DaemonThread") -> None:
         jobs, futures = [job for job, _ in batch], [future for _, future in batch]
         self._ran(len(jobs))
         found = await asyncio.wrap_future(thread.call(partial(_outcome, jobs, self._check(futures))))
@@ -171,6 +175,33 @@ class Batcher:
         """Refuse further jobs; :meth:`work` returns after those that wait."""
         self._closed = True
         self._arrived.set()
+
+
+class DaemonThread:
+    """A thread that makes calls in turn until :meth:`end`. A call that hangs does not keep the process.
+
+    Threads of the standard library's executors are no daemons, so the interpreter waits for them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], ResultT]) -> Future[ResultT]:
+        """Enqueue a call. The function must not raise."""
+        future: Future[ResultT] = Future()
+        self._calls.put((function, future))
+        return future
+
+    def end(self) -> None:
+        """End the thread after the calls that wait."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            function, future = entry
+            if future.set_running_or_notify_cancel():
+                future.set_result(function())
 
 
 def _answered(future: "asyncio.Future[Any]") -> bool:

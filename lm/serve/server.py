@@ -1,6 +1,7 @@
 """The process that serves: address, keys, limits of connections, and the end by a signal."""
 
 import asyncio
+import ctypes
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +16,15 @@ from lm.errors import ConfigError, visible
 from lm.serve.app import Served, Server
 from lm.serve.connections import Connection
 from lm.serve.gate import Policy
-from lm.serve.memory import keep_freed_memory
 from lm.stop import StopFlag
 
 BACKLOG = 128  # connections that the system keeps until they are accepted
 SHORTEST_KEY = 16  # characters
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 STOPPING = "finishing the requests that have come; another signal ends at once"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+_LARGEST = 32 << 20  # bytes, the highest threshold that every glibc takes
+_KEPT = 256 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,20 @@ def answer_at(
         timeout_graceful_shutdown=limits.stop,
     )
     asyncio.run(_Uvicorn(config, ready).serve([listener]))
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep up to 256 MiB of freed memory, instead of returning it to the system.
+
+    A step of decoding allocates some MiB, and fresh pages cost as much time as the arithmetic on them. It has
+    no effect without glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST)
+    mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 class _Uvicorn(uvicorn.Server):

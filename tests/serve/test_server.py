@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from lm.errors import ConfigError
-from lm.serve import memory
+from lm.serve import server
 from lm.serve.server import Address, is_loopback, named_runs, read_keys
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,11 @@ def ask(text: str) -> dict[str, object]:
 def test_memory_is_kept_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    memory.keep_freed_memory()
+    monkeypatch.setattr(server.ctypes, "CDLL", lambda name: library)
+    server.keep_freed_memory()
     assert [parameter for parameter, _ in calls] == [-3, -1]
     del library.mallopt
-    memory.keep_freed_memory()
+    server.keep_freed_memory()
     assert len(calls) == 2
 
 
