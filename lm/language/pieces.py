@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -27,20 +27,6 @@ class TextLine(NamedTuple):
     text: str
     characters: int  # of the source, line end included; bytes if it is read as bytes
     ends: bool  # the line ends here
-
-
-class Piece(Protocol):
-    """A piece of a source; ``name`` is for messages, ``size`` is its approximate number of bytes."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def cut(self, start: int, stop: int) -> Self: ...
-
-    def lines(self, log: InputLog) -> Iterator[TextLine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +175,7 @@ class CopiesPiece:
             words = [str(token) for token in drawn.tolist()]
             text = f"{' '.join(words)} | {' '.join(reversed(words))}"
             yield TextLine(number, text, len(text) + 1, True)
+
+
+# Each has a name for messages, an approximate size in bytes, and lines.
+Piece = FilePiece | RowsPiece | CopiesPiece

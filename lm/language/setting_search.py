@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from lm.disk.storage import JSON, read_json, write_json
 from lm.errors import ConfigError, DivergenceError, StorageError, require
@@ -52,54 +52,32 @@ class SearchedSettings:
     searched_on: str
 
 
-class SettingSearch(Protocol):
-    """A search strategy: the settings to try."""
-
-    option: ClassVar[str]  # of the command line
-    chooses: ClassVar[tuple[str, ...]]  # fields of the setting that it sets
-    file: ClassVar[str]  # file of the results
-
-    @property
-    def options(self) -> list[str]:
-        """Options of the command line that request the search."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Number of settings."""
-        ...
-
-    def label(self, base: DynamicSetting) -> str:
-        """Label of the result in evaluations."""
-        ...
-
-    def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
-        """The next setting after the ``tried`` ones; ``base`` is not in original scaling."""
-        ...
-
-
 @dataclass(frozen=True)
 class Grid:
     """Every η with every λ of the grid of Krause et al. (2018), in proportion to the window."""
 
-    option: ClassVar[str] = "--grid"
-    chooses: ClassVar[tuple[str, ...]] = ("lr", "decay")
-    file: ClassVar[str] = "grid.json"
+    option: ClassVar[str] = "--grid"  # of the command line
+    chooses: ClassVar[tuple[str, ...]] = ("lr", "decay")  # fields of the setting that the search sets
+    file: ClassVar[str] = "grid.json"  # of the results
 
     @property
     def options(self) -> list[str]:
+        """Options of the command line that request the search."""
         return [self.option]
 
     @property
     def count(self) -> int:
+        """Number of settings."""
         return len(GRID_LR) * len(GRID_DECAY)
 
     def label(self, base: DynamicSetting) -> str:
+        """Label of the result in evaluations."""
         usual = DYNAMIC_SETTINGS["default"]
         same = (base.eps, base.scaling) == (usual.eps, usual.scaling)
         return "-".join(["grid", *([] if same else [f"eps-{base.eps:g}"]), *unusual(base)])
 
     def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
+        """The next setting after the ``tried`` ones; ``base`` is not in original scaling."""
         factor = base.window / ADAPT_LENGTH
         lr, decay = divmod(len(tried), len(GRID_DECAY))
         return replace(base, lr=GRID_LR[lr] * factor, decay=GRID_DECAY[decay] * factor)
@@ -154,6 +132,9 @@ class Draws:
             for one in tried
         ]
         return replace(base, **next_draw(str(len(tried)), trials, ranges).params)
+
+
+SettingSearch = Grid | Draws
 
 
 def require_free(search: SettingSearch, changed: Collection[str]) -> None:
