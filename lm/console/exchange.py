@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, cast
+from typing import Annotated, Literal
 
 import typer
 from pydantic import BaseModel
@@ -16,19 +16,11 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, config_of
 
 
-class FamilyExchange(Protocol):
-    """A family's functions for ``export`` and ``import``."""
-
-    def export_run(self, run: Path, out: Path, checkpoint: str, licence: str | None) -> None: ...
-
-    def import_run(self, folder: Path, run: Path) -> None: ...
-
-
 def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module: str) -> None:
-    """Add the commands ``export`` and ``import``; ``module`` has their functions and loads transformers."""
+    """Add the commands ``export`` and ``import``.
 
-    def exchange() -> FamilyExchange:
-        return cast(FamilyExchange, import_module(module))
+    ``module`` has the functions ``export_run`` and ``import_run``, and loads transformers.
+    """
 
     text = "Write the model of a run as a folder for other programs: weights, tokenizer and model card."
 
@@ -49,7 +41,7 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
             raise StorageError(f"{run}: no checkpoint {checkpoint!r}; choose last, or train the run first")
         require_exportable(out)
         require_transformers(f"export --to {to}")
-        exchange().export_run(run, out, checkpoint, license)
+        import_module(module).export_run(run, out, checkpoint, license)
         show(f"{out}: written")
 
     text = "Write an exported folder as a run, with the same weights bit for bit."
@@ -64,5 +56,5 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         require_export(folder, family)
         require_new_run(run)
         require_transformers("import")
-        exchange().import_run(folder, run)
+        import_module(module).import_run(folder, run)
         show(f"{run}: written")
