@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm.disk.storage import sha256_file
 from lm.errors import StorageError, visible
-from lm.runs.checkpoint import CheckpointStore
+from lm.runs.checkpoint import CheckpointStore, CommitReport
 from lm.runs.commit import FileRecord
 from lm.runs.evaluations import damaged_records
 from lm.runs.inputs import (
@@ -28,16 +28,6 @@ _OLDER = "made by an older version: its files and its log are not compared; the 
 
 
 @dataclass(frozen=True)
-class CheckedCommit:
-    """A commit of a run: its hash, its size, and its problem, if any."""
-
-    step: int
-    state_sha256: str | None
-    bytes: int
-    problem: str | None
-
-
-@dataclass(frozen=True)
 class RunCheck:
     """Result of a check of a run.
 
@@ -48,7 +38,7 @@ class RunCheck:
 
     step: int | None
     state_sha256: str | None
-    commits: Sequence[CheckedCommit]
+    commits: Sequence[CommitReport]
     problems: Sequence[str]
     notes: Sequence[str]
 
@@ -81,11 +71,8 @@ def check_run(run: Path) -> RunCheck:
         problems += damaged_outputs(run / CORPUS)
     return RunCheck(
         step=None if last.problem else last.step,
-        state_sha256=last.state_sha256 or None,
-        commits=[
-            CheckedCommit(one.step, one.state_sha256 or None, one.size, one.problem or None)
-            for one in reports
-        ],
+        state_sha256=last.state_sha256,
+        commits=reports,
         problems=problems,
         notes=notes,
     )

@@ -46,13 +46,12 @@ _SLACK = 1 << 20  # bytes of a commit besides its tensors
 
 @dataclass(frozen=True)
 class CommitReport:
-    """Result of a check of one commit; ``problem`` is empty if it is intact, ``size`` is in bytes."""
+    """Result of a check of one commit: its hash, its size, and its problem, if any."""
 
     step: int
-    path: Path
-    problem: str
-    state_sha256: str = ""
-    size: int = 0
+    state_sha256: str | None
+    bytes: int
+    problem: str | None
 
 
 class CheckpointStore:
@@ -307,9 +306,9 @@ class CheckpointStore:
         for step, path in self._folders():
             try:
                 commit = Commit.read(path)
-                reports.append(CommitReport(step, path, "", commit.state_sha256, commit.size))
+                reports.append(CommitReport(step, commit.state_sha256, commit.size, None))
             except StorageError as error:
-                reports.append(CommitReport(step, path, str(error)))
+                reports.append(CommitReport(step, None, 0, str(error)))
         return reports
 
     def _path(self, step: int) -> Path:
