@@ -10,7 +10,7 @@ of a response.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -157,16 +157,8 @@ class Batch:
         """Move the batch to a device, except the lengths, which packing needs on the CPU."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in ("utterances", "context", "floors", "inputs", "targets", "order")
-        }
-        return Batch(
-            utterance_lengths=self.utterance_lengths,
-            context_lengths=self.context_lengths,
-            lengths=self.lengths,
-            **moved,
-        )
+        names = ("utterances", "context", "floors", "inputs", "targets", "order")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def collate(items: Sequence[Item], pad: int) -> Batch:

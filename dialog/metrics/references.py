@@ -12,7 +12,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +117,9 @@ def _item(number: int, turn: int, dialog: Dialog, responses: Sequence[Utterance]
 
 def write_references(path: Path, items: Sequence[ReferenceItem]) -> None:
     """Write items in the layout of ``test_multi_ref.json``, one per line. Raises StorageError on failure."""
-    rows = [
-        {
-            "dialog": item.dialog,
-            "turn": item.turn,
-            "topic": item.topic,
-            "speaker": item.speaker,
-            "context": item.context,
-            "responses": item.responses,
-            "resp_dialog_acts": item.acts,
-        }
-        for item in items
-    ]
+    rows = [asdict(item) for item in items]
+    for row in rows:
+        row["resp_dialog_acts"] = row.pop("acts")
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     write_atomic(path, f"[\n{lines}\n]\n".encode())
 

@@ -46,7 +46,6 @@ class Cuttable(Protocol):
 
     def cut(self, start: int, stop: int) -> Self:
         """The lines that begin at these bytes of the piece; of neighbouring ranges, every line is in one."""
-        ...
 
 
 T = TypeVar("T", bound=Cuttable)

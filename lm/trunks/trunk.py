@@ -18,7 +18,6 @@ class RowState(Protocol):
 
     def select(self, rows: Tensor) -> Self:
         """State whose row i is row ``rows[i]`` of the present one. Rows may repeat or be dropped."""
-        ...
 
 
 class TrunkState(ABC):
