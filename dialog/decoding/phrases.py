@@ -11,19 +11,12 @@ from torch import Tensor
 from lm.heads.sampling import INFINITY
 
 
-class ForbiddenPhrases:
-    """Phrases of two tokens or more that no response contains."""
-
-    def __init__(self, phrases: Sequence[Sequence[int]]) -> None:
-        self._phrases = [torch.tensor(phrase) for phrase in phrases]
-
-    def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
-        """Exclude tokens that would complete a phrase."""
-        for phrase in self._phrases:
-            start = history.shape[1] - len(phrase) + 1
-            if start >= 0:
-                rows = (history[:, start:] == phrase[:-1].to(history.device)).all(1)
-                log_probs[rows, phrase[-1]] = -INFINITY
+def no_phrase_(phrase: Tensor, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
+    """Exclude the token that would complete a phrase of two tokens or more."""
+    start = history.shape[1] - len(phrase) + 1
+    if start >= 0:
+        rows = (history[:, start:] == phrase[:-1].to(history.device)).all(1)
+        log_probs[rows, phrase[-1]] = -INFINITY
 
 
 class RequiredPhrases:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dialog.decoding.config import DecodeConfig
-from dialog.decoding.phrases import ForbiddenPhrases, RequiredPhrases
+from dialog.decoding.phrases import RequiredPhrases, no_phrase_
 from dialog.decoding.steps import Marks, Texts
 from lm.errors import DivergenceError
 from lm.heads.sampling import INFINITY
@@ -34,11 +34,12 @@ class Rules:
         self.required = RequiredPhrases(texts.require, marks.eos) if texts.require else None
         self._rules: list[Rule] = []
         if config.no_repeat_ngram:
-            self._rules.append(RepeatedNgrams(config.no_repeat_ngram).restrict_)
+            self._rules.append(partial(no_repeated_ngram_, config.no_repeat_ngram))
         if config.block_context_ngram:
             self._rules.append(ContextNgrams(config.block_context_ngram, texts.contexts).restrict_)
-        if phrases := [phrase for phrase in texts.forbid if len(phrase) > 1]:
-            self._rules.append(ForbiddenPhrases(phrases).restrict_)
+        for phrase in texts.forbid:
+            if len(phrase) > 1:
+                self._rules.append(partial(no_phrase_, torch.tensor(phrase)))
         if self.required:
             in_time = partial(self.required.restrict_in_time_, config.max_length)
             self._rules.append(in_time if deadline else self.required.restrict_)
@@ -63,21 +64,15 @@ class Rules:
         return log_probs
 
 
-class RepeatedNgrams:
-    """No n-gram occurs twice in a response."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
-        """Exclude tokens that would complete an n-gram of the history."""
-        length = history.shape[1]
-        if self._size > length:
-            return
-        windows = history.unfold(1, self._size, 1)  # (R, t - n + 1, n)
-        tail = history[:, length - self._size + 1 :]  # (R, n - 1)
-        row, place = (windows[..., :-1] == tail.unsqueeze(1)).all(-1).nonzero(as_tuple=True)
-        log_probs[row, windows[row, place, -1]] = -INFINITY
+def no_repeated_ngram_(size: int, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
+    """Exclude tokens that would complete an n-gram of the history, so that none occurs twice."""
+    length = history.shape[1]
+    if size > length:
+        return
+    windows = history.unfold(1, size, 1)  # (R, t - n + 1, n)
+    tail = history[:, length - size + 1 :]  # (R, n - 1)
+    row, place = (windows[..., :-1] == tail.unsqueeze(1)).all(-1).nonzero(as_tuple=True)
+    log_probs[row, windows[row, place, -1]] = -INFINITY
 
 
 class ContextNgrams:
