@@ -39,17 +39,6 @@ class Job:
 Entry = tuple[Job, "asyncio.Future[Any]"]
 
 
-class TooSlowError(ApiError):
-    """A batch that takes longer than it may."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            400,
-            f"decoding takes more than {seconds:g} seconds; ask for fewer tokens, beams or replies",
-            code="too_slow",
-        )
-
-
 class Batcher:
     """Runs jobs in a thread, oldest first, each with the waiting ones of its group.
 
@@ -165,7 +154,8 @@ class Batcher:
 
         def check() -> None:
             if time.monotonic() > end:
-                raise TooSlowError(self._seconds)
+                slow = f"decoding takes more than {self._seconds:g} seconds"
+                raise ApiError(400, f"{slow}; ask for fewer tokens, beams or replies", code="too_slow")
             if all(future.done() for future in futures):
                 raise ApiError(499, "the client has left")
 

@@ -28,21 +28,6 @@ _KEPT = 256 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of connections: their number at once, and whole seconds.
-
-    Args:
-        connections: further ones get status 503, unless one of these is silent.
-        idle: time that a silent client, or one that does not read its answer, has.
-        stop: time that the last answers after a signal may take.
-    """
-
-    connections: int = 256
-    idle: int = 20
-    stop: int = 60
-
-
-@dataclass(frozen=True)
 class Address:
     """The address to listen at, and the file of API keys, if any."""
 
@@ -129,14 +114,20 @@ def answer_at(
     listener: socket.socket,
     server: Server,
     ready: Callable[[], None] = lambda: None,
-    limits: Limits | None = None,
+    *,
+    connections: int = 256,
+    idle: int = 20,
+    stop: int = 60,
 ) -> None:
     """Answer requests at a bound socket until a signal, then finish those that have come.
 
-    ``ready`` is called when the first request can be answered.
+    Args:
+        ready: called when the first request can be answered.
+        connections: number at once; further ones get status 503, unless one of these is silent.
+        idle: seconds that a silent client, or one that does not read its answer, has.
+        stop: seconds that the last answers after a signal may take.
     """
     keep_freed_memory()
-    limits = limits or Limits()
     config = uvicorn.Config(
         server.app,
         http=Connection,
@@ -146,9 +137,9 @@ def answer_at(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=limits.idle,
-        timeout_graceful_shutdown=limits.stop,
+        limit_concurrency=connections,
+        timeout_keep_alive=idle,
+        timeout_graceful_shutdown=stop,
     )
     asyncio.run(_Uvicorn(config, ready).serve([listener]))
 

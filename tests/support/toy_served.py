@@ -14,7 +14,7 @@ from lm.serve.app import Server
 from lm.serve.batching import Job
 from lm.serve.gate import Policy
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
-from lm.serve.server import Limits, answer_at
+from lm.serve.server import answer_at
 from lm.steps import Check
 
 
@@ -61,6 +61,6 @@ def unix_socket(path: Path) -> socket.socket:
 if __name__ == "__main__":
     app.LAST_SECONDS = 0.2
     server = Server({"toy": ToyServed()}, Policy(), log=lambda line: print(line, flush=True))
-    limits = Limits(**json.loads(sys.argv[2]))
-    answer_at(unix_socket(Path(sys.argv[1])), server, lambda: print("ready", flush=True), limits)
+    limits = json.loads(sys.argv[2])
+    answer_at(unix_socket(Path(sys.argv[1])), server, lambda: print("ready", flush=True), **limits)
     print("ended", flush=True)
