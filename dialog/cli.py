@@ -53,7 +53,6 @@ from lm.tuning.cli import add_tune
 if TYPE_CHECKING:
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.report.page_parts import ReportFamily
     from lm.text.prepared_folder import Prepared
 
 app = new_app(
@@ -365,13 +364,7 @@ def references(
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")
 
 
-def _family() -> "ReportFamily":
-    from dialog.report import dialog_family
-
-    return dialog_family()
-
-
-add_compare_and_report(app, "dialog runs/softmax runs/mos", _family)
+add_compare_and_report(app, "dialog runs/softmax runs/mos", "dialog.report")
 
 
 app.command("distinct")(human_distinct)

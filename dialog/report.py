@@ -13,20 +13,6 @@ from lm.runs.evaluations import Evaluation
 _OLDER = "No samples: a version that kept none made the evaluation; run `dialog evaluate` again."
 
 
-def dialog_family() -> ReportFamily:
-    """The report's part for dialog models."""
-    return ReportFamily(
-        program="dialog",
-        schema=DialogConfig,
-        units="conversations",
-        compare=compare,
-        tables=comparison_tables,
-        scores=lambda comparison: COMPARED_SCORES,
-        samples=_samples,
-        remarks=_remarks,
-    )
-
-
 def _remarks(evaluations: Sequence[Evaluation], names: Names) -> list[str]:
     """A sentence on BLEU and variety, and the warnings of the evaluations."""
     scores = []
@@ -65,3 +51,15 @@ def _samples(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
 
 def _plain(text: str) -> str:
     return " ".join(sanitize(text).split())
+
+
+FAMILY = ReportFamily(
+    program="dialog",
+    schema=DialogConfig,
+    units="conversations",
+    compare=compare,
+    tables=comparison_tables,
+    scores=lambda comparison: COMPARED_SCORES,
+    samples=_samples,
+    remarks=_remarks,
+)

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from lm.config.load import Resolved
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult, Verdict
-    from lm.report.page_parts import ReportFamily
 
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
@@ -378,13 +377,9 @@ def score(
     show(*scoring_tables(result))
 
 
-def _family() -> "ReportFamily":
-    from lm.analysis.report import lm_family
-
-    return lm_family()
+add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", "lm.analysis.report")
 
 
-add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", _family)
 app.add_typer(analyze, name="analyze")
 for command in (bottleneck, reverse_copy, serve):
     app.command()(command)

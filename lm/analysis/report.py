@@ -32,20 +32,6 @@ _MARKED = 1.0  # nats of a gain or loss that a mark shows
 _POINTS = 400  # of a line of singular values
 
 
-def lm_family() -> ReportFamily:
-    """The report's part for language models."""
-    return ReportFamily(
-        program="lm",
-        schema=LmConfig,
-        units="blocks of tokens",
-        compare=compare,
-        tables=comparison_tables,
-        scores=lambda comparison: {score: score for score in comparison.scores or ()},
-        samples=_passages,
-        further=_further,
-    )
-
-
 def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
     """Passages as each run reads them."""
     common = common_samples(evaluations)
@@ -134,3 +120,15 @@ def _falling(spectrum: RankResult) -> list[tuple[float, float]]:
         for index in range(0, len(values), step)
         if values[index] > 0
     ]
+
+
+FAMILY = ReportFamily(
+    program="lm",
+    schema=LmConfig,
+    units="blocks of tokens",
+    compare=compare,
+    tables=comparison_tables,
+    scores=lambda comparison: {score: score for score in comparison.scores or ()},
+    samples=_passages,
+    further=_further,
+)

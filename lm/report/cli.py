@@ -1,6 +1,7 @@
 """The commands ``compare`` and ``report`` of both command-line programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,10 +37,10 @@ EvaluationName = Annotated[
 ResampleCount = Annotated[int, typer.Option(metavar="N", help="Bootstrap resamples.")]
 
 
-def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], "ReportFamily"]) -> None:
+def add_compare_and_report(app: typer.Typer, example: str, module: str) -> None:
     """Add the commands ``compare`` and ``report`` to a program.
 
-    ``example`` has the program's name and two runs. ``family`` is called to load the family's part.
+    ``example`` has the program's name and two runs. ``module`` has the family's part as ``FAMILY``.
     """
     program, runs_named = example.split(" ", 1)
 
@@ -51,10 +52,10 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         json_file: JsonFile = None,
     ) -> None:
         found, others = _runs_among(runs, files=True)
-        chosen = family()
-        result = chosen.compare(found, name, resamples)
+        family: ReportFamily = import_module(module).FAMILY
+        result = family.compare(found, name, resamples)
         write_result(json_file, result)
-        show(*chosen.tables(result), *others)
+        show(*family.tables(result), *others)
 
     @app.command(help=f"{REPORT}\n\nExample: {program} report {runs_named} --out report.html")
     def report(
@@ -66,7 +67,7 @@ def add_compare_and_report(app: typer.Typer, example: str, family: Callable[[], 
         from lm.report.page import report_of
 
         found, others = _runs_among(runs)
-        verdict, page = report_of(family(), found, name, resamples)
+        verdict, page = report_of(import_module(module).FAMILY, found, name, resamples)
         write_atomic(out, page)
         show(verdict.headline, *others, f"{out}: written; open it in a browser")
 

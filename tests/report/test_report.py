@@ -16,8 +16,8 @@ import pytest
 from dialog.cli import main as dialog_main
 from dialog.compare import compare
 from dialog.config import DialogConfig
-from dialog.report import dialog_family
-from lm.analysis.report import lm_family
+from dialog.report import FAMILY as DIALOG
+from lm.analysis.report import FAMILY as LM
 from lm.bootstrap import Interval, intervals
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
@@ -61,7 +61,7 @@ def dialog_run(
 
 
 def page_of(*runs: Path) -> str:
-    return report_of(dialog_family(), runs, None, 1000)[1].decode()
+    return report_of(DIALOG, runs, None, 1000)[1].decode()
 
 
 class Strict(HTMLParser):
@@ -310,7 +310,7 @@ def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
     RankResult(np.array([8.0, 4.0, 1e-20]), (3, 5)).save(runs[1] / "analysis/rank-test.npz")
     (runs[0] / "analysis").mkdir()
     (runs[0] / "analysis/rank-test.npz").write_bytes(b"damaged")
-    told, data = report_of(lm_family(), runs, None, 1000)
+    told, data = report_of(LM, runs, None, 1000)
     shown = "".join(tree_of(data.decode()).itertext())
     assert told.headline.startswith("a is better than b")
     assert "<b>▼" in shown, "b loses two nats on it"
@@ -333,7 +333,7 @@ def test_lm_report_is_a_command(tmp_path: Path, ending: Callable[..., Outcome]) 
 def test_a_browser_shows_and_prints_it(tmp_path: Path) -> None:
     runs = [dialog_run(tmp_path / name, better=better) for name, better in (("a", 0.0), ("b", 0.2))]
     out = tmp_path / "r.html"
-    out.write_bytes(report_of(dialog_family(), runs, None, 1000)[1])
+    out.write_bytes(report_of(DIALOG, runs, None, 1000)[1])
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     start = partial(subprocess.run, capture_output=True, check=True, timeout=90)
     start([str(CHROMIUM), *options, f"--print-to-pdf={tmp_path / 'r.pdf'}", out.as_uri()])
