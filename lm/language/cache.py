@@ -12,6 +12,7 @@ T tokens · N words in the cache · H hidden size.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -177,13 +178,9 @@ def search_cache(trained: TrainedLm, size: int, *, paper: bool = False) -> Cache
     searched = [  # the best λ of every θ
         min(
             (TriedCache(theta, share, float(scores.nll(place, share).sum()) / tokens) for share in SHARES),
-            key=_nats,
+            key=attrgetter("nll"),
         )
         for place, theta in enumerate(THETAS)
     ]
-    best = min(searched, key=_nats)
+    best = min(searched, key=attrgetter("nll"))
     return CacheChoice(best.theta, best.share, searched, tokens, source)
-
-
-def _nats(tried: TriedCache) -> float:
-    return tried.nll

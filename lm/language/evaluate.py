@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -169,21 +170,15 @@ def _measured(
     sampler = wanted.sampler(trained.model)
     advance = Steps(len(text.ids) * (wanted.passes + len(members)), progress).advance
 
+    score = partial(token_nll, ids=text.ids, paper=paper, advance=advance)
+
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
         window = READ_LENGTH if model is None else trained.config.window.length
-        return token_nll(
-            trained,
-            text.ids,
-            paper=paper,
-            temperature=temperature,
-            model=model,
-            window=window,
-            advance=advance,
-        )
+        return score(trained, temperature=temperature, model=model, window=window)
 
     nll = scores()
     if members:
-        each = [token_nll(model, text.ids, paper=paper, advance=advance) for model in members]
+        each = [score(model) for model in members]
         nll = math.log(1 + len(each)) - np.logaddexp.reduce([-nll, *(-other for other in each)])
     found = refined(trained, wanted, sampler, scores, paper=paper)
     if wanted.cache:

@@ -20,9 +20,8 @@ from lm.errors import ConfigError
 from lm.language.cache import CacheSetting
 from lm.language.model import LanguageModel
 from lm.language.results import DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
-from lm.language.scoring import hidden_nll, no_advance, searched_text, token_nll, windows_of
+from lm.language.scoring import hidden_nll, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
-from lm.language.windows import Ids
 from lm.parallel.slices import joined_rows, own_slice
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
@@ -123,11 +122,15 @@ def search_temperature(trained: TrainedLm, *, paper: bool = False) -> Temperatur
 def search_mc_temperature(
     trained: TrainedLm, sampler: LanguageModel, samples: int, *, paper: bool = False
 ) -> TemperatureChoice:
-    """The best factor on the logits for :func:`mc_nll`, which runs its passes again for each factor."""
+    """The best factor on the logits for the mean of passes with dropout, which run again for each factor.
+
+    Each pass carries its own state and draws new masks for each window, as training does.
+    """
     source, ids = searched_text(trained)
+    score = partial(token_nll, trained, ids, paper=paper, model=sampler, window=trained.config.window.length)
 
     def nll_at(multiplier: float) -> Floats:
-        return mc_nll(trained, sampler, ids, samples, 1 / multiplier, paper=paper)
+        return mean_of_passes(trained, samples, partial(score, temperature=1 / multiplier))
 
     return _search(nll_at, source)
 
@@ -148,30 +151,6 @@ def _search(nll_at: Callable[[float], Floats], source: str) -> TemperatureChoice
             break
     multiplier = searched[best].multiplier
     return TemperatureChoice(multiplier, 1 / multiplier, searched, tokens, source)
-
-
-def mc_nll(
-    trained: TrainedLm,
-    sampler: LanguageModel,
-    ids: Ids,
-    samples: int,
-    temperature: float = 1.0,
-    *,
-    paper: bool = False,
-    advance: Callable[[int], None] = no_advance,
-) -> Floats:
-    """−log of the mean probability of every token over passes with dropout on (Melis et al. 2020).
-
-    Each pass carries its own state and draws new masks for each window, as training does.
-    """
-    window = trained.config.window.length
-
-    def one_pass() -> Floats:
-        return token_nll(
-            trained, ids, paper=paper, temperature=temperature, model=sampler, window=window, advance=advance
-        )
-
-    return mean_of_passes(trained, samples, one_pass)
 
 
 def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floats]) -> Floats:

@@ -85,31 +85,27 @@ class Grid:
 
 @dataclass(frozen=True)
 class Draws:
-    """``trials`` settings from the ranges of Melis et al. (2020, Table 6), by optuna's TPE sampler.
+    """``count`` settings from the ranges of Melis et al. (2020, Table 6), by optuna's TPE sampler.
 
     Melis et al. sum gradients over a window, so their ε is divided by the window's length here.
     """
 
-    trials: int
+    count: int
     option: ClassVar[str] = "--trials"
     chooses: ClassVar[tuple[str, ...]] = NUMBERS
     file: ClassVar[str] = "trials.json"
 
     def __post_init__(self) -> None:
-        require(self.trials >= 1, f"--trials {self.trials}: must be at least 1")
+        require(self.count >= 1, f"--trials {self.count}: must be at least 1")
 
     @property
     def options(self) -> list[str]:
-        return [self.option, str(self.trials)]
-
-    @property
-    def count(self) -> int:
-        return self.trials
+        return [self.option, str(self.count)]
 
     def label(self, base: DynamicSetting) -> str:
         if base.scaling == "original":  # the search sets all of its numbers
             base = replace(base, scaling="normalised")
-        return "-".join([f"trials-{self.trials}", *unusual(base)])
+        return "-".join([f"trials-{self.count}", *unusual(base)])
 
     def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
         from optuna.distributions import FloatDistribution

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lm.analysis.components import components_of_run
+from lm.arrays import Floats
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
@@ -20,10 +21,11 @@ from lm.language.evaluate import (
     frequency_buckets,
     likelihood,
 )
+from lm.language.model import LanguageModel
 from lm.language.refinements import (
     MULTIPLIERS,
     Refinements,
-    mc_nll,
+    mean_of_passes,
     search_mc_temperature,
     search_temperature,
     with_dropout,
@@ -33,6 +35,7 @@ from lm.language.scoring import score_file, score_lines, token_nll
 from lm.language.tables import evaluation_tables, scoring_tables
 from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.recurrent import RecurrentRates
@@ -131,6 +134,18 @@ def test_blocks_add_up() -> None:
     sums = blocks(nll)
     assert sums["tokens"] == [BLOCK, BLOCK, 3]
     assert sums["nll"] == pytest.approx([nll[:BLOCK].sum(), nll[BLOCK : 2 * BLOCK].sum(), nll[-3:].sum()])
+
+
+def mc_nll(
+    trained: TrainedLm, sampler: LanguageModel, ids: Ids, samples: int, temperature: float = 1.0
+) -> Floats:
+    """−log of the mean probability of every token over passes with dropout."""
+    window = trained.config.window.length
+    return mean_of_passes(
+        trained,
+        samples,
+        lambda: token_nll(trained, ids, model=sampler, temperature=temperature, window=window),
+    )
 
 
 def test_mc_dropout_is_the_mean_of_probabilities() -> None:
