@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lm.console.pictures import save_figure
@@ -23,11 +24,11 @@ def backward_means(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         rows = [row for row in result["rows"] if row["trainer"] == trainer]
         found[trainer] = {
             **{
-                key: _mean([row[key] for row in rows])
+                key: fmean([row[key] for row in rows])
                 for key in ("kl", "gradient_rank", "gradient_effective_rank")
             },
             "readers": {
-                name: {key: _mean([row["readers"][name][key] for row in rows]) for key in ("kl", "rank")}
+                name: {key: fmean([row["readers"][name][key] for row in rows]) for key in ("kl", "rank")}
                 for name in result["heads"]
             },
         }
@@ -101,7 +102,7 @@ def spam_tables(result: Mapping[str, Any]) -> list[Table | str]:
     tables: list[Table | str] = []
     for key, title in (("accuracy", "Accuracy of the repeated symbol"), ("nll", "Loss, nats")):
         rows = [
-            {"symbols": vocab} | {name: _mean(_spam(result, vocab, name, key)) for name in result["heads"]}
+            {"symbols": vocab} | {name: fmean(_spam(result, vocab, name, key)) for name in result["heads"]}
             for vocab in _sizes(result)
         ]
         tables.append(Table(title, rows))
@@ -124,7 +125,7 @@ def _draw_spam(result: Mapping[str, Any], figure: "Figure") -> None:
     axes = figure.subplots()
     sizes = _sizes(result)
     for name, marker in zip(result["heads"], "osD^v*PX<>" * 9, strict=False):
-        losses = [_mean(_spam(result, vocab, name, "nll")) / math.log(vocab) for vocab in sizes]
+        losses = [fmean(_spam(result, vocab, name, "nll")) / math.log(vocab) for vocab in sizes]
         axes.plot(sizes, losses, marker=marker, label=name)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{vocab:,}" for vocab in sizes])
@@ -141,7 +142,3 @@ def _sizes(result: Mapping[str, Any]) -> list[int]:
 
 def _spam(result: Mapping[str, Any], vocab: int, name: str, key: str) -> list[float]:
     return [row[key] for row in result["rows"] if (row["vocab"], row["head"]) == (vocab, name)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

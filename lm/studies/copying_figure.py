@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lm.console.pictures import save_figure
@@ -23,7 +24,7 @@ def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
     for title, measure in (("Cross-entropy, nats a token", "test_nll"), ("Copied without error", "exact")):
         found = _series(result, measure)
         rows = [
-            {"length": length} | {cell: _mean(values[length]) for cell, values in found.items()}
+            {"length": length} | {cell: fmean(values[length]) for cell, values in found.items()}
             for length in settings["lengths"]
         ]
         tables.append(Table(f"{title} (test)", rows))
@@ -48,7 +49,7 @@ def draw_copying(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     axes, lengths = figure.subplots(), result["settings"]["lengths"]
     for colour, (cell, by_length) in zip(_COLOURS, _series(result, "test_nll").items(), strict=False):
-        means = [_mean(by_length[length]) for length in lengths]
+        means = [fmean(by_length[length]) for length in lengths]
         axes.plot(lengths, means, marker="o", color=colour, linewidth=1.8, label=cell)
         if any(len(values) > 1 for values in by_length.values()):
             low, high = ([pick(by_length[length]) for length in lengths] for pick in (min, max))
@@ -67,10 +68,6 @@ def _series(result: Mapping[str, Any], measure: str) -> dict[str, dict[int, list
     for row in result["rows"]:
         found.setdefault(row["cell"], {}).setdefault(row["length"], []).append(row[measure])
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _ignorance(vocab: int, length: int) -> float:
