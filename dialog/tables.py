@@ -11,7 +11,6 @@ from lm.console.tables import Table
 from lm.console.terminal import sanitize
 from lm.measures import guessing_note
 
-Result = Mapping[str, Any]
 if TYPE_CHECKING:
     from dialog.demo import DemoResult
     from dialog.metrics.bleu import BleuScore

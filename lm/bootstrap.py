@@ -79,11 +79,6 @@ def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dic
     }
 
 
-def mark(p: float | None) -> str:
-    """An asterisk for a significant difference, else nothing."""
-    return "*" if p is not None and p < SIGNIFICANT else ""
-
-
 def _two_sided(differences: Floats) -> float:
     total = len(differences)
     tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))

@@ -33,7 +33,6 @@ from lm.results import as_json
 
 if TYPE_CHECKING:
     from lm.analysis.rank import RunRank
-    from lm.language.evaluate import Text
 
 analyze = typer.Typer(
     cls=Commands,
@@ -66,6 +65,7 @@ def rank(
     from lm.analysis.spectrum_figure import draw_spectra
     from lm.disk.storage import make_folder
     from lm.parallel.slices import joined
+    from lm.runs.evaluations import slug
 
     runs = [*dict.fromkeys(runs)]
     names = [str(run) for run in runs]
@@ -75,8 +75,8 @@ def rank(
             for run, trained, text in opened_runs([runs[index] for index in part], data, limit, checkpoint):
                 kept = run / "analysis"
                 make_folder(kept)
-                spectrum = kept / _spectrum_name(text, checkpoint)
-                found = rank_of_run(trained, text.ids, progress, spectrum=spectrum)
+                name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
+                found = rank_of_run(trained, text.ids, progress, spectrum=kept / f"rank-{name}.npz")
                 yield asdict(Measured.of(trained, text, checkpoint, found))
 
         ranks = map(_measured_rank, joined(group, len(runs), measured))
@@ -292,10 +292,3 @@ def _measured_rank(row: dict[str, Any]) -> "Measured[RunRank]":
 
     found = RunRank(**row["found"] | {"report": RankReport(**row["found"]["report"])})
     return Measured(**row | {"found": found, "data": MeasuredText(**row["data"])})
-
-
-def _spectrum_name(text: "Text", checkpoint: str) -> str:
-    """File name of the singular values, with non-default options as in names of evaluations."""
-    from lm.runs.evaluations import slug
-
-    return f"rank-{text.name}{'' if checkpoint == 'best' else '.' + slug(checkpoint)}.npz"

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # number of hottest and of coldest words
 MOST_OCCURRENCES = 20  # occurrences of one word in a table
-SHORTEST_SENTENCE, LONGEST_SENTENCE, PART = (
-    15,
-    25,
-    5,
-)  # sentences of Figure 1 (b): words, and words of each of three parts
+SHORTEST_SENTENCE, LONGEST_SENTENCE = 15, 25  # words of a sentence of Figure 1 (b)
+PART = 5  # words of each of its three parts
 _ENTRIES = 1 << 22  # of a block (n, V)
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -40,10 +40,6 @@ class Diagnosis:
         if row.keys() != {field.name for field in fields(cls)} or row["state"] not in get_args(State):
             return None
         return cls(str(row["check"]), row["state"], str(row["says"]), str(row["remedy"]))
-
-    def row(self) -> dict[str, Any]:
-        """As a row of a table."""
-        return asdict(self)
 
 
 def careful(check: str, examine: Callable[[], Iterator[Diagnosis]]) -> list[Diagnosis]:

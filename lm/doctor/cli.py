@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -30,7 +31,7 @@ def add_doctor(app: typer.Typer, program: str, module: str) -> None:
     @app.command(help=f"{DOCTOR}\n\nExample: {program} doctor --json doctor.json")
     def doctor(json_file: JsonFile = None) -> None:
         found = [*light_checks(), *_probed(module)]
-        rows = [one.row() for one in found]
+        rows = [asdict(one) for one in found]
         unwell = any(one.state == "problem" for one in found)
         result = {"command": f"{program} doctor", "healthy": not unwell, "checks": rows}
         write_result(json_file, result | {"versions": versions()})

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from lm.doctor.checks import Diagnosis, careful
@@ -41,7 +42,7 @@ def probe(trial: TinyTraining) -> None:
     ):
         _tell({"begin": name})
         for found in careful(name, examine):
-            _tell(found.row())
+            _tell(asdict(found))
 
 
 def _tell(row: dict[str, object]) -> None:

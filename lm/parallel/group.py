@@ -6,7 +6,7 @@ and as tensors, never pickled. Only rank 0 reads and writes run folders.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from traceback import clear_frames
@@ -21,8 +21,6 @@ from lm.parallel.board import Board, hosted
 from lm.stop import ignore_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
 T = TypeVar("T")
@@ -137,7 +135,7 @@ class ProcessGroup(Group):
         self._dist.destroy_process_group()
 
     @contextmanager
-    def _exchange(self) -> "Iterator[None]":
+    def _exchange(self) -> Iterator[None]:
         """Count an exchange; if it fails, raise an error that names the missing ranks."""
         try:
             self._begin()
@@ -289,7 +287,7 @@ def _again(told: Mapping[str, Any]) -> HighrankError:
 
 
 @contextmanager
-def process_group(minutes: float = EVALUATION_MINUTES, key: str = "") -> "Iterator[Group]":
+def process_group(minutes: float = EVALUATION_MINUTES, key: str = "") -> Iterator[Group]:
     """The group in which torchrun started this process; ``ALONE`` for a single process.
 
     A process that is silent for ``minutes`` ends the others; ``key`` is the key of the config that sets them.

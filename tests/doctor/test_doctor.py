@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -105,7 +106,7 @@ def test_nothing_private_is_told(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USER", "anna-secret")
     monkeypatch.chdir(home)
-    told = json.dumps([one.row() for one in light_checks()])
+    told = json.dumps([asdict(one) for one in light_checks()])
     assert "anna-secret" not in told
     assert private(f"{home}/runs") == "~/runs"
 
