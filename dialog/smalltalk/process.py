@@ -209,26 +209,6 @@ def _draw(choices: Sequence[tuple[Choice, float]], random: Random) -> Choice:
     return choices[-1][0]
 
 
-def next_token_distribution(
-    context: Sequence[Utterance], responder: str, prefix: Sequence[str]
-) -> dict[str, float]:
-    """True P(next token) of a response after its first tokens (WordPunct, lower case), in any context.
-
-    ``</s>`` is the end of the utterance. Absent tokens have probability 0. Only the last nine utterances of
-    the context matter. Raises DataError for a prefix that cannot occur.
-    """
-    process = default_process()
-    state = process.grammar.state(context, responder)
-    frontier = process.frontier(state)
-    for token in prefix:
-        probability, frontier = process.advance(state, frontier, token)
-        if not probability:
-            raise DataError(
-                f"smalltalk: the prefix {' '.join(prefix)!r} cannot occur here; use possible next words"
-            )
-    return process.distribution(state, frontier)
-
-
 def log_prob(dialog: Dialog) -> list[float]:
     """True ln P of each utterance with its ``</s>``, given all earlier ones, -inf if it cannot occur."""
     said = dialog.utterances

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -19,8 +20,7 @@ class Slots:
         self.lexicon = lexicon
         self._known: dict[tuple[object, ...], Options] = {}
         self._supports: dict[str, Support] = {}  # of {far}, by the excluded topic
-        self._associations: dict[tuple[str, str, float], Vector] = {}
-        self._biases: dict[tuple[str, str, str | int], Vector] = {}
+        self._associate = cache(lexicon.associate)
         self._fill: dict[str, Fill] = {
             "new": self._new,
             "far": self._far,
@@ -117,10 +117,7 @@ class Slots:
 
     def _only(self, word: str) -> Options:
         """A single word with probability 1."""
-        key = ("only", word)
-        if key not in self._known:
-            self._known[key] = Options(Support([(word,)]), np.ones(1))
-        return self._known[key]
+        return Options(Support([(word,)]), np.ones(1))
 
     def _earlier(self, things: tuple[str, ...], focus: str) -> Options:
         """One of the earlier things, with more weight on recent ones and on affinity to the focus."""
@@ -169,23 +166,13 @@ class Slots:
             self._known[key] = Options(support, weights)
         return self._known[key]
 
-    def _associate(self, context: str, name: str, strength: float) -> Vector:
-        key = (context, name, strength)
-        if key not in self._associations:
-            self._associations[key] = self.lexicon.associate(context, name, strength)
-        return self._associations[key]
-
     def _bias(self, name: str, kind: str, value: str | int) -> Vector:
         """Factors for the words of a list: positive words in a good mood, women's names for women."""
-        key = (name, kind, value)
-        if key not in self._biases:
-            words = [" ".join(phrase) for phrase in self.lexicon.lists[name].phrases]
-            factors = np.ones(len(words))
-            if kind == "mood" and isinstance(value, int):
-                signs = np.array([-1 if word in self.lexicon.negative else 1 for word in words])
-                factors = np.exp(0.9 * value * signs)
-            elif kind == "gender" and value in ("people_she", "people_he"):
-                suits = "names_she" if value == "people_she" else "names_he"
-                factors = np.array([1.0 if self.lexicon.gender[word] == suits else 0.02 for word in words])
-            self._biases[key] = factors
-        return self._biases[key]
+        words = [" ".join(phrase) for phrase in self.lexicon.lists[name].phrases]
+        if kind == "mood" and isinstance(value, int):
+            signs = np.array([-1 if word in self.lexicon.negative else 1 for word in words])
+            return np.exp(0.9 * value * signs)
+        if kind == "gender" and value in ("people_she", "people_he"):
+            suits = "names_she" if value == "people_she" else "names_he"
+            return np.array([1.0 if self.lexicon.gender[word] == suits else 0.02 for word in words])
+        return np.ones(len(words))

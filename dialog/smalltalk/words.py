@@ -9,7 +9,7 @@ import math
 from array import array
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -83,10 +83,8 @@ class Lexicon:
         self.label: dict[str, str] = dict(tables["labels"])
         words: Mapping[str, str] = tables["words"]
         self.negative = frozenset(words["negative"].split())
-        self._features: dict[tuple[str, str], Vector] = {}
         self._targets: dict[str, Vector] = {}
         self._priors: dict[str, Vector] = {}
-        self._affinities: dict[tuple[str, str], float] = {}
         for topic, table in tables["topics"].items():
             for number, group in enumerate(table["things"]):
                 for thing in group.split():
@@ -131,14 +129,11 @@ class Lexicon:
         Words of a group have similar features. In the first facet both sides agree, so that words of a group
         attract each other.
         """
-        known = self._features.get((word, side))
-        if known is None:
-            group = self.group.get(word, word)
-            known = 0.9 * _noise(f"{group}/{side}") + 0.4 * _noise(f"{word}/{side}.")
-            if word in self.group:
-                known[0] = 1.3 * (0.9 * _noise(group)[0] + 0.3 * _noise(f"{word}.")[0])
-            self._features[word, side] = known
-        return known
+        group = self.group.get(word, word)
+        found = 0.9 * _noise(f"{group}/{side}") + 0.4 * _noise(f"{word}/{side}.")
+        if word in self.group:
+            found[0] = 1.3 * (0.9 * _noise(group)[0] + 0.3 * _noise(f"{word}.")[0])
+        return found
 
     def targets(self, name: str) -> Vector:
         """Target features of a list's phrases: (FACETS, phrases, FEATURES)."""
@@ -159,13 +154,11 @@ class Lexicon:
 
     def affinity(self, context: str, other: str) -> float:
         """Fixed affinity of a pair of words, of about unit variance and higher for words that go together."""
-        key = (context, other)
-        if key not in self._affinities:
-            x, y = self.features(context, "context")[1], self.features(other, "target")[1]
-            self._affinities[key] = round(float(x @ y) / math.sqrt(FEATURES), 6)
-        return self._affinities[key]
+        x, y = self.features(context, "context")[1], self.features(other, "target")[1]
+        return round(float(x @ y) / math.sqrt(FEATURES), 6)
 
 
+@cache
 def _noise(key: str) -> Vector:
     """Fixed numbers (FACETS, FEATURES) of mean 0 and variance 1, the same on every machine."""
     random = Random(f"highrank/{key}")
