@@ -87,8 +87,10 @@ class Run:
         make_folder(folder)
         lock = _take_lock(folder)
         try:
-            new = _is_new(folder)
-            _settle_config(folder / CONFIG, resolved, resumable_keys)
+            new = not _others(folder)
+            remove_leftovers(folder)
+            if _changed(folder / CONFIG, resolved, resumable_keys):
+                save_config(resolved, folder / CONFIG)
             return cls(folder, lock, resolved.config, resumable_keys, new=new)
         except BaseException:
             lock.release()
@@ -135,22 +137,18 @@ class Run:
         self.close()
 
 
-def _is_leftover(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".tmp")
-
-
-def _is_new(folder: Path) -> bool:
-    """True for a folder that holds at most a lock, a corpus and leftovers."""
+def _others(folder: Path) -> list[str]:
+    """Names in a folder besides a lock, a corpus and leftovers of killed processes."""
     with storage_errors(folder):
-        return all(name in (LOCK, CORPUS) or _is_leftover(name) for name in os.listdir(folder))
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    leftovers = {name for name in names if name.startswith(".") and name.endswith(".tmp")}
+    return sorted(set(names) - leftovers - {LOCK, CORPUS})
 
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise StorageError for a non-empty folder that is not a run, even an incomplete one."""
-    with storage_errors(folder):
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-    others = sorted(name for name in names if name not in (LOCK, CORPUS) and not _is_leftover(name))
-    if CONFIG not in names and others and recorded(folder) is None:
+    others = _others(folder)
+    if CONFIG not in others and others and recorded(folder) is None:
         raise StorageError(
             f"{folder}: holds {others[0]} but no {CONFIG}, so it is not a run; "
             "choose a new or empty folder with --run"
@@ -194,13 +192,6 @@ def _holder(path: Path) -> str:
         case {"pid": int(pid), "host": str(host)}:
             return f"process {pid} on {visible(host)[:80]}"
     return "another process"
-
-
-def _settle_config(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> None:
-    """Save the config of a new run; compare that of an old one, and save allowed changes and repairs."""
-    remove_leftovers(path.parent)
-    if _changed(path, resolved, resumable_keys):
-        save_config(resolved, path)
 
 
 def require_same_config(folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> None:
