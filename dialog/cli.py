@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dialog.chat.cli import chat
+from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
-from dialog.distinct import human_distinct
-from dialog.options import DecodeOverrides, decoding_of
-from dialog.serve.cli import serve
 from lm.config.load import Resolved, load_config
 from lm.console.app import (
     check_data,

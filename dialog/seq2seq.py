@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dialog.batches import Batch
+from dialog.causal import CausalContext, CausalDecoder
 from dialog.config import DialogConfig
 from dialog.decoder import AnyDecoder, DecoderState
 from dialog.decoding.steps import StepFunction
+from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
-from dialog.pretrained import pretrained_parts
 from dialog.recurrent_decoder import RecurrentDecoder
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.cells.layers import uniform_parameters
+from lm.errors import DataError
 from lm.heads.head import Head
 from lm.heads.output_layer import words_before
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture, read_architecture
+from lm.huggingface.starting import start_pretrained
 from lm.trunks.blocks import BlockStack
 from lm.trunks.names import pretrained_path
 
@@ -46,7 +49,7 @@ class Seq2Seq(nn.Module):
         self.decoder: AnyDecoder
         if path := pretrained_path(config.model.trunk):
             found = found or read_architecture(path, dialog=True)
-            self.embedding, self.encoder, self.decoder = pretrained_parts(config, found, vocab_size)
+            self.embedding, self.encoder, self.decoder = _pretrained_parts(config, found, vocab_size)
         else:
             self.embedding = nn.Embedding(vocab_size, config.model.embedding_size)
             self.encoder = _encoder(config)
@@ -139,3 +142,33 @@ def _encoder(config: DialogConfig) -> nn.Module:
     kind = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
     cell = config.cell.of(config.encoder.cell)
     return kind(config.encoder, cell, config.model.embedding_size, config.model.dropout)
+
+
+def _pretrained_parts(
+    config: DialogConfig, found: Architecture, vocab_size: int
+) -> tuple[nn.Embedding, nn.Module, AnyDecoder]:
+    """Embedding, encoder and decoder of a model on a pretrained trunk, with random weights.
+
+    DataError if the vocabulary lacks words of the pretrained model.
+    """
+    if vocab_size < found.words:
+        raise DataError(
+            f"the vocabulary has {vocab_size:,} tokens, but the model of model.trunk has {found.words:,};"
+            " use the tokenizer of its folder"
+        )
+    embedding = nn.Embedding(vocab_size, found.embedding_size)
+    if found.start is None:
+        context = CausalContext(found.embedding_size, config.model.dropout)
+        return embedding, context, CausalDecoder(config, found)
+    from lm.huggingface.encoder_decoder import encoder_decoder  # loads transformers
+
+    pair = encoder_decoder(found, len(config.head.lower_components), config.model.recompute)
+    return embedding, PretrainedEncoder(config, found, pair), PretrainedDecoder(config, found, pair)
+
+
+def start_dialog(
+    config: DialogConfig, embedding: nn.Embedding, decoder: AnyDecoder, head: Head
+) -> str | None:
+    """Load the weights of a pretrained trunk. Return their hash, None for a model without one."""
+    network = decoder.trunk if isinstance(decoder, CausalDecoder) else getattr(decoder, "pair", None)
+    return None if network is None else start_pretrained(config, network, embedding, head)

@@ -9,7 +9,7 @@ from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
 from dialog.describe import describe
-from dialog.pretrained import start_dialog
+from dialog.seq2seq import start_dialog
 from dialog.task import DialogTask, build_model
 from lm.config.load import Resolved
 from lm.engine.events import Reporter

@@ -19,8 +19,8 @@ from dialog.batches import Item, encode_examples, list_examples, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, train_codec
-from dialog.pretrained import start_dialog
 from dialog.prompts import alternating
+from dialog.seq2seq import start_dialog
 from dialog.task import build_model, encode_dialogs
 from dialog.trained import TrainedModel
 from lm.config.load import load_config

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs, train_codec
-from dialog.pretrained import start_dialog
-from dialog.seq2seq import Seq2Seq
+from dialog.seq2seq import Seq2Seq, start_dialog
 from dialog.task import build_model
 from lm.config.load import load_config
 from lm.text.vocabulary import Codec
