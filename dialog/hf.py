@@ -26,8 +26,7 @@ from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache
-from lm.huggingface.settings import tuples
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, tuples
 from lm.huggingface.starting import with_trunk
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Vocabulary

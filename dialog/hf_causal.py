@@ -18,8 +18,7 @@ from dialog.causal import CausalState
 from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding
-from lm.huggingface.settings import tuples
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding, tuples
 from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
 from lm.runs.inputs import TRUNK

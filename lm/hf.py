@@ -18,8 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding
-from lm.huggingface.settings import tuples
+from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding, tuples
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, pretrained_trunk
 from lm.language.sizes import sized, with_architecture

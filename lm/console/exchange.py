@@ -11,7 +11,7 @@ from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, named, output_folder
 from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
-from lm.huggingface.installed import require_transformers
+from lm.huggingface.source import require_transformers
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CHECKPOINTS, config_of
 

@@ -14,7 +14,6 @@ from torch import nn
 from lm.config.section import MAX_LAYERS, MAX_SIZE
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError, StorageError
-from lm.huggingface.installed import require_transformers
 from lm.huggingface.source import (
     FORCED,
     GENERATION_CONFIG,
@@ -22,6 +21,7 @@ from lm.huggingface.source import (
     read_model,
     read_settings,
     require_folder,
+    require_transformers,
 )
 from lm.runs.inputs import TRUNK
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from lm.disk.storage import read_file
-from lm.huggingface.installed import require_transformers
+from lm.huggingface.source import require_transformers
 from lm.text.chat_form import ChatForm
 
 TEMPLATE = "chat_template.jinja"

@@ -62,3 +62,10 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
         """The embedding of the words."""
         embedding: nn.Embedding = self.model.embedding
         return embedding
+
+
+def tuples(value: Any) -> Any:
+    """Convert the arrays of JSON to tuples, the type of our fields."""
+    if isinstance(value, dict):
+        return {key: tuples(inner) for key, inner in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
