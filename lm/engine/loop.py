@@ -12,11 +12,9 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from lm.engine.agreement import Agreement
-from lm.engine.clock import Clock
+from lm.engine.agreement import Agreement, Clock
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated
-from lm.engine.guard import Guard
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.limits import goal_of, limit_reached, require_end
 from lm.engine.optim import Averager, Schedule, build_optimizer, commit_bytes
@@ -24,7 +22,7 @@ from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver, commit_step
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
-from lm.engine.state import Bookmark, LogWindow, Progress, Stateful, TrainingState
+from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, perplexity
@@ -151,7 +149,7 @@ class _Engine(Generic[BatchT]):
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
         self.sharded: ShardedUpdater[BatchT] | None = None
         if train.shards > 1:
-            self.sharded = ShardedUpdater(self.updater, task, train, group, self.agreement)
+            self.sharded = ShardedUpdater(self.updater, task.shard, train, group, self.agreement)
         self.batches: Batches[BatchT] | None = None
 
     @property

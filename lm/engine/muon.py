@@ -8,7 +8,7 @@ side, as those of queries, keys and values in GPT-2.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,6 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, those of 
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
 _RMS = 0.2  # of an AdamW update divided by its rate, in practice (Liu et al. 2025, § 2.2)
-
-
-@runtime_checkable
-class Blocked(Protocol):
-    """A module with parameters of several matrices."""
-
-    def matrix_blocks(self) -> Mapping[str, int]:
-        """Number of equal blocks of rows by name of a parameter; 0 for one that is not a hidden matrix."""
-        ...
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
@@ -42,8 +33,10 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
 
 
 def _blocks_of(part: nn.Module) -> Mapping[str, int]:
-    if isinstance(part, Blocked):
-        return part.matrix_blocks()
+    """Number of equal blocks of rows by name of a parameter; 0 for one that is not a hidden matrix."""
+    if own := getattr(part, "matrix_blocks", None):
+        blocks: dict[str, int] = own()
+        return blocks
     if isinstance(part, nn.Embedding):
         return {"weight": 0}
     if isinstance(part, nn.RNNBase):

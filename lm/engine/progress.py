@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -128,7 +128,7 @@ class TensorboardReporter:
     def __init__(self, folder: Path, warn: Reporter) -> None:
         self._folder = folder
         self._warn = warn
-        self._writer: _ScalarWriter | None = None
+        self._writer: Any = None  # of tensorboard
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -161,12 +161,6 @@ class TensorboardReporter:
         except Exception as error:  # a foreign library's failure of any kind must not end the training
             self._writer = None
             self._warn(Note(f"TensorBoard is switched off: {error!r}"))
-
-
-class _ScalarWriter(Protocol):
-    def add_scalar(self, tag: str, value: float, step: int, /) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def together(reporters: Sequence[Reporter]) -> Reporter:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lm.disk.storage import JSON
-from lm.engine.clock import Clock
+from lm.engine.agreement import Clock
 from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal

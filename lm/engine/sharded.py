@@ -8,14 +8,14 @@ from the same numbers.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
 from lm.engine.agreement import Agreement
 from lm.engine.config import TrainConfig
-from lm.engine.update import BatchT, StepLoss, Sums, Updater
+from lm.engine.update import BatchT, Sums, Updater
 from lm.errors import WorkerError
 from lm.parallel.group import Group
 from lm.parallel.reduction import ExactSum
@@ -24,27 +24,18 @@ from lm.parallel.shards import nodes_within, random_seed, shards_of, tree_sum
 DIVISOR = 1024  # of the objective in the backward pass: a power of 2, which changes no bit of a gradient
 
 
-class Divisible(Protocol[BatchT]):
-    """A task whose batches can be cut into shards."""
-
-    def shard(self, batch: BatchT, index: int, count: int) -> BatchT | None:
-        """Shard ``index`` of ``count`` of a batch; None if it is empty."""
-
-    def loss(self, batch: BatchT) -> StepLoss: ...
-
-
 class ShardedUpdater(Generic[BatchT]):
     """Computes gradients as sums over shards, for the model of an :class:`~lm.engine.update.Updater`."""
 
     def __init__(
         self,
         updater: Updater[BatchT],
-        task: Divisible[BatchT],
+        cut: Callable[[BatchT, int, int], BatchT | None],
         train: TrainConfig,
         group: Group,
         agreement: Agreement,
     ) -> None:
-        self._updater, self._task, self._group, self._agreement = updater, task, group, agreement
+        self._updater, self._cut, self._group, self._agreement = updater, cut, group, agreement
         self._seed, self._shards = train.seed, train.shards
         self._own = shards_of(group.rank, group.size, train.shards)
         self._reduced = ExactSum(group, train.shards) if train.reduction == "exact" else self._summed
@@ -75,7 +66,7 @@ class ShardedUpdater(Generic[BatchT]):
         sums = torch.zeros(3, dtype=torch.float64)
         scales: list[float] = []
         for batch in batches:
-            rows = self._task.shard(batch, shard, self._shards)
+            rows = self._cut(batch, shard, self._shards)
             if rows is None:
                 continue
             loss = self._updater.forward(rows)

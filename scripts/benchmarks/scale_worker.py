@@ -25,8 +25,7 @@ from dialog.corpora.corpus import Dialog, Utterance
 from dialog.task import DialogTask
 from dialog.task import build_model as build_dialog_model
 from lm.config.load import load_config
-from lm.engine.agreement import Agreement
-from lm.engine.clock import Clock
+from lm.engine.agreement import Agreement, Clock
 from lm.engine.optim import build_optimizer
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.update import Updater
@@ -83,7 +82,7 @@ def update(task_of: Callable[[int], Any], shards: int, group: Group) -> Work:
     task, updater = _with_updater(task_of(shards))
     train = task.config.train
     agreement = Agreement(group, StopFlag(), Clock(train.checkpoint_minutes))
-    sharded = ShardedUpdater(updater, task, train, group, agreement)
+    sharded = ShardedUpdater(updater, task.shard, train, group, agreement)
     (batch, *_) = task.epoch(0, 0)
     numbers = count(1)
 

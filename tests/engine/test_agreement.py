@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lm.engine.agreement import Agreement, Standing
-from lm.engine.clock import Clock
+from lm.engine.agreement import Agreement, Clock, Standing
 from lm.errors import Interrupted
 from lm.parallel.group import ALONE, Group
 from lm.stop import StopFlag

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-import lm.engine.clock
+import lm.engine.agreement
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.loop import fit
 from lm.errors import ConfigError, DataError, Interrupted
@@ -261,7 +261,7 @@ def test_commits_by_the_clock_change_neither_state_nor_log(
 ) -> None:
     def trained(where: Path, minutes_an_update: float) -> tuple[str, bytes]:
         now = [0.0]
-        monkeypatch.setattr(lm.engine.clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(lm.engine.agreement, "time", SimpleNamespace(monotonic=lambda: now[0]))
         task = TinyTask()
 
         def on_loss(call: int) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm.engine.guard import Guard
 from lm.engine.journal import Journal
 from lm.engine.optim import trainable
-from lm.engine.state import Progress, all_finite, load_model_tensors, model_tensors
+from lm.engine.state import Guard, Progress, all_finite, load_model_tensors, model_tensors
 from lm.errors import DivergenceError, Interrupted, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.metrics_log import MetricsLog

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.engine.agreement import Agreement
-from lm.engine.clock import Clock
+from lm.engine.agreement import Agreement, Clock
 from lm.engine.optim import build_optimizer
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.update import Sums, Updater
@@ -41,7 +40,9 @@ def gradient(
         sums = updater.gradients(batches)
     else:
         agreement = Agreement(group, StopFlag(), Clock(0.0))
-        sums = ShardedUpdater(updater, trained, config.train, group, agreement).gradients(batches, update)
+        sums = ShardedUpdater(updater, trained.shard, config.train, group, agreement).gradients(
+            batches, update
+        )
     return updater.flat() * sums.divisor / sums.tokens, sums
 
 
