@@ -18,7 +18,6 @@ from lm.analysis.opened import (
     Runs,
     figures_folder,
     load,
-    opened_runs,
     opened_steps,
     report_runs,
     text_of,
@@ -72,8 +71,9 @@ def rank(
     with counting("factorising") as progress, process_group() as group:
 
         def measured(part: range) -> Iterator[dict[str, Any]]:
-            for run, trained, text in opened_runs([runs[index] for index in part], data, limit, checkpoint):
-                kept = run / "analysis"
+            several = [runs[index] for index in part]
+            for run, _, trained, text in opened_steps(several, data, limit, checkpoint):
+                kept = Path(run) / "analysis"
                 make_folder(kept)
                 name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
                 found = rank_of_run(trained, text.ids, progress, spectrum=kept / f"rank-{name}.npz")
@@ -110,8 +110,8 @@ def divergence(
 
     with process_group() as group:
         results = {
-            str(run): Measured.of(trained, text, checkpoint, divergence_of_run(trained, text.ids))
-            for run, trained, text in opened_runs(runs, data, limit, checkpoint, group)
+            run: Measured.of(trained, text, checkpoint, divergence_of_run(trained, text.ids))
+            for run, _, trained, text in opened_steps(runs, data, limit, checkpoint, group=group)
         }
     report_runs(json_file, results, divergence_tables)
 
@@ -134,7 +134,7 @@ def components(
     from lm.analysis.components import component_tables, components_of_run
 
     with process_group() as group:
-        [(_, trained, text)] = opened_runs([run], data, limit, checkpoint, group)
+        [(*_, trained, text)] = opened_steps([run], data, limit, checkpoint, group=group)
         result = Measured.of(trained, text, checkpoint, components_of_run(trained, text.ids))
     write_result(json_file, result, config=trained.config)
     show(*component_tables(str(run), result.found))
@@ -247,12 +247,12 @@ def recovery(
     losses, measured = {}, {}
     first = load(runs[0], checkpoint)
     ids = text_of(first, data, limit).ids
-    for run, trained, text in opened_runs(runs, data, limit, checkpoint):
+    for run, _, trained, text in opened_steps(runs, data, limit, checkpoint):
         require_same_words(first, trained)
         if not np.array_equal(text.ids, ids):
             raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
-        losses[str(run)] = token_nll(trained, ids)
-        measured[str(run)] = partial(Measured[Recovery].of, trained, text, checkpoint)
+        losses[run] = token_nll(trained, ids)
+        measured[run] = partial(Measured[Recovery].of, trained, text, checkpoint)
     surprises, found = recover(losses, share)
     results = {name: measured[name](one) for name, one in found.items()}
     write_result(json_file, as_json(surprises) | as_json(MeasuredRuns.of(results)))
@@ -275,10 +275,10 @@ def gates(
     from lm.analysis.gates import gate_statistics, gate_tables, require_gates
 
     results = {}
-    for run, trained, text in opened_runs(runs, data, limit, checkpoint):
+    for run, _, trained, text in opened_steps(runs, data, limit, checkpoint):
         require_gates(trained.model, run)
         found = gate_statistics(trained, text.ids)
-        results[str(run)] = Measured.of(trained, text, checkpoint, found)
+        results[run] = Measured.of(trained, text, checkpoint, found)
     report_runs(json_file, results, gate_tables)
 
 
@@ -288,7 +288,6 @@ for _command in (geometry, gradient, histories, unargmaxable):
 
 def _measured_rank(row: dict[str, Any]) -> "Measured[RunRank]":
     """A measurement of a rank from its nested JSON."""
-    from lm.analysis.rank import RankReport, RunRank
+    from lm.analysis.rank import RunRank
 
-    found = RunRank(**row["found"] | {"report": RankReport(**row["found"]["report"])})
-    return Measured(**row | {"found": found, "data": MeasuredText(**row["data"])})
+    return Measured(**row | {"found": RunRank(**row["found"]), "data": MeasuredText(**row["data"])})

@@ -9,7 +9,6 @@ T time · G gates · H hidden size.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
     return GateStatistics(tokens, rows)
 
 
-def require_gates(model: LanguageModel, run: Path) -> None:
+def require_gates(model: LanguageModel, run: str) -> None:
     """Raise ConfigError if the model of a run has no recurrent layers."""
     require(
         bool(_gated(model)), f"{run}: its trunk has no recurrent layers, and so no gates; name other runs"

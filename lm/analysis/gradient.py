@@ -38,7 +38,6 @@ from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
 
 ENTRIES = 1 << 22  # of the logits that are differentiated at once
@@ -169,20 +168,12 @@ class GradientRanks:
 
 
 @dataclass(frozen=True)
-class GradientNorms:
-    """Root mean square of ‖g‖, and the gain and alignment of a batch."""
-
-    gradient_norm: float
-    gain: float
-    alignment: float
-
-
-@dataclass(frozen=True)
 class GradientMeasures:
     """Gradients of a head on a text.
 
     ``share`` is a mean over the ``sample`` of tokens with the standard error ``share_error``, None for one
     token. ``jacobian_rank`` is the mean rank of J, and ``random_share`` the share of a random direction.
+    ``gradient_norm`` is the root mean square of ‖g‖, with the ``gain`` and ``alignment`` of the batch.
     ``logits`` has the ranks of g, ``states`` those of Jᵀg, and ``update`` those of JJᵀg.
     """
 
@@ -198,7 +189,9 @@ class GradientMeasures:
     share_error: float | None
     jacobian_rank: float
     random_share: float
-    norms: Merged[GradientNorms]
+    gradient_norm: float
+    gain: float
+    alignment: float
     logits: GradientRanks
     states: GradientRanks
     update: GradientRanks
@@ -219,7 +212,7 @@ def gradients_of_run(
     head, tokens = gradients.head, len(ids)
     chosen = np.unique(np.linspace(0, tokens - 1, min(sample, tokens)).round().astype(int)).tolist()
     steps = Steps(len(chosen) + 1, progress)
-    norms = _norms(gradients)
+    gradient_norm, gain, alignment = _norms(gradients)
     steps.advance(1)
     shares, ranks = [], []
     for token in chosen:
@@ -240,14 +233,17 @@ def gradients_of_run(
         share_error=float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else None,
         jacobian_rank=float(np.mean(ranks)),
         random_share=math.sqrt(float(np.mean(ranks)) / max(1, head.vocab_size - 1)),
-        norms=norms,
+        gradient_norm=gradient_norm,
+        gain=gain,
+        alignment=alignment,
         logits=GradientRanks.of(gradients.at_logits(), tokens, head.vocab_size),
         states=GradientRanks.of(gradients.at_states(), tokens, gradients.size),
         update=GradientRanks.of(gradients.of_update(), tokens, head.vocab_size),
     )
 
 
-def _norms(gradients: HeadGradients) -> GradientNorms:
+def _norms(gradients: HeadGradients) -> tuple[float, float, float]:
+    """Root mean square of ‖g‖, gain and alignment."""
     at_logits = at_states = of_update = 0.0
     cosines = 0.0
     for states, targets in gradients.blocks():
@@ -263,7 +259,7 @@ def _norms(gradients: HeadGradients) -> GradientNorms:
             "the gradients are not finite: the model has diverged; choose another checkpoint"
         )
     tokens = len(gradients.targets)
-    return GradientNorms(math.sqrt(at_logits / tokens), math.sqrt(at_states / at_logits), cosines / tokens)
+    return math.sqrt(at_logits / tokens), math.sqrt(at_states / at_logits), cosines / tokens
 
 
 def effective_rank(values: np.ndarray) -> float:
@@ -288,8 +284,8 @@ def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str
             "factor": found.context_scale,
             "share": found.share,
             "random share": found.random_share,
-            "gain": found.norms.gain,
-            "alignment": found.norms.alignment,
+            "gain": found.gain,
+            "alignment": found.alignment,
         }
         for name, found in results.items()
     ]

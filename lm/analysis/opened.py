@@ -49,26 +49,26 @@ def load(run: Path, checkpoint: str) -> "TrainedLm":
     return TrainedLm.load(run, checkpoint)
 
 
-def opened_runs(
-    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, group: Group = ALONE
-) -> Iterator[tuple[Path, "TrainedLm", "Text"]]:
-    """Yield every run with its text. WorkerError where they differ among the processes of a group."""
-    for run in runs:
-        trained = replace(load(run, checkpoint), group=group)
+def opened_steps(
+    runs: Sequence[Path],
+    data: str | None,
+    limit: int | None,
+    checkpoint: str,
+    every: bool = False,
+    group: Group = ALONE,
+) -> Iterator[tuple[str, str, "TrainedLm", "Text"]]:
+    """Yield (name, checkpoint, model, text) of one checkpoint of each run, or of ``every`` stored one.
+
+    WorkerError where they differ among the processes of a group.
+    """
+    for name, which, opened in loaded_steps(runs, checkpoint, every):
+        trained = replace(opened, group=group)
         text = text_of(trained, data, limit)
         if group.size > 1:
             from lm.language.trained import weights_sha256
 
             group.require_equal({"checkpoint": weights_sha256(trained.model), "text": text.sha256})
-        yield run, trained, text
-
-
-def opened_steps(
-    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, every: bool
-) -> Iterator[tuple[str, str, "TrainedLm", "Text"]]:
-    """Yield (name, checkpoint, model, text) of one checkpoint of each run, or of ``every`` stored one."""
-    for name, which, trained in loaded_steps(runs, checkpoint, every):
-        yield name, which, trained, text_of(trained, data, limit)
+        yield name, which, trained, text
 
 
 def loaded_steps(

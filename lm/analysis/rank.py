@@ -25,7 +25,6 @@ from lm.errors import DataError, StorageError
 from lm.language.split_files import add_ids
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.language.windows import Ids
-from lm.results import Merged
 from lm.steps import OnProgress, Steps, no_progress
 
 FLOOR = 32 << 20  # bytes that a factorisation may always use, even for small matrices
@@ -174,8 +173,12 @@ def _triangle_of_columns(
 
 
 @dataclass(frozen=True)
-class RankReport:
-    """Numerical rank by every threshold, and the measured text and model."""
+class RunRank:
+    """Numerical rank of a run on a text by every threshold.
+
+    ``ceiling`` is the largest possible rank of the head, None if nothing bounds it. ``spectrum`` is the file
+    of the singular values, which may be ``kept_from_before``.
+    """
 
     rank: int
     ranks: Mapping[str, int]
@@ -188,35 +191,6 @@ class RankReport:
     full_rank: int
     largest_singular_value: float
     smallest_singular_value: float
-
-    @classmethod
-    def of(cls, result: RankResult) -> "RankReport":
-        """Report on singular values."""
-        values = result.singular_values
-        return cls(
-            rank=result.rank,
-            ranks=result.ranks,
-            thresholds=result.thresholds,
-            dtype=result.dtype,
-            tokens=result.shape[0],
-            vocabulary=result.shape[1],
-            weights_sha256=result.weights_sha256,
-            ids_sha256=result.ids_sha256,
-            full_rank=len(values),
-            largest_singular_value=float(values[0]),
-            smallest_singular_value=float(values[-1]),
-        )
-
-
-@dataclass(frozen=True)
-class RunRank:
-    """Rank of a run on a text.
-
-    ``ceiling`` is the largest possible rank of the head, None if nothing bounds it. ``spectrum`` is the file
-    of the singular values, which may be ``kept_from_before``.
-    """
-
-    report: Merged[RankReport]
     head: str
     embedding_size: int
     ceiling: int | None
@@ -258,8 +232,19 @@ def rank_of_run(
     linear = head.row.linear and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
     ceiling = min(width + 1 + bias, *result.shape) if linear else None
+    values = result.singular_values
     return RunRank(
-        report=RankReport.of(result),
+        rank=result.rank,
+        ranks=result.ranks,
+        thresholds=result.thresholds,
+        dtype=result.dtype,
+        tokens=result.shape[0],
+        vocabulary=result.shape[1],
+        weights_sha256=result.weights_sha256,
+        ids_sha256=result.ids_sha256,
+        full_rank=len(values),
+        largest_singular_value=float(values[0]),
+        smallest_singular_value=float(values[-1]),
         head=head.config.kind,
         embedding_size=head.size,
         ceiling=ceiling,
@@ -286,14 +271,14 @@ def rank_tables(results: Mapping[str, RunRank]) -> list[Table | str]:
         {
             "run": name,
             "head": found.head,
-            "rank": found.report.rank,
+            "rank": found.rank,
             "ceiling": found.ceiling,
-            "of": found.report.full_rank,
-            "rank, ε of float32": found.report.ranks["roundoff_float32"],
-            "rank, NumPy's rule": found.report.ranks["numpy_float64"],
-            "tokens": found.report.tokens,
-            "words": found.report.vocabulary,
-            "dtype": found.report.dtype,
+            "of": found.full_rank,
+            "rank, ε of float32": found.ranks["roundoff_float32"],
+            "rank, NumPy's rule": found.ranks["numpy_float64"],
+            "tokens": found.tokens,
+            "words": found.vocabulary,
+            "dtype": found.dtype,
         }
         for name, found in results.items()
     ]

@@ -97,7 +97,7 @@ def test_rank_of_the_update_is_what_theory_says(kind: str) -> None:
     words = found.vocabulary
     assert found.logits.rank == min(60, words - 1), "g sums to zero"
     assert found.states.rank <= found.state_size
-    assert 0 < found.norms.alignment <= found.share <= 1
+    assert 0 < found.alignment <= found.share <= 1
     for ranks in (found.logits, found.states, found.update):
         assert 1 <= ranks.effective_rank <= ranks.rank + 1e-9
     if kind in ("softmax", "moc"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import FactorPlan, RankReport, RunRank, log_prob_rank, rank_of_run, rank_tables
+from lm.analysis.rank import FactorPlan, RunRank, log_prob_rank, rank_of_run, rank_tables
 from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.analysis.spectrum_figure import curve, draw_spectra
@@ -347,11 +347,16 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
 ) -> None:
     run, path = StandIn(head_of(kind, bias=False)), tmp_path / "spectrum.npz"
     result = rank_of_run(run, np.arange(200), spectrum=path, scratch=tmp_path)
-    assert (result.report.tokens, result.report.vocabulary, result.report.dtype) == (200, 60, "float64")
+    assert (result.tokens, result.vocabulary, result.dtype) == (200, 60, "float64")
     assert result.ceiling == ceiling
-    assert (result.report.rank == 7) if ceiling else (result.report.rank > 30)
+    assert (result.rank == 7) if ceiling else (result.rank > 30)
     loaded = RankResult.load(path)
-    assert RankReport.of(loaded) == result.report
+    assert vars(result) == vars(result) | {
+        name: getattr(loaded, name)
+        for name in ("rank", "ranks", "thresholds", "dtype", "weights_sha256", "ids_sha256")
+    }
+    extremes = [result.largest_singular_value, result.smallest_singular_value]
+    assert loaded.singular_values[[0, -1]].tolist() == extremes
     canonical_json(as_json(result))
     assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
 
@@ -360,7 +365,7 @@ def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_
     config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
     run = StandIn(Head(config, 6, 60).double().eval())
     result = rank_of_run(run, np.arange(200), scratch=tmp_path)
-    assert result.report.rank == result.ceiling == 7
+    assert result.rank == result.ceiling == 7
 
 
 def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:
@@ -379,7 +384,7 @@ def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) 
     )
     assert run.calls == 1
     beside = measure(others)
-    assert beside.spectrum == str(tmp_path / f"rank-test.first-80.{beside.report.ids_sha256[:6]}.npz")
+    assert beside.spectrum == str(tmp_path / f"rank-test.first-80.{beside.ids_sha256[:6]}.npz")
     assert not beside.kept_from_before
     assert measure(others).kept_from_before
     assert measure(ids).kept_from_before
@@ -388,7 +393,7 @@ def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) 
         next(iter(run.model.head.parameters())).mul_(1.5)
     again = measure(ids)
     assert (again.spectrum, again.kept_from_before, run.calls) == (str(path), False, 3)
-    assert again.report.weights_sha256 != first.report.weights_sha256
+    assert again.weights_sha256 != first.weights_sha256
     path.write_bytes(before[:100])
     assert measure(ids) == again
     assert run.calls == 4
