@@ -17,9 +17,9 @@ import numpy as np
 
 from lm.arrays import Floats
 from lm.errors import ConfigError, visible
+from lm.heads.usage import use_in_sample
 from lm.language.cache import cached_nll
 from lm.language.corpus import load_split
-from lm.language.details import passages_and_use
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.results import (
@@ -35,6 +35,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
+from lm.results import as_json
 from lm.runs.evaluations import (
     EvaluatedData,
     JsonObject,
@@ -44,6 +45,7 @@ from lm.runs.evaluations import (
     members,
     require_keepable,
     slug,
+    spread,
 )
 from lm.steps import OnProgress, Steps, no_progress
 from lm.text.vocabulary import require_known
@@ -51,6 +53,7 @@ from lm.text.vocabulary import require_known
 NONE = Refinements()
 BLOCK = 1000  # tokens of a resampling unit of comparisons
 BUCKETS = (0, 10, 100, 1_000, 10_000)  # the largest training count of each class of words except the last
+PASSAGE, PASSAGES = 60, 4  # tokens of a passage for reports, and number of passages
 _CHARACTERS = ("char", "byte")  # tokenizers whose tokens are characters
 
 
@@ -297,3 +300,24 @@ def blocks(nll: Floats) -> dict[str, list[float]]:
     starts = np.arange(0, len(nll), BLOCK)
     sums = np.add.reduceat(nll, starts) if len(nll) else nll
     return {"nll": sums.tolist(), "tokens": np.diff(np.append(starts, len(nll))).tolist()}
+
+
+def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> JsonObject:
+    """``samples`` and ``components`` of an evaluation.
+
+    A sample has the ``index`` of its first scored token, its ``words``, and the ``nll`` of each in nats.
+    ``components`` is that of :func:`lm.heads.usage.use_in_sample`, or None unless ``whole``, that is if the
+    model is one of several.
+    """
+    scored, words = ids[len(ids) - len(nll) :], trained.codec.vocabulary
+    passages = [
+        {
+            "index": start,
+            "words": words.words(np.asarray(scored[start : start + PASSAGE]).tolist()),
+            "nll": nll[start : start + PASSAGE].tolist(),
+        }
+        for start in (PASSAGE * number for number in spread(-(-len(nll) // PASSAGE), PASSAGES))
+    ]
+    states = ((hidden.map(lambda layer: layer[:, 0]), targets) for hidden, targets in trained.readings(ids))
+    use = use_in_sample(trained.model.head, states, words.tokens) if whole else None
+    return {"samples": passages, "components": use and as_json(use)}

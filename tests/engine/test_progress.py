@@ -15,12 +15,13 @@ import lm.engine.progress
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, no_report
 from lm.engine.loop import fit
-from lm.engine.meter import Meter, clock
 from lm.engine.progress import (
+    Meter,
     PlainReporter,
     RichReporter,
     TensorboardReporter,
     TimeLeft,
+    clock,
     make_reporter,
     together,
 )
