@@ -1,12 +1,16 @@
-"""Lookup of the table columns for dialog, speaker, text and act, by option or by a common name."""
+"""Records of CSV files, and lookup of the columns for dialog, speaker, text and act.
 
+Columns are found by option or by a common name.
+"""
+
+import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from dialog.corpora.records import DELIMITERS, Dialect, fields_of
 from lm.errors import DataError, visible
+from lm.text.lines import InputLog, NumberedLine
 
 _USUAL = {
     "dialog": "dialog dialogue conversation conv thread session chat ticket",
@@ -18,6 +22,17 @@ _ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
 _LISTS = ["dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages"]
 _LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
+DELIMITERS = ",;\t|"
+
+
+class Dialect(NamedTuple):
+    """Delimiter and quote character of CSV fields."""
+
+    delimiter: str = ","
+    quote: str = '"'
+
+
+CSV = Dialect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +94,41 @@ def dialect_of(header: str) -> Dialect:
         return sum(usual(kind, columns) is not None for kind in KINDS), len(columns)
 
     return Dialect(max(DELIMITERS, key=fit), quote)
+
+
+def fields_of(text: str, dialect: Dialect) -> list[str]:
+    """Fields of a one-line record, or the whole line as one field if it is not CSV."""
+    try:
+        return next(csv.reader([text], delimiter=dialect.delimiter, quotechar=dialect.quote), [])
+    except csv.Error:
+        return [text]
+
+
+def records(
+    lines: Iterable[NumberedLine], name: str, log: InputLog, dialect: Dialect = CSV
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield (first line number, fields) of each record. A quoted field may contain line breaks."""
+    start = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal start
+        for number, text in lines:
+            start = start or number
+            yield text + "\n"
+
+    rows = csv.reader(counted(), delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+    while True:
+        start = 0
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "field limit" in str(error):
+                most = f"at most {csv.field_size_limit():,} characters; shorten it, or close an open quote"
+                log.bad(name, start, "field too long", most)
+            else:
+                log.bad(name, start, "not CSV", "correct the quotes", excerpt=str(error))
+            continue
+        if row:
+            yield start, row

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from dialog.corpora.columns import dialect_of, is_named
+from dialog.corpora.columns import dialect_of, fields_of, is_named
 from dialog.corpora.json_texts import pair_of
-from dialog.corpora.logs import WHATSAPP, is_irc
+from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
-from dialog.corpora.records import fields_of
-from dialog.corpora.subtitles import TIMING
 from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')

@@ -1,7 +1,8 @@
-"""Readers of WhatsApp exports and IRC logs: time-stamped lines with notices between the messages."""
+"""Readers of WhatsApp exports, IRC logs and SRT subtitles: texts with times."""
 
 import re
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dialog.corpora.readers import RawUtterance, join_lines
@@ -48,6 +49,11 @@ _EVENT = re.compile(rf"(?:{_DATED})?(?:-!-|\*\*\*|===|---|-->|<--|[-*]\S*[-*]|[�
 _COMING = re.compile(
     r"(?:[(\[].*[)\]] )?(?:(?:has )?(?:joined|left|quit|parted)\b|is now known as |(?:sets|changes) )"
 )
+
+SCENE = timedelta(seconds=15)  # a longer time between the starts of two cues begins a new dialog
+_CUE_TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
+TIMING = re.compile(rf"\s*{_CUE_TIME}\s*-->\s*\d[\d:,.]*(?:\s.*)?")
+_MARKUP = re.compile(r"</?\w[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[♪♫]")  # tags, sounds, songs
 
 
 def _name(text: str) -> str:
@@ -138,3 +144,44 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
             continue
         messages.append(Message(time, RawUtterance(said.line, said.nick, said.text)))
     return split_at_pauses(messages, name, log)
+
+
+def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
+    """Read cues of a number, a timing and lines of text, separated by blank lines.
+
+    A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
+    letter continues the utterance before it, unless the file has no upper case. Speakers A and B alternate.
+    Tags and sounds are removed. A pause of more than fifteen seconds begins a new dialog.
+    """
+    messages: list[Message] = []
+    lines = list(lines)
+    cased = any(text != text.lower() for _, text in lines)
+    start: datetime | None = None  # of the cue that the line belongs to
+    begun = False  # the cue has had an utterance
+    for number, text in lines:
+        timing = TIMING.fullmatch(text)
+        if timing:
+            hours, minutes, seconds, fraction = timing.groups()
+            passed = timedelta(hours=int(hours), minutes=int(minutes), seconds=float(f"{seconds}.{fraction}"))
+            start, begun = datetime.min + passed, False
+        elif not text.strip():
+            start = None
+        elif start is None:
+            if not text.strip().isdecimal():
+                expected = "expected the number of a cue or its timing"
+                log.bad(name, number, "not part of a subtitle", expected, excerpt=text)
+        else:
+            shown = " ".join(_MARKUP.sub("", text).split())
+            said = shown.lstrip("-–— ")
+            if not said:
+                log.drop(name, number, "sound", text)
+                continue
+            last = messages[-1] if messages else None
+            near = last is not None and last.time is not None and start - last.time <= SCENE
+            if last and near and said == shown and (begun or (cased and said[0].islower())):
+                longer = last.turn._replace(text=f"{last.turn.text} {said}")
+                messages[-1] = last._replace(turn=longer)
+            else:
+                messages.append(Message(start, RawUtterance(number, "AB"[len(messages) % 2], said)))
+            begun = True
+    return split_at_pauses(messages, name, log, pause=SCENE)

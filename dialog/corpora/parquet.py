@@ -5,11 +5,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, usual
+from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, records, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import Made, RawUtterance, collect, distinct, group_turns, join_lines, make_dialog
-from dialog.corpora.records import records
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible

@@ -8,12 +8,11 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import MESSAGES, QUESTIONS, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
-from dialog.corpora.logs import read_irc, read_whatsapp
+from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
 from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
 from dialog.corpora.ranking import read_ranking
 from dialog.corpora.readers import UTTERANCES, ZHAO, read_pipes, read_text, read_tsv, read_turns
-from dialog.corpora.subtitles import read_srt
 from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
 from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog

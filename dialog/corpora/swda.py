@@ -17,8 +17,8 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from dialog.corpora.columns import records
 from dialog.corpora.readers import RawUtterance, make_dialog
-from dialog.corpora.records import records
 from dialog.utterance import Dialog
 from lm.disk.regular import open_regular
 from lm.errors import DataError, visible
