@@ -61,21 +61,9 @@ def _keys(*keys: str) -> Callable[[FirstLines], bool]:
     return lambda head: head.keys.issuperset(keys)
 
 
-def _messages(head: FirstLines) -> bool:
-    return any(head.keys.issuperset(keys) for keys in (("messages", "content"), ("conversations", "value")))
-
-
 def _irc(head: FirstLines) -> bool:
     """True if at least 90 % of the lines are IRC lines and one has a nick in angle brackets."""
     return head.mostly(lambda text: is_irc(text.strip())) and any("<" in text for text in head.lines)
-
-
-def _srt(head: FirstLines) -> bool:
-    return any(TIMING.fullmatch(text) for text in head.lines[:2])
-
-
-def _ranking(head: FirstLines) -> bool:
-    return "\t" in head.first and head.mostly(lambda text: is_ranking(text.split("\t")))
 
 
 def _csv(head: FirstLines) -> bool:
@@ -88,14 +76,16 @@ _OBJECTS = ("zhao", "telegram", "messages", "dialogs", "pairs", "turns")
 DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "zhao": _keys("utts"),
     "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
-    "messages": _messages,
+    "messages": lambda head: (
+        head.keys.issuperset(("messages", "content")) or head.keys.issuperset(("conversations", "value"))
+    ),
     "dialogs": _keys("utterances"),
     "pairs": lambda head: pair_of(head.keys) is not None,
     "turns": _keys("text"),
     "irc": _irc,
     "whatsapp": lambda head: WHATSAPP.fullmatch(head.first) is not None,
-    "srt": _srt,
-    "ranking": _ranking,
+    "srt": lambda head: any(TIMING.fullmatch(text) for text in head.lines[:2]),
+    "ranking": lambda head: "\t" in head.first and head.mostly(lambda text: is_ranking(text.split("\t"))),
     "csv": _csv,
     "tsv": lambda head: head.first.count("\t") >= 2,
     "pipes": lambda head: head.first.count("|") >= 2,
