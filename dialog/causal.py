@@ -8,15 +8,13 @@
 R responses · M tokens of a context · T tokens of a response · E embedding size · H hidden size.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dialog.batches import Batch
 from dialog.config import DialogConfig
-from dialog.decoder import Decoder, DecoderState
+from dialog.decoder import Decoder
 from dialog.encoders import Memory, join_context
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
@@ -62,18 +60,10 @@ def stream(batch: Batch, *, begun: bool = True, together: bool = True) -> tuple[
     return tokens.gather(1, order), floors.gather(1, order), kept.gather(1, order)
 
 
-@dataclass(frozen=True)
-class CausalState(DecoderState):
-    """Keys and values of the context and of the tokens read so far."""
-
-    cache: CacheState
-
-    def select(self, rows: Tensor) -> "CausalState":
-        return CausalState(self.cache.select(rows))
-
-
-class CausalDecoder(Decoder[CausalState]):
+class CausalDecoder(Decoder[CacheState]):
     """A pretrained network that continues the stream of the context.
+
+    Its state has the keys and values of the context and of the tokens read so far.
 
     ConfigError if the longest stream has more tokens than the network has positions.
     """
@@ -92,10 +82,10 @@ class CausalDecoder(Decoder[CausalState]):
         self.trunk = PretrainedTrunk(found, span, len(config.head.lower_components), config.model.recompute)
         self.size, self.lower_sizes = self.trunk.size, self.trunk.lower_sizes
 
-    def start(self, memory: Memory) -> CausalState:
+    def start(self, memory: Memory) -> CacheState:
         return self.begin(memory.states, memory.mask)[1]
 
-    def begin(self, words: Tensor, kept: Tensor) -> tuple[Layers, CausalState]:
+    def begin(self, words: Tensor, kept: Tensor) -> tuple[Layers, CacheState]:
         """Read contexts (R, M, E) that end together; ``kept`` (R, M) is false at padding before them.
 
         Returns hidden states (M, R, ·) and the state after them.
@@ -103,23 +93,23 @@ class CausalDecoder(Decoder[CausalState]):
         self._require_room(words.shape[1])
         return self._found(self.trunk.begin(words.transpose(0, 1), kept.sum(1)))
 
-    def forward(self, words: PackedSequence, state: CausalState, rows: Tensor) -> Layers:
+    def forward(self, words: PackedSequence, state: CacheState, rows: Tensor) -> Layers:
         padded, lengths = pad_packed_sequence(words)
         hidden, _ = self.read(padded, state)
         return hidden.map(lambda states: pack_padded_sequence(states, lengths).data)
 
-    def step(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
+    def step(self, words: Tensor, state: CacheState) -> tuple[Layers, CacheState]:
         hidden, after = self.read(words[None], state)
         return hidden.map(lambda states: states[0]), after
 
-    def read(self, words: Tensor, state: CausalState) -> tuple[Layers, CausalState]:
+    def read(self, words: Tensor, state: CacheState) -> tuple[Layers, CacheState]:
         """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them."""
-        self._require_room(int(state.cache.lengths.max()) + len(words))
-        return self._found(self.trunk(words, state.cache))
+        self._require_room(int(state.lengths.max()) + len(words))
+        return self._found(self.trunk(words, state))
 
-    def _found(self, read: TrunkOutputs[CacheState]) -> tuple[Layers, CausalState]:
+    def _found(self, read: TrunkOutputs[CacheState]) -> tuple[Layers, CacheState]:
         last = dropout(read.outputs, self.dropout, self.training)
-        return Layers(last, read.lower), CausalState(read.state)
+        return Layers(last, read.lower), read.state
 
     def _require_room(self, tokens: int) -> None:
         if tokens > self.trunk.span:

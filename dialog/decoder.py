@@ -4,24 +4,16 @@ R responses · N tokens, packed · E embedding size · H decoder size.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dialog.encoders import Memory
 from lm.heads.states import Layers
+from lm.trunks.trunk import RowState
 
-
-class DecoderState(ABC):
-    """State of decoding between tokens."""
-
-    @abstractmethod
-    def select(self, rows: Tensor) -> Self:
-        """State of some rows, which may repeat. Beam search calls it at every step."""
-
-
-DecoderStateT = TypeVar("DecoderStateT", bound=DecoderState)
+DecoderStateT = TypeVar("DecoderStateT", bound=RowState)  # state of decoding between tokens
 
 
 class Decoder(nn.Module, ABC, Generic[DecoderStateT]):

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.batches import Batch
 from dialog.causal import stream
 from dialog.config import DialogConfig
-from dialog.decoder import Decoder, DecoderState
+from dialog.decoder import Decoder
 from dialog.encoders import Memory
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
@@ -70,7 +70,7 @@ class PretrainedEncoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class PretrainedState(DecoderState):
+class PretrainedState:
     """The encoded context, the tokens read so far, and the word vectors of those before a response."""
 
     prompt: Tensor  # (R, P, E)

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from dialog.batches import Batch
-from dialog.decoder import DecoderState
 from dialog.decoding.steps import StepFunction
 from dialog.seq2seq import Seq2Seq, by_item
+from lm.trunks.trunk import RowState
 
 
 @dataclass(frozen=True)
 class EnsembleState:
     """The decoding states of the members."""
 
-    members: tuple[DecoderState, ...]
+    members: tuple[RowState, ...]
 
     def select(self, rows: Tensor) -> "EnsembleState":
         """States of some rows, which may repeat."""

@@ -21,7 +21,6 @@ from transformers.utils.generic import ModelOutput
 
 from dialog.batches import Batch, Item, collate
 from dialog.config import DialogConfig
-from dialog.decoder import DecoderState
 from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
@@ -31,6 +30,7 @@ from lm.huggingface.starting import with_trunk
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Vocabulary
 from lm.trunks.names import pretrained_path
+from lm.trunks.trunk import RowState
 
 
 class HighrankDialogConfig(PreTrainedConfig):
@@ -142,7 +142,7 @@ class HighrankDialogModel(ExportedModel):
         token_type_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: EncodedContexts | None = None,
-        past_key_values: StateCache[DecoderState] | None = None,
+        past_key_values: StateCache[RowState] | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
@@ -224,11 +224,11 @@ class HighrankDialogModel(ExportedModel):
         )
         return tuple(utterances), tuple(floor for _, floor in heard)
 
-    def _start(self, encoded: EncodedContexts) -> DecoderState:
+    def _start(self, encoded: EncodedContexts) -> RowState:
         assert encoded.summary is not None
         assert encoded.last_hidden_state is not None
         assert encoded.mask is not None
-        state: DecoderState = self.model.decoder.start(
+        state: RowState = self.model.decoder.start(
             Memory(encoded.summary, encoded.last_hidden_state, encoded.mask)
         )
         return state

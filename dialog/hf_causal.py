@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dialog.causal import CausalState
 from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
@@ -23,6 +22,7 @@ from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Codec
+from lm.trunks.cache import CacheState
 from lm.trunks.names import pretrained_path
 
 
@@ -88,7 +88,7 @@ class HighrankStreamModel(ExportedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        past_key_values: StateCache[CausalState] | None = None,
+        past_key_values: StateCache[CacheState] | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dialog.config import DialogConfig
-from dialog.decoder import Decoder, DecoderState
+from dialog.decoder import Decoder
 from dialog.encoders import Memory
 from lm.cells.packing import packed_as, padded
 from lm.cells.stack import recurrent_stack
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class RecurrentDecoderState(DecoderState):
+class RecurrentDecoderState:
     """The state of every layer, and the memory."""
 
     layers: tuple[tuple[Tensor, ...], ...]  # of each layer h, and c if it has one, (1, R, H)

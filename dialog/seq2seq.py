@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from dialog.batches import Batch
 from dialog.causal import CausalContext, CausalDecoder
 from dialog.config import DialogConfig
-from dialog.decoder import AnyDecoder, DecoderState
+from dialog.decoder import AnyDecoder
 from dialog.decoding.steps import StepFunction
 from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
@@ -28,6 +28,7 @@ from lm.huggingface.architecture import Architecture, read_architecture
 from lm.huggingface.starting import start_pretrained
 from lm.trunks.blocks import BlockStack
 from lm.trunks.names import pretrained_path
+from lm.trunks.trunk import RowState
 
 
 class Seq2Seq(nn.Module):
@@ -96,18 +97,18 @@ class Seq2Seq(nn.Module):
         """−log P of every response in nats, (R,) float64, in the order of the items."""
         return by_item(*self.token_nll(batch), batch)
 
-    def start(self, batch: Batch) -> DecoderState:
+    def start(self, batch: Batch) -> RowState:
         """Decoding states for the contexts of a batch, in the order of the items."""
-        state: DecoderState = self.decoder.start(self.encode(batch))
+        state: RowState = self.decoder.start(self.encode(batch))
         return state.select(torch.argsort(batch.order))
 
     def step(
         self,
         tokens: Tensor,
-        state: DecoderState,
+        state: RowState,
         component_temperature: float = 1.0,
         operand: Tensor | None = None,
-    ) -> tuple[Tensor, DecoderState]:
+    ) -> tuple[Tensor, RowState]:
         """One decoding step: tokens (R,) → log-probabilities (R, V) and the next state.
 
         The head's products are in bfloat16 if the ``operand`` is given that its ``output.rounded()`` returns.
@@ -115,17 +116,17 @@ class Seq2Seq(nn.Module):
         hidden, after = self._decoded(tokens, state)
         return self.head.log_probs(hidden, component_temperature, operand), after
 
-    def stepper(self, component_temperature: float, bf16: bool) -> StepFunction[DecoderState]:
+    def stepper(self, component_temperature: float, bf16: bool) -> StepFunction[RowState]:
         """:meth:`step` with these options. ``bf16`` rounds the output matrix once, now."""
         operand = self.head.output.rounded() if bf16 else None
         return partial(self.step, component_temperature=component_temperature, operand=operand)
 
-    def component_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+    def component_step(self, tokens: Tensor, state: RowState) -> tuple[Tensor, RowState]:
         """:meth:`step` by components: log π_k + log p_k, (R, K, V)."""
         hidden, after = self._decoded(tokens, state)
         return self.head.component_log_probs(hidden), after
 
-    def _decoded(self, tokens: Tensor, state: DecoderState) -> tuple[Layers, DecoderState]:
+    def _decoded(self, tokens: Tensor, state: RowState) -> tuple[Layers, RowState]:
         return self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dialog.batches import Batch
 from dialog.config import DialogConfig
-from dialog.decoder import Decoder, DecoderState
+from dialog.decoder import Decoder
 from dialog.encoders import Memory, join_context, memory_of
 from lm.heads.states import Layers
 from lm.regularize import dropout
@@ -40,7 +40,7 @@ class TransformerEncoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class TransformerDecoderState(DecoderState):
+class TransformerDecoderState:
     """Keys and values of the tokens read so far, and those of the memory."""
 
     past: tuple[KeysValues, ...]  # of each block (R, G, T, d); none before the first token

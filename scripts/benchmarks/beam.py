@@ -15,12 +15,12 @@ from torch import Tensor
 from benchmarks.timing import Case, Ceiling, Variant, Work
 from dialog.batches import Item, collate
 from dialog.config import DialogConfig
-from dialog.decoder import DecoderState
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, StepFunction
 from dialog.seq2seq import Seq2Seq
 from lm.heads.sampling import INFINITY
+from lm.trunks.trunk import RowState
 
 VOCAB, LENGTH, BEAM = 10_000, 30, 10
 MARKS = Marks(bos=2, eos=3, forbidden=(0, 1, 2))
@@ -35,7 +35,7 @@ CONFIG = DialogConfig.model_validate(
         "head": {"kind": "mos", "components": 10, "embedding_size": 200, "context_scale": 60},
     }
 )
-StepOf = Callable[[Seq2Seq], StepFunction[DecoderState]]
+StepOf = Callable[[Seq2Seq], StepFunction[RowState]]
 Step = StepFunction["Clocked"]
 Found = list[tuple[int, ...]]  # the best response to every source
 Search = Callable[[Seq2Seq, Step, "Clocked", int], Found]
@@ -85,25 +85,25 @@ def changed(reference: Found, found: Found) -> dict[str, float]:
 class Clocked:
     """A decoding state that knows how many words its response still has."""
 
-    inner: DecoderState
+    inner: RowState
     left: Tensor  # (R,)
 
     def select(self, rows: Tensor) -> "Clocked":
         return Clocked(self.inner.select(rows), self.left[rows])
 
 
-def exact_step(model: Seq2Seq) -> StepFunction[DecoderState]:
+def exact_step(model: Seq2Seq) -> StepFunction[RowState]:
     return model.step
 
 
-def rounded_step(model: Seq2Seq) -> StepFunction[DecoderState]:
+def rounded_step(model: Seq2Seq) -> StepFunction[RowState]:
     return partial(model.step, operand=model.head.output.rounded())
 
 
-def plain_step(model: Seq2Seq) -> StepFunction[DecoderState]:
+def plain_step(model: Seq2Seq) -> StepFunction[RowState]:
     """With the mixture as its formula says it, everything materialised."""
 
-    def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+    def step(tokens: Tensor, state: RowState) -> tuple[Tensor, RowState]:
         hidden, after = model.decoder.step(model.embedding(tokens), state)
         return model.head.component_log_probs(hidden).logsumexp(1), after
 
