@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
@@ -25,7 +25,7 @@ from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, tuples
+from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, tuples
 from lm.huggingface.starting import with_trunk
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import DIALOG, UNK, Vocabulary
@@ -33,26 +33,14 @@ from lm.trunks.names import pretrained_path
 from lm.trunks.trunk import RowState
 
 
-class HighrankDialogConfig(PreTrainedConfig):
-    """Config of an exported dialog model.
-
-    ``settings`` is the run's own config, and ``trunk`` the config of a pretrained encoder-decoder.
-    """
+class HighrankDialogConfig(ExportedConfig):
+    """Config of an exported dialog model."""
 
     model_type = "highrank_dialog"
     is_encoder_decoder = True
-    settings: dict[str, Any] | None = None
-    trunk: dict[str, Any] | None = None
-    vocab_size: int = 1
-    hidden_size: int = 1
-    num_hidden_layers: int = 1
     unk_token_id: int = 1
     dialog_token_id: int = 1
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    tie_word_embeddings: bool = False
 
     @classmethod
     def of(cls, config: DialogConfig, vocabulary: Vocabulary) -> Self:

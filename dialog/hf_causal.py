@@ -11,13 +11,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dialog.config import DialogConfig
 from dialog.seq2seq import Seq2Seq
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding, tuples
+from lm.huggingface.generation import ExportedConfig, ExportedModel, StateCache, require_left_padding, tuples
 from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
 from lm.runs.inputs import TRUNK
@@ -26,25 +25,16 @@ from lm.trunks.cache import CacheState
 from lm.trunks.names import pretrained_path
 
 
-class HighrankStreamConfig(PreTrainedConfig):
+class HighrankStreamConfig(ExportedConfig):
     """Config of an exported dialog model on a causal network.
 
-    ``settings`` is the run's own config, and ``trunk`` the config of the network. ``dialog_token_id`` is the
-    mark of the beginning of a dialog, None with a chat template, which names the speakers itself.
+    ``dialog_token_id`` is the mark of the beginning of a dialog, None with a chat template, which names the
+    speakers itself.
     """
 
     model_type = "highrank_dialog_stream"
-    settings: dict[str, Any] | None = None
-    trunk: dict[str, Any] | None = None
-    vocab_size: int = 1
-    hidden_size: int = 1
-    num_hidden_layers: int = 1
     unk_token_id: int = 1
     dialog_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = False
 
     @classmethod
     def of(cls, config: DialogConfig, codec: Codec) -> Self:
@@ -123,14 +113,7 @@ class HighrankStreamModel(ExportedModel):
             marked = dropout(words + self.model.encoder.floor(floors), decoder.dropout, self.training)
             hidden, state = decoder.begin(marked, kept)
         cache: Any = StateCache(state, seen + steps) if use_cache is not False else None
-        if labels is not None:
-            targets = labels[:, 1:].T
-            scored = targets != IGNORED
-            before = hidden.map(lambda states: states[:-1])
-            loss = self.model.head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
-            return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
-        log_probs = self.model.head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
-        return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
+        return self.causal_output(hidden, labels, cache, logits_to_keep)
 
     def floors(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """One at the responder's utterances in streams (B, T) whose speakers take turns, else zero."""

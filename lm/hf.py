@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lm.heads.states import Layers
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedModel, StateCache, require_left_padding, tuples
+from lm.huggingface.generation import ExportedConfig, ExportedModel, StateCache, require_left_padding, tuples
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, pretrained_trunk
 from lm.language.sizes import sized, with_architecture
@@ -30,23 +30,11 @@ from lm.trunks.trunk import TrunkState
 _INSIDE = pretrained_name(Path(TRUNK))  # name of a trunk whose config is in that of the model
 
 
-class HighrankLmConfig(PreTrainedConfig):
-    """Config of an exported language model.
-
-    ``settings`` is the run's own config with resolved sizes, and ``trunk`` the config of a pretrained trunk.
-    """
+class HighrankLmConfig(ExportedConfig):
+    """Config of an exported language model."""
 
     model_type = "highrank_lm"
-    settings: dict[str, Any] | None = None
-    trunk: dict[str, Any] | None = None
     line_end_id: int | None = None
-    vocab_size: int = 1
-    hidden_size: int = 1
-    num_hidden_layers: int = 1
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = False
 
     @classmethod
     def of(cls, run: LmConfig, vocabulary: Vocabulary) -> Self:
@@ -130,10 +118,7 @@ class HighrankLanguageModel(ExportedModel):
         if use_cache is not False:
             seen = past_key_values.tokens if past_key_values else 0
             cache = StateCache(state, seen + input_ids.shape[1])
-        if labels is not None:
-            return CausalLMOutputWithPast(loss=self._loss(hidden, labels), past_key_values=cache)
-        log_probs = self.model.head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
-        return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
+        return self.causal_output(hidden, labels, cache, logits_to_keep)
 
     def _read(
         self, tokens: Tensor, before: TrunkState | None, mask: Tensor | None
@@ -153,12 +138,9 @@ class HighrankLanguageModel(ExportedModel):
         lower = zip(*(hidden.lower for hidden in read), strict=True)
         return Layers(torch.cat([hidden.last for hidden in read]), tuple(map(torch.cat, lower))), state
 
-    def _loss(self, hidden: Layers, labels: Tensor) -> Tensor:
-        targets = labels[:, 1:].T
-        scored = targets != IGNORED
-        hidden = self.model.for_head(hidden.map(lambda states: states[:-1]))
-        loss: Tensor = self.model.head.loss(hidden, targets.clamp(min=0), scored)
-        return loss / scored.sum().clamp(min=1)
+    def for_head(self, hidden: Layers) -> Layers:
+        shaped: Layers = self.model.for_head(hidden)
+        return shaped
 
 
 AutoConfig.register(HighrankLmConfig.model_type, HighrankLmConfig)

@@ -3,8 +3,10 @@
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lm.heads.states import Layers
 from lm.trunks.trunk import RowState
 
 IGNORED = -100  # label of a position that is not scored, as in torch's cross entropy
@@ -42,6 +44,23 @@ class StateCache(Generic[StateT]):
         self.state = self.state.select(rows)
 
 
+class ExportedConfig(PreTrainedConfig):
+    """Config of an exported model.
+
+    ``settings`` is the run's own config with resolved sizes, and ``trunk`` the config of a pretrained trunk.
+    """
+
+    settings: dict[str, Any] | None = None
+    trunk: dict[str, Any] | None = None
+    vocab_size: int = 1
+    hidden_size: int = 1
+    num_hidden_layers: int = 1
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+
 class ExportedModel(PreTrainedModel, GenerationMixin):
     """A model of ours, ``model``, with an ``embedding`` and a ``head`` that may share its weights.
 
@@ -62,6 +81,24 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
         """The embedding of the words."""
         embedding: nn.Embedding = self.model.embedding
         return embedding
+
+    def causal_output(
+        self, hidden: Layers, labels: Tensor | None, cache: Any, logits_to_keep: int
+    ) -> CausalLMOutputWithPast:
+        """The mean loss of labels (B, T), or log-probabilities at the last positions of states (T, B, ·)."""
+        head = self.model.head
+        if labels is None:
+            log_probs = head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
+            return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
+        targets = labels[:, 1:].T
+        scored = targets != IGNORED
+        before = self.for_head(hidden.map(lambda states: states[:-1]))
+        loss = head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
+
+    def for_head(self, hidden: Layers) -> Layers:
+        """Hidden states (T, B, ·) in the shape for the head's own dropout."""
+        return hidden
 
 
 def tuples(value: Any) -> Any:
