@@ -22,15 +22,7 @@ MaybeTensors = Sequence[Tensor | None]
 
 
 class Gating(ABC):
-    """Weights and buffers of one call; the forward pass fills the buffers, and the backward pass reads them.
-
-    Args:
-        tensors: weights and buffers of the kind of gating.
-        sizes: number of rows of every step.
-    """
-
-    def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:
-        self.tensors, self.sizes = tensors, sizes
+    """Weights and buffers of one call, which the forward pass fills and the backward pass reads."""
 
     @abstractmethod
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,16 +51,6 @@ class Round(NamedTuple):
     gate: Tensor  # (N, target), initially the bias
     gated: Tensor  # (N, target), the target times its gate
 
-    @staticmethod
-    def over(inputs: Tensor, down: Tensor | None, up: Tensor, bias: Tensor | None) -> "Round":
-        """A round with fresh buffers for inputs (N, ·)."""
-        tokens = len(inputs)
-        inner = None if down is None else inputs.new_empty(tokens, down.shape[0])
-        gate, gated = inputs.new_zeros(tokens, up.shape[0]), inputs.new_empty(tokens, up.shape[0])
-        if bias is not None:
-            gate.copy_(bias.detach())
-        return Round(down, up, bias, inner, gate, gated)
-
 
 class Mogrify(Gating):
     """Rounds of Melis et al. (2020), eqs. 1 and 2: odd rounds gate x by h, even rounds h by x.
@@ -80,7 +62,7 @@ class Mogrify(Gating):
     """
 
     def __init__(self, tensors: MaybeTensors, sizes: Sequence[int], zigzag: bool = True) -> None:
-        super().__init__(tensors, sizes)
+        self.sizes = sizes
         size = len(Round._fields)
         self.zigzag = zigzag
         self.rounds = [Round(*tensors[n : n + size]) for n in range(0, len(tensors), size)]  # type: ignore[arg-type]
@@ -162,8 +144,9 @@ class Multiply(Gating):
     """
 
     def __init__(self, tensors: MaybeTensors, sizes: Sequence[int]) -> None:
-        super().__init__(tensors, sizes)
-        factor, _, linear, product = tensors
+        self.sizes = sizes
+        self._present = [tensor for tensor in tensors if tensor is not None]
+        factor, _, linear, product = self._present
         self._factor, self._linear, self._product = (rows_of(one, sizes) for one in (factor, linear, product))
 
     def step(self, t: int, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,10 +157,6 @@ class Multiply(Gating):
         d_factor, d_linear = self._slope_rows
         torch.mul(dh, self._linear[t], out=d_factor[t])
         torch.mm(torch.mul(dh, self._factor[t], out=d_linear[t]), self._present[1], out=dh)
-
-    @cached_property
-    def _present(self) -> list[Tensor]:
-        return [tensor for tensor in self.tensors if tensor is not None]
 
     @cached_property
     def _slopes(self) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,12 @@ class Gate(nn.Module):
 
     def forward(self, inputs: Tensor) -> Round:
         """A round with buffers for inputs (N, ·)."""
-        return Round.over(inputs, self.down, self.up, self.bias)
+        tokens = len(inputs)
+        inner = None if self.down is None else inputs.new_empty(tokens, len(self.down))
+        gate, gated = inputs.new_zeros(tokens, len(self.up)), inputs.new_empty(tokens, len(self.up))
+        if self.bias is not None:
+            gate.copy_(self.bias.detach())
+        return Round(self.down, self.up, self.bias, inner, gate, gated)
 
 
 class MLSTM(GatedLayer):
