@@ -71,10 +71,11 @@ def human_distinct(
 
     Example: dialog distinct data/switchboard/test smalltalk:test
     """
-    from dialog.variety import Varieties, human_variety, variety_tables
+    from dialog.variety import human_variety, variety_tables
+    from lm.results import as_json
 
     found = [human_variety(source, limit) for source in sources]
-    write_result(json_file, Varieties(found))
+    write_result(json_file, {"corpora": [as_json(one) for one in found]})
     show(*variety_tables(found))
 
 

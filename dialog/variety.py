@@ -26,13 +26,6 @@ class HumanVariety:
     diversity: Merged[Diversity]
 
 
-@dataclass(frozen=True)
-class Varieties:
-    """Variety of several corpora."""
-
-    corpora: Sequence[HumanVariety]
-
-
 def human_variety(source: str, limit: int | None = None) -> HumanVariety:
     """Measure the variety of the responses of people.
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 from lm.numbers import number
 
 Point = tuple[float, float]
+Tick = tuple[str, str]  # place on its axis, and label
 COLOURS = 8  # of the style sheet; further series begin again
 _WIDTH, _HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 12, 46  # margins of the plot
@@ -26,14 +27,6 @@ class Series:
     colour: int
     marked: Point | None = None
     faint: bool = False
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Place of a tick on its axis, and its label."""
-
-    at: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -125,8 +118,8 @@ def line_chart(title: str, about: str, labels: tuple[str, str], series: Sequence
         lines.append(
             DrawnLine(one.name, one.colour, one.faint, path, marks, place(one.marked) if one.marked else None)
         )
-    x_ticks = [Tick(place((x, low))[0], f"{x:,g}") for x in linear_ticks(0, end)]
-    y_ticks = [Tick(place((0, y))[1], f"{y:,g}".replace("e-0", "e-")) for y in log_ticks(low, high)]
+    x_ticks = [(place((x, low))[0], f"{x:,g}") for x in linear_ticks(0, end)]
+    y_ticks = [(place((0, y))[1], f"{y:,g}".replace("e-0", "e-")) for y in log_ticks(low, high)]
     return LineChart(title, about, *labels, lines, x_ticks, y_ticks)
 
 
@@ -148,7 +141,7 @@ def interval_chart(
         for row, (name, colour, change) in enumerate(rows)
     ]
     bottom = _ROW * len(rows) + 8
-    ticks = [Tick(place(value), f"{100 * value:g}%".replace("-", "−")) for value in linear_ticks(low, high)]
+    ticks = [(place(value), f"{100 * value:g}%".replace("-", "−")) for value in linear_ticks(low, high)]
     return IntervalChart(title, about, bars, ticks, place(0), bottom, bottom + 26)
 
 
