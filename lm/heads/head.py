@@ -31,8 +31,7 @@ from lm.heads.links import LINKS
 from lm.heads.loss_options import LossOptions
 from lm.heads.mixer import Mixer, rows_of_last
 from lm.heads.mixtape import WordGates
-from lm.heads.output_layer import OutputLayer
-from lm.heads.past_decoder import PastDecoder
+from lm.heads.output_layer import OutputLayer, PastDecoder
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.registry import HEADS
 from lm.heads.states import Layers, States

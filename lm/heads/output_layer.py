@@ -19,7 +19,6 @@ from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
 from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nll
-from lm.heads.past_decoder import PastDecoder
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.temperature import WordTemperature
@@ -27,6 +26,25 @@ from lm.heads.temperature import WordTemperature
 # Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and
 # memory that malloc does not return raises that to 10 to 13.
 FORMULA_BUFFERS = 12
+
+
+class PastDecoder(nn.Module):
+    """Past decode regularisation (Brahma 2018): the present word from the next word's distribution.
+
+    It predicts through the output matrix W: softmax(W tanh(A Wᵀp + c) + b).
+    """
+
+    def __init__(self, size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)  # A, c
+        self.bias = nn.Parameter(torch.zeros(vocab_size))  # b
+
+    def forward(self, log_probs: Tensor, weight: Tensor, words: Tensor, bf16: bool = False) -> Tensor:
+        """−log of the probability of the present words (N,), from log p (N, V) of the next and W (V, E)."""
+        expected = product(log_probs.exp(), weight.mT, bf16)
+        state = torch.tanh(product(expected, precise(self.layer.weight)) + precise(self.layer.bias))
+        logits = product(state, weight, bf16) + precise(self.bias)
+        return nn.functional.cross_entropy(logits, words, reduction="none")
 
 
 @dataclass(frozen=True)
