@@ -61,7 +61,6 @@ def largest_vocabulary(config: DialogConfig) -> int:
 
 @cache
 def _smalltalk_words() -> frozenset[str]:
-    """All words of the built-in corpus."""
     from dialog.smalltalk.process import default_process
 
     process = default_process()

@@ -69,5 +69,4 @@ class Ensemble(nn.Module):
 
 
 def _log_mean(log_probs: Sequence[Tensor]) -> Tensor:
-    """Logarithm of the mean of probabilities."""
     return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))

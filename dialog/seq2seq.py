@@ -137,7 +137,6 @@ def by_item(nll: Tensor, rows: Tensor, batch: Batch) -> Tensor:
 
 
 def _encoder(config: DialogConfig) -> nn.Module:
-    """A new encoder of the kind and sizes of a config."""
     if config.encoder.kind == "transformer":
         return TransformerEncoder(config)
     kind = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder

@@ -349,7 +349,6 @@ def _members(model: Seq2Seq | Ensemble) -> Sequence[Seq2Seq]:
 
 
 def _seed(item: Item, seed: int) -> int:
-    """Seed derived from the context and the user's seed."""
     digest = hashlib.sha256(np.int64(seed).tobytes())
     for utterance, floor in zip(item.context, item.floors, strict=True):
         digest.update(np.asarray((floor, *utterance), dtype=np.int64).tobytes())

@@ -32,7 +32,6 @@ def as_json(result: "DataclassInstance") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a result as JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_json(value)
     if isinstance(value, BaseModel):

@@ -100,7 +100,6 @@ def write_transcript(path: Path, turns: Iterable[Turn]) -> int:
 
 
 def _records(dialog: str, turn: Turn) -> list[dict[str, object]]:
-    """The lines of an exchange."""
     lines = [_Record(dialog=dialog, speaker=HUMAN, text=turn.said)]
     if turn.reply:
         lines.append(_Record(dialog=dialog, speaker=MODEL, text=turn.reply))

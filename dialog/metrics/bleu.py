@@ -244,7 +244,6 @@ def _is_list(value: object) -> bool:
 
 @lru_cache(maxsize=32768)
 def _ngrams(tokens: _Key, order: int) -> dict[_Key, int]:
-    """Counts of the n-grams of one order."""
     return Counter(zip(*(tokens[i:] for i in range(order)), strict=False))
 
 

@@ -236,7 +236,6 @@ def _misfit(
 
 
 def _plain(text: str) -> str:
-    """Text on one line."""
     return " ".join(text.split())
 
 

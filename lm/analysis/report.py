@@ -33,7 +33,6 @@ _POINTS = 400  # of a line of singular values
 
 
 def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:
-    """Passages as each run reads them."""
     common = common_samples(evaluations)
     if not common:
         return [Paragraph(_OLDER)]

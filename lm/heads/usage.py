@@ -96,7 +96,6 @@ def use_in_sample(head: Head, states: _States, words: Sequence[str]) -> Componen
 
 
 def _first(states: _States, left: int) -> Iterator[tuple[Layers, Tensor]]:
-    """The first tokens of the states."""
     for hidden, targets in states:
         yield hidden.map(partial(_rows, start=0, count=left)), targets[:left]
         left -= len(targets)

@@ -82,7 +82,6 @@ def _notes(result: LmEvaluation) -> list[str]:
 
 
 def _note(choice: RefinementChoice) -> str:
-    """Parameters of a refinement."""
     if isinstance(choice, TemperatureChoice):
         chosen = f"chosen on {choice.searched_tokens:,} tokens of {choice.searched_on}"
         return f"logits × {choice.multiplier:g}, {chosen}"

@@ -114,7 +114,6 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _config(run: Path) -> tuple[str, dict[str, Any]]:
-    """Family and config of a run."""
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
         raise StorageError(f"{CONFIG} is not the config of a run")

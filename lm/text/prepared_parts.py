@@ -173,7 +173,6 @@ def _made(preparation: Preparation, processes: int, scratch: Path) -> list[Path]
 def _work(
     kind: type[Preparation], source: str, options: Any, part: PartOf, learned: bytes, folder: Path
 ) -> None:
-    """The work of one process."""
     _store(kind(source, options), part, learned, folder)
 
 

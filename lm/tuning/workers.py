@@ -100,7 +100,6 @@ def _failure(number: int, process: SpawnProcess, connection: Connection) -> High
 
 
 def _worker(job: SearchJob, connection: Connection) -> None:
-    """Main function of a worker."""
     os.setsid()
     EarlyStop().install()
     gone = threading.Event()
