@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import Lines, read_toml
 from lm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 SIZES = "parameters.json"
 TABLES = {"bases": "_", "presets": ""}  # tables of a family's file, and the prefix of their configs' names
@@ -81,7 +82,7 @@ def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
     return found
 
 
-def sizes_of(config: BaseModel) -> str:
+def sizes_of(config: "BaseModel") -> str:
     """A fingerprint of all settings that may affect the number of parameters."""
     vocabulary = {"train", "vocab_size", "tokenizer"}
     sized: dict[str, Any] = dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True)
