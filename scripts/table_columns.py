@@ -34,6 +34,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
     "smalltalk": ("smalltalk", "head", (*KNOWN_TRUTH, MINUTES)),
     "ptb_small, perplexity": ("ptb_small", "head", (VALID, TEST)),
+    "ptb_transformer": (
+        "ptb_transformer",
+        "head",
+        (PARAMETERS, VALID, TEST, MINUTES),
+    ),
     "ptb_small": (
         "ptb_small",
         "head",
