@@ -3,13 +3,16 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from contextlib import suppress
+from itertools import chain, islice
 from typing import Any
 
+from lm.errors import DataError
 from lm.text.lines import InputLog, NumberedLine
 
 _REMEDY = "write one JSON object per line"
 _NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
+_AHEAD = 100  # objects read after one without the keys, to tell if it is the only one
 
 
 def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any] | None:
@@ -54,7 +57,7 @@ def parse_lines(
 
 
 def _with_keys(
-    found: Iterable[tuple[int, Any]], name: str, log: InputLog, keys: Sequence[str]
+    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     seen = False
     for number, value in found:
@@ -66,10 +69,18 @@ def _with_keys(
         missing = [key for key in keys if key not in value]
         if missing:
             there, needed = ", ".join(map(str, value)), f"give every object the keys {', '.join(keys)}"
-            log.bad(name, number, f"no key {missing[0]}", needed, excerpt=f"found: {there}", alone=seen)
+            alone = seen or log.on_bad_line == "skip" or _follows(found, keys)
+            log.bad(name, number, f"no key {missing[0]}", needed, excerpt=f"found: {there}", alone=alone)
             continue
         seen = True
         yield number, value
+
+
+def _follows(found: Iterator[tuple[int, Any]], keys: Sequence[str]) -> bool:
+    """True if one of the next objects has all keys. Takes them, so that an error has to follow."""
+    with suppress(DataError):
+        return any(isinstance(value, dict) and value.keys() >= {*keys} for _, value in islice(found, _AHEAD))
+    return False
 
 
 def whole_text(lines: Iterable[NumberedLine]) -> str:

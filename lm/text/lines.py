@@ -86,7 +86,7 @@ def read_lines(
     the file. Invalid UTF-8, NUL bytes and lines longer than 16 MiB are bad lines, reported with line and
     column. Raises DataError if the whole file is UTF-16 or compressed.
     """
-    number = first - 1
+    number, text = first - 1, first > 1  # text: a line was good
     while size > 0 and (raw := _read_line(stream, name)):
         number += 1
         size -= len(raw)
@@ -102,13 +102,15 @@ def read_lines(
                 size -= len(raw)
             continue
         if b"\0" in raw:
-            _require_text(raw, stream, name, log)
+            if not text and log.on_bad_line == "error":
+                _require_text(raw, stream, name)
             log.bad(name, number, "NUL byte", "choose a text file", column=raw.index(b"\0") + 1)
             continue
         try:
-            yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            line = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            _require_text(raw, stream, name, log)
+            if not text and log.on_bad_line == "error":
+                _require_text(raw, stream, name)
             column = len(raw[: error.start].decode("utf-8")) + 1
             log.bad(
                 name,
@@ -118,14 +120,19 @@ def read_lines(
                 column=column,
                 excerpt=f"byte 0x{raw[error.start]:02x}",
             )
+            continue
+        text = True
+        yield number, line
 
 
-def _require_text(raw: bytes, stream: BinaryIO, name: str, log: InputLog) -> None:
-    """Raise DataError, before a bad line does, if it and what follows have more control bytes than a text."""
-    if log.on_bad_line == "error":
-        sample = raw + stream.read(_SAMPLE)
-        if len(sample) - len(sample.translate(None, _CONTROL)) > max(4, len(sample) // 50):
-            raise DataError(f"{visible(name)}: holds binary data, not text; name a text file")
+def _require_text(raw: bytes, stream: BinaryIO, name: str) -> None:
+    """Raise DataError if the beginning of a file, a bad line and what follows, is not of a UTF-8 text."""
+    sample = (raw + stream.read(_SAMPLE))[:_SAMPLE]
+    for order, zeros, others in (("LE", sample[1::2], sample[::2]), ("BE", sample[::2], sample[1::2])):
+        if zeros.count(0) > 0.8 * len(zeros) and others.count(0) < 0.1 * len(others):
+            raise DataError(f"{visible(name)}: is UTF-16; convert it with `iconv -f UTF-16{order} -t UTF-8`")
+    if len(sample) - len(sample.translate(None, _CONTROL)) > max(4, len(sample) // 50):
+        raise DataError(f"{visible(name)}: holds binary data, not text; name a text file")
 
 
 def _read_line(stream: BinaryIO, name: str) -> bytes:

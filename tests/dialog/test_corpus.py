@@ -182,6 +182,14 @@ CURATED = [  # name, content, what the message says
     ("x.jsonl", GOOD + "a\0b\n", r"x.jsonl:2:2: NUL byte"),
     ("x.txt", random.Random(1).randbytes(9000), r"x.txt: holds binary data, not text; name a text file$"),
     ("x.csv", b"\x89PNG\r\n\x1a\n" + bytes(99), r"x.csv: holds binary data, not text"),
+    (
+        "x.jsonl",
+        GOOD + "a" + "\0" * 5 + "\n",
+        r"x.jsonl:2:2: NUL byte.*; choose a text file, or leave it out",
+    ),
+    ("x.jsonl", GOOD + "\0" * 4096, r"x.jsonl:2:1: NUL byte; choose a text file, or leave it out"),
+    ("x.jsonl", GOOD.encode("utf-16-le"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16LE"),
+    ("x.jsonl", GOOD.encode("utf-16-be"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16BE"),
     ("x.pdf", b"%PDF-1.4\n%\xe2\xe3", r"x.pdf: is a PDF; save its text"),
     ("x.jsonl", '{"speaker": "A", "text": "x"}\n' * 9, r"x.jsonl:1: no key dialog .*; give every .* text$"),
     ("x.jsonl", GOOD + "{oops}\n", r"x.jsonl:2:2: not JSON"),
@@ -232,6 +240,16 @@ def test_bad_input_is_named_with_its_place(
     found = refusal(write(tmp_path, name, content))
     assert re.search(message, found), found
     assert "; " in found, "a remedy"
+
+
+@pytest.mark.parametrize(("good", "skips"), [(9, True), (0, False)])
+def test_skipping_is_advised_for_a_first_object_without_the_keys_if_others_have_them(
+    good: int, skips: bool, tmp_path: Path
+) -> None:
+    content = '{"version": 1}\n' * 2 + '{"dialog": "d", "speaker": "A", "text": "x"}\n' * good
+    with pytest.raises(DataError, match=r"x.jsonl:1: no key dialog .* text") as caught:
+        read_source(write(tmp_path, "x.jsonl", content), ReadOptions(format="turns"), InputLog())
+    assert str(caught.value).endswith("--on-bad-line skip`") == skips
 
 
 @pytest.mark.parametrize(("name", "content"), [(n, c) for n, c, m in CURATED if "x.jsonl:2" in m])
