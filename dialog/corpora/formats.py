@@ -1,5 +1,7 @@
 """Source formats with a help line for each. docs/data.md shows an example of every format."""
 
+from datetime import timedelta
+
 DETECTED = {
     "zhao": "JSONL of Zhao et al. (2017): utts with speaker, text, features",
     "dialogs": "JSONL: id, utterances with speaker and text",
@@ -26,16 +28,24 @@ FORMATS = {
     "prepared": "folder written by dialog prepare",
 }
 PAGE = "docs/data.md"
-_BEGINNINGS = {  # of a dialog, in formats without a column of dialogs
-    **dict.fromkeys(("zhao", "dialogs", "messages", "pairs"), "each object is a dialog"),
-    **dict.fromkeys(("telegram", "whatsapp", "irc"), "a pause of over 6 hours begins a dialog"),
-    "srt": "a pause of over 15 seconds begins a dialog",
+PAUSE = timedelta(hours=6)  # a longer one begins a new dialog in a chat log
+SCENE = timedelta(seconds=15)  # a longer time between the starts of two subtitles begins a new dialog
+_BEGINNINGS = {  # of a dialog; formats that are resolved before, as auto, have none
+    **dict.fromkeys(("zhao", "dialogs", "messages", "pairs", "pickle"), "each object is a dialog"),
+    **dict.fromkeys(
+        ("telegram", "whatsapp", "irc"),
+        f"a pause of over {PAUSE // timedelta(hours=1)} hours begins a dialog",
+    ),
+    "srt": f"a pause of over {SCENE // timedelta(seconds=1)} seconds begins a dialog",
     "ranking": "each row with label 1 is a dialog",
     **dict.fromkeys(("pipes", "swda"), "each file is a dialog"),
     "text": "a blank line begins a dialog",
+    **dict.fromkeys(
+        ("turns", "csv", "tsv", "parquet", "datasets"), "a new value in the column of dialogs begins a dialog"
+    ),
 }
 
 
 def beginning_of_dialogs(format: str) -> str:
     """The rule of a format that ends one dialog and begins the next, for messages."""
-    return _BEGINNINGS.get(format, "a new value in the column of dialogs begins a dialog")
+    return _BEGINNINGS[format]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from dialog.corpora.formats import SCENE
 from dialog.corpora.readers import RawUtterance, join_lines
 from dialog.corpora.stamps import BETWEEN, DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
 from dialog.utterance import Dialog
@@ -50,7 +51,6 @@ _COMING = re.compile(
     r"(?:[(\[].*[)\]] )?(?:(?:has )?(?:joined|left|quit|parted)\b|is now known as |(?:sets|changes) )"
 )
 
-SCENE = timedelta(seconds=15)  # a longer time between the starts of two cues begins a new dialog
 _CUE_TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
 TIMING = re.compile(rf"\s*{_CUE_TIME}\s*-->\s*\d[\d:,.]*(?:\s.*)?")
 _MARKUP = re.compile(r"</?\w[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[♪♫]")  # tags, sounds, songs
@@ -72,7 +72,7 @@ def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
         match = WHATSAPP.fullmatch(text)
         if match:
             groups = match.groups()
-            stamp = Stamp.of(groups[:8] if groups[0] else groups[8:16], text[: match.start(17)])
+            stamp = Stamp.of(match, 1 if groups[0] else 9)
             found.append((number, stamp, [groups[16]]))
         elif found:
             found[-1][2].append(text)
@@ -126,9 +126,9 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 form = "expected `[12:34] <nick> text`, `* nick text` or an event"
                 log.bad(name, number, "not a line of an IRC log", form, excerpt=text)
         else:
-            *groups, nick, said = match.groups()
+            nick, said = match.groups()[8:]
             said = said or ""
-            stamp = Stamp.of(groups, text[: match.start(9)]) if groups[4] else None
+            stamp = Stamp.of(match) if match[5] else None
             if match.re is _ACTION and _COMING.match(said):
                 log.drop(name, number, "channel event", text)
             elif not said.strip():

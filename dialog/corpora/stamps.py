@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
+from dialog.corpora.formats import PAUSE
 from dialog.corpora.readers import RawUtterance, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
-PAUSE = timedelta(hours=6)  # a longer one begins a new dialog
 _LATE = timedelta(hours=1)  # tolerance for late lines; a clock that falls by more has passed midnight
 
 _SECOND_HALF = ("下午", "오후", "午後", "p", "م", "μ")  # of the day, as its notation begins
@@ -35,12 +35,13 @@ class Stamp(NamedTuple):
     written: str = ""
 
     @classmethod
-    def of(cls, groups: Sequence[str | None], written: str) -> "Stamp":
-        """Build a stamp from the eight groups of DATE and TIME, and the beginning of its line."""
-        *date, before, hour, minute, second, after = (group or "" for group in groups)
+    def of(cls, match: re.Match[str], first: int = 1) -> "Stamp":
+        """Build a stamp from the eight groups of DATE and TIME; ``first`` is the number of the first."""
+        places = [match.span(group) for group in range(first, first + 8) if match[group] is not None]
+        *date, before, hour, minute, second, after = match.groups("")[first - 1 : first + 7]
         half = (before or after).lower()
         late = half.startswith(_SECOND_HALF) if half else None
-        written = written.strip("[]<*-– \u200e\u200f")
+        written = match.string[places[0][0] : places[-1][1]]
         return cls(tuple(date) if date[0] else (), hour, minute, second, late, written)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dialog.corpora.corpus import load_dialogs
-from dialog.corpora.formats import DETECTED, FORMATS, PAGE
+from dialog.corpora.formats import DETECTED, FORMATS, PAGE, beginning_of_dialogs
 from dialog.corpora.layouts import DETECTORS
 from dialog.corpora.sources import TEXT_READERS, detect_format
 from lm.text.lines import InputLog
@@ -44,6 +44,14 @@ def test_the_page_has_every_format() -> None:
     assert named | {"pickle", "auto", "prepared"} == set(FORMATS)
 
 
+def test_every_format_that_is_read_says_how_a_dialog_begins() -> None:
+    rules = {name: beginning_of_dialogs(name) for name in FORMATS.keys() - {"auto", "prepared"}}
+    assert {name for name, rule in rules.items() if "column" in rule} == {
+        *("turns", "csv", "tsv", "parquet", "datasets")
+    }
+    assert rules["pickle"] == rules["zhao"] == "each object is a dialog"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -65,6 +73,8 @@ def test_the_page_has_every_format() -> None:
         ("c.txt", "13/04/2024, 09:00 - A: x\n", "no dialog in the source after 1 dropped pieces"),
         ("c.log", "12:34 <a> x\n" * 30 + "what is this\n", r"c.log:31: not a line of an IRC log"),
         ("c.log", "12:34 <a> x\n25:34 <b> x\n", r"c.log:2: no such date or time \(25:34\); "),
+        ("c.log", "12:34 <a> x\n25:34 <@b> x\n", r"c.log:2: no such date or time \(25:34\); "),
+        ("c.log", "[12:34] <a> x\n[2:61 PM] <+b> x\n", r"c.log:2: no such date or time \(2:61 PM\); "),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\nhello\n\nworld\n", r"c.srt:5: not part of a subtitle"),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\n[music]\n", "no dialog in the source"),
         ("c.csv", "a,b,c\n1,2,3\n", "no column text; set --text-column to one of a, b, c"),
