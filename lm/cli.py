@@ -381,8 +381,9 @@ add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", "lm.
 
 
 app.add_typer(analyze, name="analyze")
-for command in (bottleneck, reverse_copy, serve):
-    app.command()(command)
+app.command()(bottleneck)
+app.command()(reverse_copy)
+app.command()(serve)
 add_check(app, "lm")
 add_runs(app, "lm")
 add_doctor(app, "lm", "lm.language.doctor")

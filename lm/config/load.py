@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -27,9 +27,6 @@ from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, as_float, read_toml
 from lm.disk.storage import JSON, read_json, sealed, write_json
 from lm.errors import ConfigError, StorageError, visible
-
-if TYPE_CHECKING:
-    pass
 
 C = TypeVar("C", bound=BaseModel)
 

@@ -56,11 +56,11 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         key = ".".join(location)
     message = first["msg"].removeprefix("Value error, ")
     if key not in keys:
-        place = _culprit(settings, changes, schema) or _blame(key, message, merged)
+        culprit = _culprit(settings, changes, schema)
         problem, _, own = message.partition("; ")
-        if not own.startswith("choose") and (usual := _remedy(key, merged, changes, schema)):
-            message = f"{problem}; {_told(usual, place)}"
-        return f"{place}: {f'[{key}] ' if key else ''}{message}"
+        if culprit and not own.startswith("choose") and (usual := _remedy(key, merged, changes, schema)):
+            message = f"{problem}; {_told(usual, culprit)}"
+        return f"{culprit or _blame(key, message, merged)}: {f'[{key}] ' if key else ''}{message}"
     if key not in merged:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
     setting = merged[key]
@@ -101,13 +101,13 @@ def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseMo
     Keys of ``table`` come first. Keys that decide about others stay as they are.
     """
     keys, fixed = known_keys(schema), changes.keys() | deciding_keys(schema)
-    inherited = {key: old.value for key, old in merged.items() if key not in fixed and changes}
+    inherited = {key: old.value for key, old in merged.items() if key not in fixed}
     defaults = {key: keys[key].get_default() for key in inherited if not keys[key].is_required()}
     for start in (table, ""):
         usual = {
             key: Setting(value, DEFAULT)
             for key, value in defaults.items()
-            if key.startswith(start) and value != inherited[key]
+            if key.startswith(start and f"{start}.") and value != inherited[key]
         }
         if not _holds(merged | usual, schema):
             continue
@@ -131,7 +131,7 @@ def _blame(table: str, message: str, settings: Settings) -> str:
     """The place of the first key that a message about a whole table names, or else of one in the table."""
     words = [word.strip(".") for word in re.findall(r"[\w.]+", message)]
     named = [key for word in words for key in (word, f"{table}.{word}") if key in settings]
-    keys = [*named, *(key for key in settings if key.startswith(table))]
+    keys = [*named, *(key for key in settings if key.startswith(table and f"{table}."))]
     return next((where for key in keys if (where := settings[key].where) != DEFAULT), DEFAULT)
 
 

@@ -44,7 +44,7 @@ def require_once(command: Any, context: Any, arguments: list[str]) -> None:
 def _examples(context: Any) -> str:
     """The examples in a command's help, as a part of a message."""
     found = re.findall(r"^Example: (.*)", context.command.help or "", re.MULTILINE)
-    return f"; give it as in {' or '.join(f'`{example}`' for example in found)}" if found else ""
+    return f"; write the command as in {' or '.join(f'`{example}`' for example in found)}" if found else ""
 
 
 def _message(error: Any, context: Any) -> str:

@@ -145,6 +145,14 @@ def test_another_kind_of_head_names_every_key_to_set_with_it(tmp_path: Path, pre
     assert load(write(tmp_path, more)).head.kind == "softmax"
 
 
+@pytest.mark.parametrize("overrides", [(), ("train.seed=2",)])
+def test_a_mistake_in_the_own_file_has_one_remedy(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    own = write(tmp_path, '[head]\nkind = "softmax"\ncomponents = 3\n')
+    assert rejection(own, *overrides) == (
+        f"{own}:3: [head] components = 3: a softmax head has one; set head.components = 1"
+    )
+
+
 def test_no_remedy_changes_what_was_asked_for() -> None:
     assert rejection("smalltalk_mos", "head.kind=mixtape").endswith("binary tree; choose 2, 4 or 8")
     assert rejection("smalltalk_mos", "head.components=1", "head.prior_penalty=1.0").endswith(

@@ -326,7 +326,7 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
     [
         ("trian", 2, "trian: no such command; did you mean train?"),
         ("analyze rnk", 2, "rnk: no such command; did you mean rank?; see `lm analyze --help`\n"),
-        ("analyze rank", 2, "RUN... is missing; give it as in `lm analyze rank runs/ptb_small_softmax"),
+        ("analyze rank", 2, "RUN... is missing; write the command as in `lm analyze rank runs/ptb"),
         ("analyze rank runs/tiny --limit 2 --limit 3", 2, "--limit: given twice; leave out one of the two\n"),
         ("evaluate ptb_mos", 4, "ptb_mos: a preset, not a run; `lm train ptb_mos` makes the run runs/ptb"),
         ("evaluate runs", 4, "runs: a folder of runs, not a run; name one of them, such as runs/"),
