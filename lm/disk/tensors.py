@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lm.disk.storage import CHUNK, Part
+from lm.errors import StorageError, visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +36,10 @@ def tensor_file(
 ) -> tuple[int, Iterator[Part]]:
     """Size in bytes of a safetensors file, and its content in parts: the bytes of ``safetensors.torch.save``.
 
-    Tensors may be on any device, strided or shared. Only one of them is copied at a time.
+    Tensors may be on any device, strided or shared. Only one of them is copied at a time. StorageError for a
+    dtype that torch can keep and this file cannot, as float8.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (_PLACES[_dtype(item[1])], item[0]))
+    ordered = sorted(tensors.items(), key=lambda item: (_PLACES[_dtype(*item)], item[0]))
     header = _header(ordered, metadata)
 
     def parts() -> Iterator[Part]:
@@ -62,7 +64,7 @@ def _header(ordered: Iterable[tuple[str, "Tensor"]], metadata: Mapping[str, str]
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
-        code = _DTYPES[_dtype(tensor)]
+        code = _DTYPES[_dtype(name, tensor)]
         fields[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -83,5 +85,8 @@ def _joined(parts: Iterable[Part]) -> Iterator[Part]:
     yield small
 
 
-def _dtype(tensor: "Tensor") -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _dtype(name: str, tensor: "Tensor") -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise StorageError(f"{visible(name)}: dtype {dtype} cannot be saved; convert the tensor to float32")
+    return dtype

@@ -55,7 +55,7 @@ class _Attention(TorchFunctionMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._drops = device.type != "cpu"  # in its kernels
+        self._kernels_drop = device.type != "cpu"
 
     def __torch_function__(
         self,
@@ -68,7 +68,7 @@ class _Attention(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and len(args) == 3:
             mask, dropped = given.get("attn_mask"), given.get("dropout_p", 0.0) > 0
             learned = mask is not None and mask.requires_grad
-            if not learned and (not dropped or self._drops):
+            if not learned and (not dropped or self._kernels_drop):
                 return _Kernel.apply(*args)  # type: ignore[no-untyped-call]
         return func(*args, **given)
 

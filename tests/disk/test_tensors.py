@@ -9,6 +9,7 @@ from safetensors.torch import save
 
 from lm.disk.storage import write_parts
 from lm.disk.tensors import tensor_file
+from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore
 
 DTYPES = (
@@ -38,6 +39,11 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path, metadata: dict[str, 
     write_parts(tmp_path / "file", size, parts)
     assert size == len(expected)
     assert (tmp_path / "file").read_bytes() == expected
+
+
+def test_a_dtype_without_a_code_is_named_with_its_tensor() -> None:
+    with pytest.raises(StorageError, match=r"layer\.weight: dtype float8_e4m3fn cannot be saved; convert"):
+        tensor_file({"layer.weight": torch.zeros(2, dtype=torch.float8_e4m3fn)})
 
 
 def resident(line: str) -> int:
