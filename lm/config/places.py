@@ -5,6 +5,7 @@ from pathlib import Path
 from lm.config.named_data import SPLITS
 from lm.config.presets import Preset, preset_names, preset_of_path, presets_and_bases
 from lm.config.suggest import did_you_mean
+from lm.config.tomlfile import read_toml
 from lm.disk.storage import read_json
 from lm.errors import ConfigError, StorageError, visible
 
@@ -24,7 +25,10 @@ def find_config(source: str, family: str) -> Path | Preset:
     path = Path(source)
     if preset := preset_of_path(path, family):
         return preset
-    if path.suffix != ".toml" and (found := told_kind(path, family, "a config")):
+    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
+    if path.stem in preset_names(other) and not path.exists():
+        raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
+    if path.suffix != ".toml" and not _is_toml(path) and (found := told_kind(path, family, "a config")):
         raise ConfigError(f"{source}: {found}")
     if path.is_dir():
         raise ConfigError(
@@ -32,12 +36,17 @@ def find_config(source: str, family: str) -> Path | Preset:
         )
     if path.exists():
         return path
-    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
-    if path.stem in preset_names(other):
-        raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
     hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
     looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
     raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
+
+
+def _is_toml(path: Path) -> bool:
+    try:
+        read_toml(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:

@@ -197,6 +197,15 @@ def test_foreign_saved_configs(tmp_path: Path, content: bytes) -> None:
         read_config(tmp_path / "config.json", DialogConfig)
 
 
+def test_a_config_may_have_any_suffix(tmp_path: Path) -> None:
+    assert load(write(tmp_path, 'extends = "smalltalk_mos"\n', "my.conf")).head.kind == "mos"
+    assert "a file, not a config" in rejection(write(tmp_path, "hello there\n", "chat.txt"))
+
+
+def test_a_preset_of_the_other_command_line_is_told() -> None:
+    assert rejection("ptb_small_mos") == "ptb_small_mos: a preset of `lm`, not of `dialog`; use `lm`"
+
+
 def test_a_file_extends_a_preset_by_its_name(tmp_path: Path) -> None:
     source = write(tmp_path, 'extends = "smalltalk_mos"\n[head]\ncomponents = 7\n')
     assert load(source).head.components == 7
