@@ -1,5 +1,7 @@
 """Configs, runs and corpora by the paths that users give, and hints where one is taken for another."""
 
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from lm.config.named_data import SPLITS
@@ -51,12 +53,25 @@ def _is_toml(path: Path) -> bool:
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:
     """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name."""
-    if (folder / _CONFIG).is_file():
+    if _is_run(folder):
         return [folder]
-    if not depth or not folder.is_dir():
-        return []
-    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    inner: list[Path] = []
+    with suppress(OSError):  # a folder that may not be read has no runs to show
+        if depth and folder.is_dir():
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     return [run for path in inner for run in runs_in(path, depth - 1)]
+
+
+def _is_run(folder: Path) -> bool:
+    """True for a config.json of a run, perhaps a damaged one, and not of another program."""
+    with suppress(OSError):
+        if (folder / _CONFIG).is_file():
+            try:
+                saved = read_json(folder / _CONFIG)
+            except StorageError:
+                return True
+            return isinstance(saved, dict) and "config" in saved
+    return False
 
 
 def told_kind(path: Path, family: str, wanted: str) -> str:
@@ -64,24 +79,31 @@ def told_kind(path: Path, family: str, wanted: str) -> str:
 
     Known are presets, runs, folders of runs, prepared corpora, configs and, with a ``family``, other files.
     """
-    name, folder = visible(path), path.is_dir()
+    name, folder = shlex.quote(visible(path)), path.is_dir()
     kind = hint = ""
     if folder and (runs := runs_in(path)):
         kind, hint = "a run", f"`{family} runs {name}` shows it"
         if runs != [path]:
             kind, hint = "a folder of runs", f"name one of them, such as {visible(runs[0])}"
     elif folder and (program := _prepared_by(path / _MANIFEST)):
-        splits = " ".join(f"--set data.{split}={name}/{split}" for split in SPLITS)
+        splits = " ".join(f"--set {shlex.quote(f'data.{split}={visible(path / split)}')}" for split in SPLITS)
         use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
         kind, hint = "a prepared corpus", f"train on it with `{program} train {use}`"
-    elif path.is_file() and path.suffix == ".toml":
+    elif path.is_file() and path.suffix == ".toml" and family:
         kind, hint = "a config", f"make a run with `{family} train {name}`"
     elif path.is_file() and family:
         use = f"train own_small --data {name}" if family == "dialog" else f"prepare {name} --out data/own"
         kind, hint = "a file", f"if it has text to train on, run `{family} {use}`"
-    elif program := next((one for one in ("dialog", "lm") if str(path) in preset_names(one)), ""):
+    elif program := next((one for one in _programs(family) if str(path) in preset_names(one)), ""):
         kind, hint = "a preset", f"`{program} train {name}` makes the run runs/{name}"
+        if _is_run(Path("runs") / path):
+            hint = f"its run is runs/{name}"
     return kind and f"{kind}, not {wanted}; {hint}"
+
+
+def _programs(first: str) -> tuple[str, str]:
+    """Both command lines, the user's own first."""
+    return ("lm", "dialog") if first == "lm" else ("dialog", "lm")
 
 
 def _prepared_by(manifest: Path) -> str:
@@ -89,7 +111,7 @@ def _prepared_by(manifest: Path) -> str:
     try:
         match read_json(manifest):
             case {"inputs": _, "outputs": _, **others}:
-                return str(others.get("command", "dialog")).split()[0]
+                return str(others.get("command", "dialog")).partition(" ")[0]
     except StorageError:
         pass
     return ""
