@@ -18,10 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
-from lm.console.shared_tables import preparation_tables
-from lm.console.tables import Table
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import ConfigError, DataError, StorageError, require
 from lm.language.part_files import StoredPart, merged, store_text, store_words
@@ -37,6 +35,9 @@ from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import SentencePiece, StoredKind, Tokenizer, TokenizerKind
 from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
 from lm.trunks.names import PRETRAINED, pretrained_path
+
+if TYPE_CHECKING:
+    from lm.console.tables import Table
 
 VocabularyOf = Literal["train", "train+valid+test"]
 BlankLines = Literal["keep", "drop"]
@@ -328,8 +329,10 @@ def _compare(
     return f"not as published for {corpus.name}: {', '.join(different)}" if different else "same"
 
 
-def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
+def prepared_tables(report: Mapping[str, Any]) -> list["Table | str"]:
     """A row for each split, the vocabulary, the dropped lines, and warnings."""
+    from lm.console.shared_tables import preparation_tables  # loads pydantic, which workers do without
+
     columns = ("tokens", "lines", "characters", "types", "oov_rate")
     words = f"{report['vocabulary_size']:,} tokens in the vocabulary ({report['tokenizer']})"
     lines = preparation_tables(report, columns, words)
