@@ -284,7 +284,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal("a\0b")
     (tmp_path / "folder").mkdir()
     assert "no known files in the folder" in refusal(str(tmp_path / "folder"))
-    (tmp_path / "folder" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "folder" / "config.json").write_text('{"config": {}}', encoding="utf-8")
     assert "folder: a run, not a corpus; `dialog runs" in refusal(str(tmp_path / "folder"))
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     assert refusal(str(tmp_path / "loop.txt"))
