@@ -24,6 +24,7 @@ from dialog.metrics.distinct import loops
 from dialog.utterance import Utterance
 from lm.config.load import Resolved, override
 from lm.config.section import known_keys
+from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, HighrankError, Interrupted
@@ -176,9 +177,7 @@ class Repl:
             text if "." in name or name in known else f"decode.{text}"
             for name, text in zip(names, settings, strict=True)
         ]
-        named = [key.partition("=")[0].strip() for key in keys]
-        if twice := [key for key in named if named.count(key) > 1]:
-            raise ConfigError(f"/{command} {twice[0]}: given twice; leave out one of the two")
+        require_distinct(named_keys(f"/{command}", keys))
         changed = override(
             Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
         )

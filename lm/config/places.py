@@ -27,7 +27,7 @@ def find_config(source: str, family: str) -> Path | Preset:
     path = Path(source)
     if preset := preset_of_path(path, family):
         return preset
-    other = {"lm": "dialog", "dialog": "lm"}.get(family, family)
+    _, other = _programs(family)
     if path.stem in preset_names(other) and not path.exists():
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
     if path.suffix != ".toml" and not _is_toml(path) and (found := told_kind(path, family, "a config")):

@@ -1,11 +1,13 @@
 """Settings of a config: values from files and the command line by dotted key, and their places."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from lm.config.section import known_keys
+from lm.errors import ConfigError
 
 DEFAULT, COMMAND_LINE = "default", "--set"
 
@@ -19,6 +21,17 @@ class Setting:
 
 
 Settings = dict[str, Setting]
+
+
+def named_keys(place: str, overrides: Iterable[str]) -> list[str]:
+    """Names of the keys that ``KEY=VALUE`` texts change, each after the option or command that has them."""
+    return [f"{place} {text.partition('=')[0].strip()}" for text in overrides]
+
+
+def require_distinct(names: Sequence[str]) -> None:
+    """Raise ConfigError if a user gave an option or a key twice."""
+    if repeated := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise ConfigError(f"{repeated[0]}: given twice; leave out one of the two")
 
 
 def nested(settings: Settings, schema: type[BaseModel]) -> dict[str, Any]:

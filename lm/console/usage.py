@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from lm.config.mistakes import WORDING
+from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
 from lm.errors import ConfigError
 
@@ -36,9 +37,8 @@ def require_once(command: Any, context: Any, arguments: list[str]) -> None:
     options = [one for one in given if one.param_type_name == "option" and not one.is_flag]
     names = [_name(option) for option in options if not option.multiple]
     for option in {option.name: option for option in options if option.metavar == "KEY=VALUE"}.values():
-        names += [f"{_name(option)} {text.partition('=')[0].strip()}" for text in values[option.name]]
-    if repeated := [name for number, name in enumerate(names) if name in names[:number]]:
-        raise ConfigError(f"{repeated[0]}: given twice; leave out one of the two")
+        names += named_keys(_name(option), values[option.name])
+    require_distinct(names)
 
 
 def _examples(context: Any) -> str:
