@@ -4,9 +4,12 @@ R responses · T tokens of a response · M attended positions · E embedding siz
 H decoder size.
 """
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -18,6 +21,10 @@ from lm.heads.states import Layers
 from lm.regularize import dropout
 from lm.trunks.attention import AttentionMask, KeysValues, added, turns
 from lm.trunks.blocks import BlockStack, Heard
+
+ROWS_TOGETHER = (
+    12  # on a CPU, where padding costs as much as tokens; neighbours in order of length have little
+)
 
 
 class TransformerEncoder(nn.Module):
@@ -32,11 +39,22 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, lengths = join_context(batch)
+        order = lengths.argsort(descending=True, stable=True)
+        outputs = []
+        for rows in order.split(_together(tokens.device)):
+            longest = int(lengths[rows[0]])
+            read = self._read(embedding, tokens[rows, :longest], floors[rows, :longest], lengths[rows])
+            outputs.append(F.pad(read, (0, 0, 0, tokens.shape[1] - longest)))
+        return memory_of(torch.cat(outputs)[order.argsort()], lengths)
+
+    def _read(self, embedding: nn.Embedding, tokens: Tensor, floors: Tensor, lengths: Tensor) -> Tensor:
+        """Outputs (R, M, C) of rows of joined contexts (R, M)."""
         words = dropout(embedding(tokens) + self.floor(floors), self.dropout, self.training)
         exists = torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
         by = _turns(self.stack, 0, tokens.shape[1], words)
         visible = added(exists[:, None, None], words)
-        return memory_of(self.stack(words.transpose(0, 1), by, visible).outputs.transpose(0, 1), lengths)
+        read: Tensor = self.stack(words.transpose(0, 1), by, visible).outputs
+        return read.transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,12 @@ class TransformerDecoderState:
 
     def select(self, rows: Tensor) -> "TransformerDecoderState":
         return TransformerDecoderState(_chosen(self.past, rows), _chosen(self.memory, rows), self.mask[rows])
+
+    def split(self, rows: int) -> Iterator["TransformerDecoderState"]:
+        """States of at most ``rows`` rows each, before the first token."""
+        memory = (zip(keys.split(rows), values.split(rows), strict=True) for keys, values in self.memory)
+        for mask, *layers in zip(self.mask.split(rows), *memory, strict=True):
+            yield TransformerDecoderState((), tuple(layers), mask)
 
 
 class TransformerDecoder(Decoder[TransformerDecoderState]):
@@ -77,9 +101,18 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
         return TransformerDecoderState((), self.stack.remember(memory.states), memory.mask)
 
     def forward(self, words: PackedSequence, state: TransformerDecoderState, rows: Tensor) -> Layers:
-        padded, lengths = pad_packed_sequence(words)
-        hidden, _ = self._run(padded, state, AttentionMask(causal=True))
-        return hidden.map(lambda states: pack_padded_sequence(states, lengths).data)
+        padded, lengths = pad_packed_sequence(words)  # the longest first
+        read, together = [], _together(padded.device)
+        for inputs, those, part in zip(
+            padded.split(together, 1), lengths.split(together), state.split(together), strict=True
+        ):
+            hidden, _ = self._run(inputs[: int(those[0])], part, AttentionMask(causal=True))
+            read.append(hidden.map(lambda states: F.pad(states, (0, 0, 0, 0, 0, len(padded) - len(states)))))
+        joined = (
+            torch.cat(layer, 1) for layer in zip(*((each.last, *each.lower) for each in read), strict=True)
+        )
+        last, *lower = (pack_padded_sequence(states, lengths).data for states in joined)
+        return Layers(last, tuple(lower))
 
     def step(self, words: Tensor, state: TransformerDecoderState) -> tuple[Layers, TransformerDecoderState]:
         hidden, past = self._run(words[None], state, AttentionMask())
@@ -94,6 +127,11 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
         read = self.stack(words, by, visible, state.past, heard)
         last = dropout(read.outputs, self.dropout, self.training)
         return Layers(last, read.lower[: self._lower]), read.known
+
+
+def _together(device: torch.device) -> int:
+    """Number of rows that are read together."""
+    return ROWS_TOGETHER if device.type == "cpu" else sys.maxsize
 
 
 def _turns(stack: BlockStack, start: int, steps: int, like: Tensor) -> Tensor:

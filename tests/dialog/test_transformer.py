@@ -101,6 +101,28 @@ def test_scores_are_those_of_a_plain_formula() -> None:
         torch.testing.assert_close(nll, wanted)
 
 
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_scores_and_gradients_do_not_depend_on_the_rows_read_together(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = toy(), collate([*ITEMS, *ITEMS[1:]], PAD)
+    found = []
+    for rows in (100, together):
+        monkeypatch.setattr("dialog.transformer.ROWS_TOGETHER", rows)
+        model.zero_grad()
+        objective, nll = model.objective(batch)
+        objective.backward()
+        found.append(
+            [
+                model.nll(batch).detach(),
+                nll.detach(),
+                *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+            ]
+        )
+    assert len(found[0]) == len(found[1]) > 20
+    torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_wide_beam_finds_what_exhaustive_search_finds(count: int) -> None:
     model, longest, forbidden = toy(), 3, (0, 1, BOS)
