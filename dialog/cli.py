@@ -41,7 +41,6 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
-from lm.ending import resuming
 from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
@@ -64,7 +63,6 @@ Config = Annotated[str, config_argument("dialog")]
 
 
 @app.command()
-@resuming
 def demo(
     out: Annotated[Path, output_folder("Where the runs and results.json go.")] = Path("runs/demo"),
 ) -> None:
@@ -197,7 +195,6 @@ def show_corpus(
 
 
 @app.command()
-@resuming
 def train(
     config: Config,
     overrides: Overrides = None,

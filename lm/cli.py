@@ -42,7 +42,6 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
-from lm.ending import resuming
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.options import (
@@ -157,7 +156,6 @@ def prepare(
 
 
 @app.command()
-@resuming
 def train(config: Config, overrides: Overrides = None, run: NewRun = None, processes: Processes = 1) -> None:
     """Train a model, or resume: the same command again continues where the run stopped.
 
@@ -182,7 +180,6 @@ add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 
 
 
 @app.command()
-@resuming
 def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
     """Finetune the best weights of a run with averaged SGD until validation stalls, as a new run.
 
@@ -232,7 +229,6 @@ def evaluate(
 
 
 @app.command()
-@resuming
 def dynamic(
     run: RunFolder,
     data: Data = None,

@@ -9,18 +9,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, WorkerError, visible
 from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, postpone
 
-F = TypeVar("F", bound=Callable[..., object])
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
@@ -35,8 +33,9 @@ _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, b
     "alloc_failed",  # cuBLAS
     "pyobject pointer is null",  # safetensors, whose panic is not an Exception
 )
-_resuming = set[str]()  # names of commands that go on from what they saved
-_effect = ContextVar("effect", default="")  # of the same command; unknown until take_arguments
+# commands that go on from what they saved; all others start over
+RESUMED = frozenset(("bottleneck", "demo", "dynamic", "finetune", "reverse-copy", "train", "tune"))
+_arguments = list[str]()  # of the command line; empty until take_arguments
 _lost = ContextVar[OSError | None]("lost", default=None)
 
 
@@ -48,21 +47,17 @@ def begin() -> None:
     _open_streams()
 
 
-def resuming(function: F) -> F:
-    """Mark the function of a command that does not start over when it is run again."""
-    _resuming.add(function.__name__.replace("_", "-"))
-    return function
-
-
 def take_arguments(arguments: Sequence[str]) -> None:
     """Set the arguments of the command line, by which :func:`again` names the remedy."""
-    command = next((word for word in arguments if not word.startswith("-")), "")
-    _effect.set("to resume" if command in _resuming else "to start over")
+    _arguments[:] = arguments
 
 
 def again() -> str:
     """The remedy after an interruption: the same command, and its effect once the command is known."""
-    return f"run the same command again {_effect.get()}".rstrip()
+    if not _arguments:
+        return "run the same command again"
+    command = next((word for word in _arguments if not word.startswith("-")), "")
+    return f"run the same command again {'to resume' if command in RESUMED else 'to start over'}"
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

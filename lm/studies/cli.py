@@ -9,7 +9,6 @@ import typer
 from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, output_folder
 from lm.console.tables import Table
-from lm.ending import resuming
 from lm.errors import ConfigError
 from lm.steps import OnProgress
 
@@ -31,7 +30,6 @@ StudyTask = Annotated[
 ]
 
 
-@resuming
 def bottleneck(
     out: StudyFolder = Path("runs/bottleneck"),
     task: StudyTask = "sweep",
@@ -107,7 +105,6 @@ def bottleneck(
     show(*tables(result), f"drawn in {figures[0]} and {figures[1]}")
 
 
-@resuming
 def reverse_copy(
     out: StudyFolder = Path("runs/reverse-copy"),
     data: Annotated[

@@ -13,7 +13,6 @@ from lm.config.load import C, load_config
 from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
-from lm.ending import resuming
 from lm.errors import ConfigError, DivergenceError
 from lm.runs.outputs import is_picture, require_apart
 from lm.tuning.space import load_space, space_of
@@ -35,7 +34,6 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
     """Add the command ``tune`` to a program. ``train``, a top-level function, trains one run."""
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
-    @resuming
     def tune(
         config: Annotated[str, config_argument(family)],
         space: Annotated[
