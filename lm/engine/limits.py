@@ -2,9 +2,9 @@
 
 import math
 
+from lm.engine.averaging import nonmonotonic
 from lm.engine.config import TrainConfig
 from lm.engine.events import Goal
-from lm.engine.optim import nonmonotonic
 from lm.engine.state import Progress
 from lm.errors import ConfigError
 

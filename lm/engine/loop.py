@@ -13,13 +13,15 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from lm.engine.agreement import Agreement, Clock
+from lm.engine.averaging import Averager
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.limits import goal_of, limit_reached, require_end
-from lm.engine.optim import Averager, Schedule, build_optimizer, commit_bytes
+from lm.engine.optim import build_optimizer, commit_bytes
 from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver, commit_step
+from lm.engine.schedule import Schedule
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState

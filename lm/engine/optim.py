@@ -1,25 +1,16 @@
-"""Optimisers, learning-rate schedules and weight averaging.
+"""Optimisers: groups of parameters, and state as named tensors, without pickle."""
 
-The learning rate is a function of the step and of the validations so far. No scheduler object holds hidden
-state, so the rate resumes exactly. Optimiser state is saved as named tensors, without pickle.
-"""
-
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm.disk.storage import JSON
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.muon import Muon, hidden_matrices
 from lm.errors import StorageError
 
 _HEAD = "head."  # beginning of the names of a head's parameters
-ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
@@ -114,166 +105,3 @@ def load_optimizer_tensors(
             raise StorageError(f"optimiser state {key!r} does not fit the model; train in a new --run folder")
         state.setdefault(index[name], {})[quantity] = value.clone()
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-@dataclass
-class Plateau:
-    """State of the plateau schedule."""
-
-    stale: int = 0  # validations since the last better one, or since the last drop
-    factor: float = 1.0  # on the learning rate
-
-
-def nonmonotonic(history: Sequence[float], window: int) -> bool:
-    """True if the latest validation is worse than the best one that is older than the ``window`` before it.
-
-    This condition starts averaging in NT-ASGD and ends finetuning (Merity et al. 2018, Algorithm 1). As in
-    their code, it needs at least ``window`` + 1 earlier validations.
-    """
-    settled = history[: max(0, len(history) - 1 - window)]
-    return bool(settled) and history[-1] > min(settled)
-
-
-def stale(history: Sequence[float]) -> int:
-    """Number of validations since the best one; 0 without any validation."""
-    return len(history) - 1 - history.index(min(history)) if history else 0
-
-
-def _cosine(done: float) -> float:
-    """Half a cosine wave from 1 at 0 to 0 at 1."""
-    return 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-class Schedule:
-    """Learning-rate schedule: warm-up, then constant, cosine, or lowered when validation stalls."""
-
-    def __init__(self, config: OptimConfig) -> None:
-        self._config = config
-        self._plateau = Plateau()
-
-    def lr(self, step: int) -> float:
-        """The rate of the update that follows ``step`` finished ones."""
-        config = self._config
-        warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        if config.schedule == "one_cycle" and warmup < 1.0:
-            return config.lr * (1.0 - (1.0 - ONE_CYCLE_START) * _cosine(warmup))
-        if config.schedule in ("cosine", "one_cycle"):
-            span = config.decay_steps - config.warmup_steps
-            share = _cosine(min(1.0, max(0.0, (step - config.warmup_steps) / span)))
-            return config.lr * warmup * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
-        return config.lr * warmup * self._plateau.factor
-
-    def observe(self, better: bool) -> None:
-        """Record if a validation was better. Only the plateau schedule uses it."""
-        config, plateau = self._config, self._plateau
-        if config.schedule != "plateau":
-            return
-        plateau.stale = 0 if better else plateau.stale + 1
-        if plateau.stale > config.plateau_patience:
-            plateau.factor = max(config.min_lr_ratio, plateau.factor * config.plateau_factor)
-            plateau.stale = 0
-
-    def state(self) -> dict[str, JSON]:
-        return asdict(self._plateau)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of :meth:`state`; raises TypeError for other keys."""
-        self._plateau = Plateau(**state)
-
-
-class Averager:
-    """Average of the weights since ``average_start``: exponential (EMA), or uniform as in averaged SGD.
-
-    Both average the iterates s = ``average_start + 1 … t``. The coefficients of the exponential average are
-    proportional to d^(t − s). They sum to 1 by the bias correction of Kingma and Ba (2015, § 3). The first
-    iterate of a short training therefore does not dominate. The uniform average is the mean (Polyak and
-    Juditsky 1992).
-
-    Averaging may also start at a validation. With ``average_trigger``, the first validation that triggers
-    NT-ASGD starts it (Merity et al. 2018). With ``average_patience``, it starts after as many validations
-    without a new best, and at the latest at ``average_start`` (Melis et al. 2020).
-
-    ``skip_first`` omits the first iterate from the uniform mean, as ``torch.optim.ASGD`` does. Buffers are
-    not averaged.
-    """
-
-    def __init__(self, config: OptimConfig, model: nn.Module, *, skip_first: bool = False) -> None:
-        self._config = config
-        self._model = model
-        self._skipped = int(skip_first)
-        self._average: dict[str, Tensor] = {}
-        self.count = 0  # iterates since averaging began
-        waits = config.average_trigger or config.average_patience
-        self.start: int | None = None if waits else config.average_start
-
-    def observe(self, history: Sequence[float], step: int) -> bool:
-        """Record all validations so far, the one at ``step`` last; True if it starts averaging."""
-        config = self._config
-        if self.start is not None:
-            return False
-        if config.average_patience:
-            stalls = stale(history) >= config.average_patience or 0 < config.average_start <= step
-        else:
-            stalls = nonmonotonic(history, config.average_trigger)
-        if stalls:
-            self.start = step
-        return stalls
-
-    def takes(self, step: int) -> bool:
-        """True if the weights after update number ``step`` (from 1) enter the average."""
-        return self._config.average != "none" and self.start is not None and step > self.start
-
-    def update(self, step: int) -> None:
-        """Add the weights after update number ``step`` to the average."""
-        if not self.takes(step):
-            return
-        parameters = trainable(self._model)
-        self.count += 1
-        if self.count == 1:
-            self._average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-            return
-        if self._config.average == "uniform":
-            share = 1.0 / max(1, self.count - self._skipped)
-        else:
-            share = (1.0 - self._config.ema_decay) / (1.0 - self._config.ema_decay**self.count)
-        weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]
-        torch._foreach_lerp_(list(self._average.values()), weights, share)
-
-    @contextmanager
-    def swap(self) -> Iterator[None]:
-        """Context in which the model holds the averages; before averaging begins, nothing changes."""
-        trained = trainable(self._model).values() if self.count else ()
-        parameters: list[Tensor] = [parameter.detach() for parameter in trained]
-        kept = [parameter.clone() for parameter in parameters]
-        _copy(parameters, list(self._average.values()))
-        try:
-            yield
-        finally:
-            _copy(parameters, kept)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The model's state_dict with averages instead of weights; empty before averaging begins."""
-        if not self.count:
-            return {}
-        averages = {id(weight): self._average[name] for name, weight in trainable(self._model).items()}
-        own = self._model.state_dict(keep_vars=True)
-        return {name: averages.get(id(tensor), tensor.detach()) for name, tensor in own.items()}
-
-    def load(self, tensors: Mapping[str, Tensor], count: int, start: int | None) -> None:
-        """Restore :meth:`tensors`, count and start; StorageError if they do not fit the model."""
-        parameters = trainable(self._model)
-        self.count, self.start = count, start
-        self._average = {}
-        if not count:
-            return
-        for name, parameter in parameters.items():
-            if name not in tensors or tensors[name].shape != parameter.shape:
-                raise StorageError(
-                    f"the saved averages do not fit the model at {name!r}; was config.json edited?"
-                )
-            self._average[name] = tensors[name].to(parameter, copy=True)
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)

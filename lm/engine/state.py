@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lm.disk.storage import JSON
-from lm.engine.optim import Averager, Schedule, load_optimizer_tensors, optimizer_tensors
+from lm.engine.averaging import Averager
+from lm.engine.optim import load_optimizer_tensors, optimizer_tensors
 from lm.engine.rng import load_rng, rng_tensors
+from lm.engine.schedule import Schedule
 from lm.errors import StorageError
 from lm.runs.checkpoint import Commit
 

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 
 from lm.disk.storage import make_folder, write_json
 from lm.engine.config import OptimConfig
-from lm.engine.optim import Schedule, build_optimizer
+from lm.engine.optim import build_optimizer
+from lm.engine.schedule import Schedule
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head

@@ -28,7 +28,8 @@ from lm.cells.layers import recurrent_layer
 from lm.config.section import MAX_SEED
 from lm.disk.storage import make_folder, write_json
 from lm.engine.config import OptimConfig
-from lm.engine.optim import Schedule, build_optimizer
+from lm.engine.optim import build_optimizer
+from lm.engine.schedule import Schedule
 from lm.engine.shapes import shapes_only
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig

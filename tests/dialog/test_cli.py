@@ -84,7 +84,8 @@ def test_describe_counts_the_parameters_that_a_model_has(
 def test_describe_knows_how_large_a_checkpoint_is(tied: bool, link: str) -> None:
     from dialog.describe import describe
     from dialog.seq2seq import Seq2Seq
-    from lm.engine.optim import Averager, build_optimizer, optimizer_tensors
+    from lm.engine.averaging import Averager
+    from lm.engine.optim import build_optimizer, optimizer_tensors
     from lm.engine.state import model_tensors
 
     overrides = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.engine.optim import nonmonotonic
+from lm.engine.averaging import nonmonotonic
 from tests.support.tiny_task import TinyTask, lines, outcome, run_folder, train
 
 

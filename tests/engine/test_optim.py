@@ -1,12 +1,11 @@
-"""Schedules against closed formulas, averages against brute force, updates against plain torch."""
+"""Optimisers: accumulated batches, state as tensors, groups of parameters, devices and generators."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -14,8 +13,6 @@ from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.device import chosen_device, configure_device
 from lm.engine.memory import training_memory
 from lm.engine.optim import (
-    Averager,
-    Schedule,
     build_optimizer,
     freeze,
     load_optimizer_tensors,
@@ -25,166 +22,7 @@ from lm.engine.optim import (
 )
 from lm.engine.rng import load_rng, rng_tensors, seed_everything
 from lm.engine.update import Batches, StepLoss, Updater
-from lm.errors import ConfigError, Interrupted, StorageError
-
-STEPS = range(0, 60)
-
-
-def rates(**config: Any) -> list[float]:
-    schedule = Schedule(OptimConfig(lr=2.0, **config))
-    return [schedule.lr(step) for step in STEPS]
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 7])
-def test_constant_and_cosine_rates_are_their_formulas(warmup: int) -> None:
-    ramp = [min(1.0, (step + 1) / warmup) if warmup else 1.0 for step in STEPS]
-    assert rates(warmup_steps=warmup) == pytest.approx([2.0 * up for up in ramp])
-    cosine = []
-    for step in STEPS:
-        phase = math.pi * (step - warmup) / (50 - warmup)
-        cosine.append(2.0 if step < warmup else 0.2 if step >= 50 else 0.2 + 1.8 * (1 + math.cos(phase)) / 2)
-    found = rates(warmup_steps=warmup, schedule="cosine", decay_steps=50, min_lr_ratio=0.1)
-    assert found == pytest.approx([up * value for up, value in zip(ramp, cosine, strict=True)])
-
-
-def test_one_cycle_is_torchs_up_to_where_its_phases_begin() -> None:
-    """Torch counts a phase from its first step to its last, and so reaches each end one step earlier."""
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 2.0)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 2.0, total_steps=52, pct_start=12 / 52, cycle_momentum=False, final_div_factor=0.4
-    )
-    expected = []
-    for _ in range(52):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        theirs.step() if len(expected) < 52 else None
-    found = rates(schedule="one_cycle", warmup_steps=11, decay_steps=51, min_lr_ratio=0.1)
-    assert expected[0] == pytest.approx(2.0 / 25)
-    assert found[:11] == pytest.approx(expected[1:12])
-    assert found[11:52] == pytest.approx(expected[11:52], rel=1e-6)
-    assert found[51:] == pytest.approx([0.2] * 9)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.booleans(), max_size=20),
-    st.integers(0, 3),
-    st.sampled_from([0.0, 0.3]),
-)
-def test_plateau_drops_after_patience_stale_validations(
-    validations: list[bool], patience: int, lowest: float
-) -> None:
-    config = OptimConfig(lr=2.0, schedule="plateau", plateau_patience=patience, min_lr_ratio=lowest)
-    schedule, resumed = Schedule(config), Schedule(config)
-    stale, drops = 0, 0
-    for better in validations:
-        schedule.observe(better)
-        resumed.observe(better)
-        state = resumed.state()
-        resumed = Schedule(config)
-        resumed.load(state)
-        stale = 0 if better else stale + 1
-        if stale > patience:
-            drops, stale = drops + 1, 0
-        assert schedule.lr(9) == resumed.lr(9) == pytest.approx(2.0 * max(lowest, 0.5**drops))
-
-
-def test_only_plateau_heeds_validations() -> None:
-    schedule = Schedule(OptimConfig(lr=2.0))
-    for _ in range(9):
-        schedule.observe(better=False)
-    assert schedule.lr(0) == 2.0
-
-
-def walk(model: nn.Module, count: int) -> Iterator[dict[str, Tensor]]:
-    """Random weights, as training would leave them."""
-    for _ in range(count):
-        for parameter in model.parameters():
-            parameter.data += torch.randn_like(parameter)
-        yield {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("start", [0, 1, 5])
-@pytest.mark.parametrize("average", ["ema", "uniform", "none"])
-def test_averages_are_their_definitions(average: str, start: int) -> None:
-    model = nn.Linear(3, 2).double()
-    averager = Averager(OptimConfig(average=average, average_start=start, ema_decay=0.7), model)  # type: ignore[arg-type]
-    seen = []
-    for step, weights in enumerate(walk(model, 9), 1):
-        averager.update(step)
-        seen.append(weights)
-        taken = seen[start:]
-        for name, parameter in model.named_parameters():
-            if average == "none" or not taken:
-                expected = weights[name]
-            elif average == "uniform":
-                expected = torch.stack([one[name] for one in taken]).mean(0)
-            else:
-                shares = [0.7**age for age in reversed(range(len(taken)))]
-                expected = torch.zeros_like(weights[name])
-                for share, one in zip(shares, taken, strict=True):
-                    expected = expected + share / sum(shares) * one[name]
-            with averager.swap():
-                torch.testing.assert_close(parameter.detach(), expected, rtol=1e-12, atol=1e-12)
-            assert torch.equal(parameter, weights[name])
-    assert averager.count == (0 if average == "none" else 9 - start)
-
-
-def test_a_long_exponential_average_does_not_know_its_beginning() -> None:
-    """So published runs, of many times 1 / (1 − decay) updates, keep their averages to rounding."""
-    model = nn.Linear(3, 2)
-    averager = Averager(OptimConfig(average="ema", ema_decay=0.7), model)
-    plain: Tensor | None = None  # the recursion without correction, from the first iterate on
-    for step, weights in enumerate(walk(model, 80), 1):
-        averager.update(step)
-        plain = weights["weight"] if plain is None else torch.lerp(plain, weights["weight"], 0.3)
-    assert plain is not None
-    torch.testing.assert_close(averager.tensors()["weight"], plain, rtol=1e-6, atol=1e-6)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 6), max_size=15), st.integers(1, 4), st.sampled_from([0, 30, 70]))
-def test_patience_starts_averages_where_the_best_is_old_or_at_the_latest(
-    losses: list[int], patience: int, latest: int
-) -> None:
-    """A validation every 10 updates: where lamb's loop over turns would begin, and never again."""
-    config = OptimConfig(average="uniform", average_patience=patience, average_start=latest)
-    averager = Averager(config, nn.Linear(1, 1))
-    expected, best = None, 0
-    for turn, loss in enumerate(losses):
-        best = turn if loss < min([*losses[:turn], 99]) else best
-        step = 10 * (turn + 1)
-        due = turn - best >= patience or (latest > 0 and step >= latest)
-        first = due and expected is None
-        expected = step if first else expected
-        assert averager.observe([float(one) for one in losses[: turn + 1]], step) == first
-        assert averager.start == expected
-
-
-def test_patience_and_trigger_are_not_both_obeyed() -> None:
-    with pytest.raises(ValueError, match="set one of them to 0"):
-        OptimConfig(average="uniform", average_patience=2, average_trigger=2)
-    with pytest.raises(ValueError, match="needs an average of weights"):
-        OptimConfig(average_patience=2)
-
-
-def test_weights_come_back_from_a_swap_that_fails() -> None:
-    model = nn.Linear(2, 2)
-    averager = Averager(OptimConfig(average="uniform"), model)
-    *_, last = (averager.update(step) or weights for step, weights in enumerate(walk(model, 3), 1))
-    swap = averager.swap()
-    swap.__enter__()
-    assert not torch.equal(model.weight, last["weight"])
-    with pytest.raises(Interrupted):
-        swap.gen.throw(Interrupted("SIGINT"))
-    assert torch.equal(model.weight, last["weight"])
-
-
-def test_averages_of_another_model_are_refused() -> None:
-    averager = Averager(OptimConfig(average="ema"), nn.Linear(2, 2))
-    with pytest.raises(StorageError, match="averages do not fit the model at 'bias'"):
-        averager.load({"weight": torch.zeros(2, 2)}, 3, 0)
-    averager.load({}, 0, 0)
+from lm.errors import ConfigError, StorageError
 
 
 class Sum(nn.Module):
