@@ -76,6 +76,34 @@ def p_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[Tabl
     return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *remarks]
 
 
+def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[Table | str]:
+    """Tables of scores over seeds, and of p-values of the pools except the first; [] without pools."""
+    if not (pools := comparison.pools):
+        return []
+    seeds = [", ".join(map(str, pool.seeds)) for pool in pools]
+    rows = [
+        {"run": pool.runs[0], "seeds": listed, "value": value}
+        | {name: pool.scores[key][place] for name, key in scores.items()}
+        for pool, listed in zip(pools, seeds, strict=True)
+        for place, value in enumerate(("mean", "lowest", "highest")[: 3 if len(pool.runs) > 1 else 1])
+    ]
+    _, names = without_common_folder([pool.runs[0] for pool in pools])
+    tested = [
+        {
+            f"p against {names[0]}": name,
+            "seeds": listed,
+            **{label: pool.p.get(key) for label, key in scores.items()},
+        }
+        for name, listed, pool in zip(names, seeds, pools, strict=True)
+    ][1:]
+    return [
+        Table("Over seeds", rows),
+        *([Table("Tests over seeds", tested, measure="p")] if tested else []),
+        "Runs that differ in train.seed only count as one. Their p-values resample the seeds, too. One seed"
+        " hides the noise of training.",
+    ]
+
+
 def guessing_warning(comparison: "ComparedRuns") -> list[str]:
     """Warning about the compared runs that are near guessing; [] if there is none."""
     names = ", ".join(visible(row.run) for row in comparison.runs if row.near_guessing)

@@ -56,8 +56,7 @@ def report_of(
     evaluations = [load_evaluation(run, comparison.name, (), (), family.program) for run in runs]
     flats = {run: flat_config(resolved.config) for run, resolved in configs.items()}
     verdict = _verdict(family, runs, comparison, names, resamples)
-    perplexities = {row.run: row.perplexity for row in comparison.runs}
-    seeds = [seed_sentence(perplexities, flats, names)] if len(runs) > 1 else []
+    seeds = [seed_sentence(comparison.pools or (), names)] if len(runs) > 1 else []
     remarks = family.remarks(evaluations, names)
     sections = [
         PageSection("scores", "Scores", _scores(family, comparison, names)),

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lm.bootstrap import FEW_UNITS, FEWEST_UNITS, SIGNIFICANT
-from lm.disk.storage import JSON
 from lm.numbers import number, shown
 from lm.runs.compare import ComparedRun, ComparedRuns
+from lm.runs.pooling import PooledRuns
 
 MAIN = "perplexity"  # the score that decides
-_NO_SETTING = {"train.seed", "decode.seed", "about", "extends"}  # keys in which runs of a setting may differ
 
 
 @dataclass(frozen=True)
@@ -96,23 +95,19 @@ def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
     )
 
 
-def seed_sentence(
-    perplexities: Mapping[str, float], settings: Mapping[str, Mapping[str, JSON]], names: Mapping[str, str]
-) -> str:
-    """A sentence on the range over training seeds, from perplexity and flat config of every run."""
-    groups: dict[str, list[str]] = {}
-    for run, values in settings.items():
-        same = {key: value for key, value in values.items() if key not in _NO_SETTING}
-        groups.setdefault(repr(sorted(same.items())), []).append(run)
-    if len(groups) == len(settings):
+def seed_sentence(pools: Sequence[PooledRuns], names: Mapping[str, str]) -> str:
+    """A sentence on perplexities over training seeds, with p-values against the first pool."""
+    if not pools:
         return "Each setting was trained with one seed. Runs with other seeds show how much the seed decides."
-    ranges = []
-    for runs in groups.values():
-        seeds = ", ".join(str(settings[run].get("train.seed")) for run in runs)
-        found = sorted(perplexities[run] for run in runs)
-        ends = " to ".join(dict.fromkeys(number(MAIN, value) for value in (found[0], found[-1])))
-        ranges.append(f"{names[runs[0]]} has {ends} (seed{'s' if len(runs) > 1 else ''} {seeds})")
-    return f"Over training seeds, {'; '.join(ranges)}."
+    told = []
+    for pool in pools:
+        mean, low, high = (number(MAIN, value) for value in pool.scores[MAIN])
+        several, seeds = len(pool.runs) > 1, ", ".join(map(str, pool.seeds))
+        values = f"{low} to {high}, mean {mean} (seeds {seeds})" if several else f"{mean} (seed {seeds})"
+        tested = f", p = {shown('p', pool.p[MAIN])}" if pool.p else ""
+        told.append(f"{names[pool.runs[0]]} has {values}{tested}")
+    against = f" P-values over seeds are against {names[pools[0].runs[0]]}." if len(pools) > 1 else ""
+    return f"Over training seeds, {'; '.join(told)}.{against}"
 
 
 def reading(p: float | None, change: float, *, lower_is_better: bool) -> str:

@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import ArrayLike
+from typing import Any, TypeVar
 
 from lm import bootstrap
 from lm.arrays import Floats
@@ -14,8 +12,10 @@ from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, JsonObject, common_name, evaluation_at, load_evaluation, lookup
+from lm.runs.pooling import PooledRuns, UnitSums, pooled
 
 Keys = tuple[tuple[str, ...], ...]
+Bounds = TypeVar("Bounds", Interval, Interval | None)
 PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, and the sizes of the parts
 
 
@@ -58,13 +58,18 @@ class Resampling:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Result of a comparison. ``scores`` are the tested ones, where they depend on the evaluations."""
+    """Result of a comparison.
+
+    ``scores`` are the tested ones, where they depend on the evaluations. ``pools`` are the runs of each
+    config, if two runs differ in their seed only.
+    """
 
     name: str
     data: JsonObject
     bootstrap: Resampling
     runs: Sequence[ComparedRun]
     scores: Sequence[str] | None = None
+    pools: Sequence[PooledRuns] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,50 +136,52 @@ class Comparison:
         """
         units = self.units_of(evaluations[0])
         counts = bootstrap.draws(len(set(units)), resamples, seed)
+        # neighbouring parts of a unit are resampled together
+        by_run = [
+            {
+                score: (by_unit(units, values), by_unit(units, sizes))
+                for score, (values, sizes) in sums(one).items()
+            }
+            for one in evaluations
+        ]
         return ComparedRuns(
             name=name,
             data=evaluations[0].result["data"],
             bootstrap=Resampling(resamples, seed, self.unit, counts.shape[1]),
-            runs=self._rows(evaluations, sums, units, counts),
+            runs=[
+                self._row(one, own, evaluations[0], by_run[0], counts)
+                for one, own in zip(evaluations, by_run, strict=True)
+            ],
+            pools=[
+                replace(
+                    pool,
+                    scores=self._shown(pool.scores, math.exp),
+                    change=self._shown(pool.change, math.expm1),
+                )
+                for pool in pooled(evaluations, by_run, counts, seed)
+            ]
+            or None,
         )
 
-    def _rows(
-        self,
-        evaluations: Sequence[Evaluation],
-        sums: Callable[[Evaluation], PartSums],
-        units: ArrayLike,
-        counts: Floats,
-    ) -> list[ComparedRun]:
-        """Every run with its p-values, changes and intervals by score, from (R, U) resamples of the units.
+    def _row(
+        self, evaluation: Evaluation, own: UnitSums, first: Evaluation, base: UnitSums, counts: Floats
+    ) -> ComparedRun:
+        """A run with its p-values, changes and intervals by score, from (R, U) resamples of the units."""
+        pairs = {} if evaluation is first else {
+            score: (values - base[score][0], sizes) for score, (values, sizes) in own.items()
+        }  # fmt: skip
+        p = bootstrap.p_values(pairs, counts)
+        noise = evaluation.near_guessing and first.near_guessing
+        return ComparedRun(
+            run=evaluation.run,
+            facts={key: evaluation.result[key] for key in self.kept},
+            near_guessing=evaluation.near_guessing,
+            p=dict.fromkeys(p) if noise else p,
+            interval=self._shown(bootstrap.intervals(own, counts), math.exp),
+            change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),
+        )
 
-        Neighbouring parts of a unit are resampled together.
-        """
-        first, rows = evaluations[0], list[ComparedRun]()
-        base = sums(first)
-        for evaluation in evaluations:
-            own = sums(evaluation)
-            pairs = {} if evaluation is first else {
-                score: (by_unit(units, values - base[score][0]), by_unit(units, sizes))
-                for score, (values, sizes) in own.items()
-            }  # fmt: skip
-            parts = {s: (by_unit(units, values), by_unit(units, sizes)) for s, (values, sizes) in own.items()}
-            p = bootstrap.p_values(pairs, counts)
-            near = _guesses(evaluation)
-            rows.append(
-                ComparedRun(
-                    run=evaluation.run,
-                    facts={key: evaluation.result[key] for key in self.kept},
-                    near_guessing=near,
-                    p=dict.fromkeys(p) if near and _guesses(first) else p,
-                    interval=self._shown(bootstrap.intervals(parts, counts), math.exp),
-                    change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),
-                )
-            )
-        return rows
-
-    def _shown(
-        self, found: Mapping[str, Interval | None], of_nats: Callable[[float], float]
-    ) -> dict[str, Interval | None]:
+    def _shown(self, found: Mapping[str, Bounds], of_nats: Callable[[float], float]) -> dict[str, Bounds]:
         """Intervals, those of nats converted."""
         return {
             score: Interval(*map(of_nats, interval)) if interval and score in self.perplexities else interval
@@ -194,8 +201,3 @@ class Comparison:
         for column, problem in self.same:
             if first.contexts[column] != other.contexts[column]:
                 raise DataError(f"{names}: {problem}")
-
-
-def _guesses(evaluation: Evaluation) -> bool:
-    """True if the model is near guessing, so that its difference from another such model is noise."""
-    return bool(evaluation.result.get("near_guessing"))

@@ -111,6 +111,11 @@ class Evaluation:
     contexts: JsonObject
     details: JsonObject
 
+    @property
+    def near_guessing(self) -> bool:
+        """True if the model is near guessing, so that its difference from another such model is noise."""
+        return bool(self.result.get("near_guessing"))
+
 
 def slug(text: str) -> str:
     """A text as a part of a file name."""

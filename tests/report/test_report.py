@@ -28,6 +28,7 @@ from lm.report.page import report_of
 from lm.report.verdict import judgement, reading, seed_sentence
 from lm.runs.compare import ComparedRun, ComparedRuns, Resampling
 from lm.runs.evaluations import load_evaluation, spread
+from lm.runs.pooling import PooledRuns
 from tests.dialog.test_compare import write_run
 from tests.support.kept_records import keep_record
 
@@ -204,14 +205,14 @@ def test_the_share_lower_is_that_of_the_other_way_round() -> None:
 
 
 def test_seeds_of_a_setting_are_a_range() -> None:
-    settings = {
-        run: {"head.kind": kind, "train.seed": seed}
-        for run, kind, seed in (("a", "mos", 1), ("b", "mos", 2), ("c", "moc", 1))
-    }
-    perplexities, names = {"a": 5.0, "b": 4.0, "c": 6.0}, {"a": "A", "b": "B", "c": "C"}
-    told = seed_sentence(perplexities, settings, names)
-    assert "A has 4.00 to 5.00 (seeds 1, 2); C has 6.00 (seed 1)" in told
-    assert "one seed" in seed_sentence(perplexities, {run: settings[run] for run in "ac"}, names)
+    one, two = {"perplexity": Interval(4.5, 4.0, 5.0)}, {"perplexity": Interval(6.0, 6.0, 6.0)}
+    pools = [
+        PooledRuns(["a", "b"], [1, 2], one, {}, {}),
+        PooledRuns(["c"], [1], two, {"perplexity": 0.03}, {}),
+    ]
+    told = seed_sentence(pools, {"a": "A", "b": "B", "c": "C"})
+    assert "A has 4.00 to 5.00, mean 4.50 (seeds 1, 2); C has 6.00 (seed 1), p = 0.0300" in told
+    assert "one seed" in seed_sentence([], {})
 
 
 def test_a_reading_knows_the_better_direction() -> None:
