@@ -92,10 +92,11 @@ def one_pass_log_probs(
     """
     options = options if operand is None else replace(options, bf16_products=True)
     products = _Products(contexts, output, options, operand)
-    log_probs = contexts.new_empty(contexts.shape[0], output.weight.shape[0])
+    shape = contexts.shape[0], output.weight.shape[0]
+    log_probs = contexts.new_empty(shape, dtype=products.rows.precision)
     for part in products.parts():
         logits = products.logits(contexts[part])
-        log_probs[part] = products.rows.log_probs(logits, output.bias, output.shift, log_prior[part])
+        products.rows.log_probs(logits, output.bias, output.shift, log_prior[part], out=log_probs[part])
     return log_probs
 
 

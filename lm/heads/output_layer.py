@@ -26,6 +26,7 @@ from lm.heads.temperature import WordTemperature
 # Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and
 # memory that malloc does not return raises that to 10 to 13.
 FORMULA_BUFFERS = 12
+PLAIN_TOKENS = 2  # tokens for which calls cost more than memory, so that the formula is the fastest
 
 
 class PastDecoder(nn.Module):
@@ -151,7 +152,7 @@ class OutputLayer:
         Without gradients, products are in bfloat16 if ``operand``, from :meth:`rounded`, is given.
         """
         with torch.autocast(mixture.contexts.device.type, enabled=False):
-            if self.one_pass and not torch.is_grad_enabled():
+            if self.one_pass and len(mixture.contexts) > PLAIN_TOKENS and not torch.is_grad_enabled():
                 contexts, output = self.tempered(mixture.contexts, temperature)
                 options = replace(self.options, bf16_products=False)
                 return one_pass_log_probs(contexts, mixture.log_prior, output, options, operand)

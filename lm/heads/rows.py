@@ -81,23 +81,20 @@ class Rows:
         return totals
 
     def log_probs(
-        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor
-    ) -> Tensor:
-        """log Σ_k π_k g(z_nkv) / Σ_v g(z_nkv), (N, V), of logits (N·K, V) and log π (N, K).
+        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
+    ) -> None:
+        """Write log Σ_k π_k g(z_nkv) / Σ_v g(z_nkv), ``out`` (N, V), of logits (N·K, V) and log π (N, K).
 
         Mixtures add the shares of a block, which the totals need anyway, so an entry takes one exponential.
         A token with a word so improbable that this would round is mixed in the log domain instead.
         """
         tokens, components = log_prior.shape
-        mixed = logits.new_empty((tokens, logits.shape[1]), dtype=self.precision)
         for token in self._parts(tokens, components):
             block = logits[token.start * components : token.stop * components]
-            prior, out = log_prior[token].to(self.precision), mixed[token]
-            if 1 < components <= self.block:
-                self._mix(block, bias, shift, prior, out)
+            if components == 1:
+                torch.log_softmax(self._log_g(block, bias, shift), 1, out=out[token])
             else:
-                self._mix_logs(block, bias, shift, prior, out)
-        return mixed
+                self._mix(block, bias, shift, log_prior[token].to(self.precision), out[token])
 
     def _mix(
         self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
@@ -106,28 +103,19 @@ class Rows:
 
         Each token decides for itself, so that no other token of the block changes its bits.
         """
-        scores = self._copy(logits, bias)
-        peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)
-        self.link.shares_(scores, peak, shift, self._buffers[1:, : len(scores)])
-        weights = log_prior.exp() / scores.sum(1).view_as(log_prior)  # (n, K)
-        torch.bmm(weights[:, None], scores.unflatten(0, log_prior.shape), out=out[:, None])
+        shares = self._log_g(logits, bias, shift)
+        shares.sub_(shares.amax(1, keepdim=True).clamp_(min=LOWEST)).exp_()  # avoids −∞ − −∞
+        weights = log_prior.exp() / shares.sum(1).view_as(log_prior)  # (n, K)
+        torch.bmm(weights[:, None], shares.unflatten(0, log_prior.shape), out=out[:, None])
         small = (~(out.amin(1) > IMPROBABLE[self.precision])).nonzero().flatten()  # NaN counts, too
         out.log_()
         if len(small):
-            rows, logs = logits.unflatten(0, log_prior.shape)[small], out[small]
-            self._mix_logs(rows.flatten(0, 1), bias, shift, log_prior[small], logs)
-            out[small] = logs
+            log_g = self._log_g(logits, bias, shift).unflatten(0, log_prior.shape)[small]
+            out[small] = log_g.log_softmax(2).add_(log_prior[small, :, None]).logsumexp(1)
 
-    def _mix_logs(
-        self, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor, out: Tensor
-    ) -> None:
-        """Write log-probabilities (n, V) by logsumexp over the components."""
-        offsets = log_prior.reshape(-1, 1) - self.log_totals(logits, bias, shift)
-        scores = self.link.log(self._copy(logits, bias), shift).add_(offsets).unflatten(0, log_prior.shape)
-        if log_prior.shape[1] == 1:
-            out.copy_(scores[:, 0])
-        else:
-            torch.logsumexp(scores, 1, out=out)
+    def _log_g(self, logits: Tensor, bias: Tensor | None, shift: Tensor | None) -> Tensor:
+        """log g of a block, in a tensor that may be overwritten."""
+        return self.link.log(self._copy(logits, bias), shift)
 
     def _parts(self, count: int, rows: int = 1) -> Iterator[slice]:
         """Blocks of ``count`` items with ``rows`` rows each."""

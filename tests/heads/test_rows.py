@@ -29,6 +29,14 @@ def logits(columns: int, magnitude: float, offset: float, dtype: torch.dtype) ->
     return values.to(dtype), torch.randn(columns) * magnitude
 
 
+def log_probs(
+    rows: Rows, logits: Tensor, bias: Tensor | None, shift: Tensor | None, log_prior: Tensor
+) -> Tensor:
+    found = torch.full((len(log_prior), logits.shape[1]), torch.nan)
+    rows.log_probs(logits, bias, shift, log_prior, out=found)
+    return found
+
+
 @SMOOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("columns", [1, 17, 1000])
@@ -82,7 +90,7 @@ def test_mixtures_are_the_formula(
     torch.testing.assert_close(totals.double(), log_g.logsumexp(1, keepdim=True), rtol=0, atol=error)
     parts = log_g.log_softmax(1).unflatten(0, log_prior.shape)
     expected = (parts + log_prior[..., None].double()).logsumexp(1)
-    mixed = rows.log_probs(values, bias, shift, log_prior)
+    mixed = log_probs(rows, values, bias, shift, log_prior)
     torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=error)
     assert torch.equal(values, kept)
 
@@ -91,9 +99,9 @@ def test_an_improbable_word_changes_no_other_token(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rows_module, "cache_bytes", lambda: 1000 * FEW)  # all tokens in one block
     values, bias = logits(1000, 3, 0, torch.float32)
     log_prior = torch.randn(3, 3).log_softmax(1)
-    before = Rows(EXP, values).log_probs(values, bias, None, log_prior)
+    before = log_probs(Rows(EXP, values), values, bias, None, log_prior)
     values[3:6, 7] = -200.0  # a word of the second token, in all of its components
-    after = Rows(EXP, values).log_probs(values, bias, None, log_prior)
+    after = log_probs(Rows(EXP, values), values, bias, None, log_prior)
     assert after[1, 7] < -150
     assert torch.equal(after[[0, 2]], before[[0, 2]])
 
@@ -109,7 +117,8 @@ def test_blocks_change_no_more_than_rounding(
     for size in (FEW, 10 * FEW, 1000 * FEW):
         monkeypatch.setattr(rows_module, "cache_bytes", lambda size=size: size)
         rows, shares = Rows(link, values), values.clone()
-        mixed, totals = rows.log_probs(shares, bias, None, log_prior), rows.log_totals(shares, bias, None)
+        mixed = log_probs(rows, shares, bias, None, log_prior)
+        totals = rows.log_totals(shares, bias, None)
         found.append([mixed, totals, *rows.shares_(shares, words, bias, None), shares])
     for one, two, whole in zip(*found, strict=True):  # only vectors of other lengths end a block
         rounding = 2**-8 if whole.dtype == torch.bfloat16 else 2e-6
@@ -125,7 +134,7 @@ def test_a_nan_reaches_its_row_and_no_other(link: Link, dtype: torch.dtype, colu
     values[4, column] = float("nan")
     rows = Rows(link, values)
     assert rows.log_totals(values, bias, None).isnan().flatten().tolist() == [row == 4 for row in range(9)]
-    mixed = rows.log_probs(values, bias, None, torch.zeros(3, 3).log_softmax(1))
+    mixed = log_probs(rows, values, bias, None, torch.zeros(3, 3).log_softmax(1))
     assert mixed.isnan().all(1).tolist() == mixed.isnan().any(1).tolist() == [False, True, False]
     _, total = rows.shares_(values, torch.ones(9, dtype=torch.long), bias, None)
     assert total.isnan().flatten().tolist() == [row == 4 for row in range(9)]
