@@ -32,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 MAINS = {"lm": lm_main, "dialog": dialog_main}
 GROUPS = {"lm": typer.main.get_command(lm_app), "dialog": typer.main.get_command(dialog_app)}
 CORPORA = {"path/to/ptb": "ptb", "path/to/switchboard": "swda"}
+TRAINING_TOKENS = {"Language models": "929,589", "Dialog": "1,447,148"}  # of the corpora of a section
 FEW = (
     "train.max_steps=4",
     "train.validate_every=2",
@@ -144,11 +145,14 @@ def test_the_first_page_runs_with_its_corpora(
     for place, name in CORPORA.items():
         shutil.rmtree(in_tmp / place)
         (in_tmp / place).symlink_to(corpora / name)
+    said = {}
     for command in page_commands(ROOT / "README.md"):
         if command.section == section:
             few = {("dialog", "evaluate"): ("--limit", "20"), ("lm", "analyze"): ("--limit", "200")}
             more = few.get((command.program, command.arguments[0]), ())
-            run(replace(command, arguments=(*command.arguments, *more)))
+            said[command.arguments[0]] = run(replace(command, arguments=(*command.arguments, *more)))
+    assert TRAINING_TOKENS[section] in said["prepare"], "invented or cut corpora were read"
+    assert re.search(r"\d", said["evaluate"])
 
 
 @pytest.mark.slow
