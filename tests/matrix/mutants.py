@@ -198,7 +198,7 @@ MUTANTS = (
         SAVING,
         "if final or self._failures >= FAILURES:",
         "if final:",
-        "engine/test_loop_faults.py::test_three_failed_commits_in_a_row_end_training",
+        "engine/test_loop_storage.py::test_three_failed_commits_in_a_row_end_training",
     ),
     Mutant(
         "skipping what is not finite",
@@ -275,14 +275,14 @@ MUTANTS = (
         "lm/runs/metrics_log.py",
         "        if (size := self.offset) < offset:\n",
         "        if (size := self.offset) < 0:\n",
-        "runs/test_run.py::test_a_log_is_cut_back_to_an_offset",
+        "runs/test_metrics_log.py::test_a_log_is_cut_back_to_an_offset",
     ),
     Mutant(
         "torn last line",
         "lm/runs/metrics_log.py",
         "                self._drop_torn_line()\n",
         "",
-        "runs/test_run.py::test_a_torn_last_line_is_dropped_on_opening",
+        "runs/test_metrics_log.py::test_a_torn_last_line_is_dropped_on_opening",
     ),
     Mutant(
         "sanitiser",
