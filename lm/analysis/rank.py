@@ -28,7 +28,9 @@ from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
 
 FLOOR = 32 << 20  # bytes that a factorisation may always use, even for small matrices
-DENSE = 1024  # largest size of triangles for LAPACK, if memory allows
+# Largest size of triangles for LAPACK, if memory allows. Larger ones stay on disk, because a triangle exceeds
+# a quarter of a square matrix. The Gram matrix would be as large, and lose values below √ε·σ_max.
+DENSE = 1024
 
 
 @dataclass(frozen=True)
