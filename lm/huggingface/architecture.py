@@ -192,6 +192,12 @@ def _widths(path: Path, content: bytes) -> tuple[int, int, int]:
         raise
     except Exception as error:  # of a kind's own code, for sizes that do not fit each other
         raise StorageError(f"{path}: its sizes make no model ({_brief(error)}); download it again") from error
+    for name, weight in model.named_parameters():
+        if max(weight.shape, default=0) > MAX_SIZE:
+            raise StorageError(
+                f"{path}: makes {name} of shape {tuple(weight.shape)}, but a size is at most {MAX_SIZE:,};"
+                " correct the number, or download it again"
+            )
     if not isinstance(embedding, nn.Embedding) or not isinstance(output, nn.Linear):
         raise StorageError(f"{path}: a model without embedding and output layer; choose another one")
     return embedding.num_embeddings, embedding.embedding_dim, output.in_features

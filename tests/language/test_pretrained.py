@@ -245,7 +245,7 @@ def test_the_tokenizer_gives_the_ids_of_transformers(corpus: Path) -> None:
     assert loaded.encode("ab cd") == codec.encode("ab cd")
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_run_has_the_scores_and_the_way_back(corpus: Path, kind: str) -> None:
     """Transformers opens it without the folder of the pretrained model, also beyond a block."""
     from lm.export import export_run, import_run
@@ -342,6 +342,8 @@ BAD: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "quantised": (change("config.json", quantization_config={"bits": 4}), 4, "quantised"),
     "too many layers": (change("config.json", n_layer=10**9), 4, "n_layer = 1000000000"),
     "too wide": (change("config.json", n_embd=10**9), 4, "hidden_size = 1000000000"),
+    "too long": (change("config.json", n_positions=10**12), 4, "wpe.weight of shape (1000000000000, 16)"),
+    "too wide within": (change("config.json", n_inner=10**12), 4, "c_fc.weight of shape (16, 1000000000000)"),
     "odd width": (change("config.json", n_embd=17), 4, "its sizes make no model"),
     "text for a number": (change("config.json", n_embd="wide"), 4, "config.json"),
     "other width": (change("config.json", n_embd=32), 4, "are not those of its config.json"),
