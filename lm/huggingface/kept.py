@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lm.engine.memory import FLOAT
+from lm.errors import StorageError
 
 
 def kept_floats(
@@ -20,11 +21,16 @@ def kept_floats(
 
     With ``recompute``, those of one layer and the inputs of all layers. A kind of network whose computation
     depends on the values of its inputs is counted by its matrices: their inputs and outputs for each of the
-    ``tokens``.
+    ``tokens``. Raises StorageError for a kind whose own checks refuse the inputs.
     """
     try:
         found = _kept_bytes(network, read, device) // FLOAT
-    except (RuntimeError, TypeError):  # torch's, where a kind's code asks a tensor without values for them
+    except ValueError as error:
+        kind, detail = network.config.model_type, " ".join(str(error).split())[:160]
+        raise StorageError(
+            f"model.trunk: a model of the kind {kind} cannot be a trunk ({detail}); choose another"
+        ) from error
+    except RuntimeError:  # torch's, where a kind's code asks a tensor without values for them
         found = tokens * sum(sum(weight.shape) for weight in network.parameters() if weight.dim() == 2)
     layers = max(1, len(recomputable(network)))
     size: int = network.config.hidden_size
@@ -45,13 +51,16 @@ def _kept_bytes(network: nn.Module, read: Callable[[], object], device: torch.de
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    with torch.device("meta"), saved_tensors_hooks(pack, lambda tensor: tensor), _Attention(device):
+    with torch.device("meta"), saved_tensors_hooks(pack, lambda tensor: tensor), _Shapes(device):
         read()
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in known)
 
 
-class _Attention(TorchFunctionMode):
-    """Lets attention keep what its kernels keep: no matrix of queries and keys, except dropout on CPUs."""
+class _Shapes(TorchFunctionMode):
+    """Lets attention keep what its kernels keep: no matrix of queries and keys, except dropout on CPUs.
+
+    No tensor has values. Torch says so by a RuntimeError, except of ``numpy``.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -65,6 +74,8 @@ class _Attention(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
+        if func is Tensor.numpy:
+            raise RuntimeError("a tensor without values")
         if func is F.scaled_dot_product_attention and len(args) == 3:
             mask, dropped = given.get("attn_mask"), given.get("dropout_p", 0.0) > 0
             learned = mask is not None and mask.requires_grad

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 
 from lm.engine.memory import FLOAT
 from lm.engine.shapes import shapes_only
+from lm.errors import StorageError
 from lm.huggingface.architecture import carried_architecture
 from lm.huggingface.encoder_decoder import PairState, encoder_decoder
 from lm.huggingface.kept import kept_floats
@@ -98,13 +99,23 @@ def test_a_network_that_asks_for_values_is_counted_by_its_matrices(ask: Callable
     assert counted == tokens * (3 + 5)
 
 
-def test_a_mistake_in_a_network_is_not_counted() -> None:
-    with pytest.raises(AttributeError):
-        kept_floats(tiny_network(), lambda: torch.zeros(()).nothing, 7, CPU, recompute=False)
+@pytest.mark.parametrize("mistake", [lambda: torch.zeros(()).nothing, lambda: tiny_network()(unknown=1)])
+def test_a_mistake_in_a_call_is_not_counted(mistake: Callable[[], object]) -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        kept_floats(tiny_network(), mistake, 7, CPU, recompute=False)
+
+
+def test_a_kind_that_refuses_its_inputs_is_named() -> None:
+    with pytest.raises(StorageError, match=r"kind tiny cannot be a trunk \(dim must be 4"):
+        kept_floats(tiny_network(), refuse, 7, CPU, recompute=False)
+
+
+def refuse() -> None:
+    raise ValueError("dim must be 4\nfor this kind")
 
 
 def tiny_network() -> nn.Module:
     """A linear layer from 3 to 5 units, as transformers would have it."""
     network = nn.Linear(3, 5)
-    network.config = SimpleNamespace(hidden_size=5)  # type: ignore[assignment]
+    network.config = SimpleNamespace(hidden_size=5, model_type="tiny")  # type: ignore[assignment]
     return network
