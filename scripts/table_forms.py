@@ -27,7 +27,7 @@ def fixed(digits: int) -> Form:
 
 def seconds(value: float) -> str:
     """A time or a speed in its first three digits."""
-    return f"{value:.3g}"
+    return f"{value:.3g}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def share(value: float) -> str:
