@@ -1,16 +1,12 @@
-"""Details of an evaluation for reports: samples, the use of components, and the command."""
+"""Details of an evaluation for reports: samples, and the use of components."""
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from dialog.batches import Example
 from dialog.corpora.corpus import Dialog
-from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.seq2seq import Seq2Seq
 from dialog.trained import TrainedModel
-from lm.config.difference import flat_config
 from lm.heads.usage import use_in_sample
 from lm.results import as_json
 from lm.runs.evaluations import JsonObject, spread
@@ -25,7 +21,6 @@ def evaluation_details(
     dialogs: Sequence[Dialog],
     examples: Sequence[Example],
     answers: Sequence[Sequence[Hypothesis]],
-    command: str,
 ) -> JsonObject:
     """Details of an evaluation.
 
@@ -49,22 +44,4 @@ def evaluation_details(
     if isinstance(model.model, Seq2Seq):
         words = model.codec.vocabulary.tokens
         use = use_in_sample(model.model.head, model.readings(dialogs), words)
-    return {"samples": samples, "components": use and as_json(use), "command": command}
-
-
-def evaluate_command(
-    runs: Sequence[Path],
-    data: str | None,
-    references: Path | None,
-    checkpoint: str,
-    limit: int | None,
-    decoding: tuple[DecodeConfig, DecodeConfig],
-) -> str:
-    """The ``dialog evaluate`` of a run or an ensemble; ``decoding`` has the run's own and the used one."""
-    words = ["dialog", "evaluate", *map(str, runs)]
-    for option, value in (("--data", data), ("--references", references), ("--limit", limit)):
-        words += [option, str(value)] if value is not None else []
-    words += ["--checkpoint", checkpoint] if checkpoint != "best" else []
-    usual, now = map(flat_config, decoding)
-    words += [word for key in now if now[key] != usual[key] for word in ("--set", f"decode.{key}={now[key]}")]
-    return shlex.join(words)
+    return {"samples": samples, "components": use and as_json(use)}

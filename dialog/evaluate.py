@@ -17,7 +17,7 @@ from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
-from dialog.details import evaluate_command, evaluation_details
+from dialog.details import evaluation_details
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
@@ -139,8 +139,7 @@ def evaluate(
         def write() -> str:
             if output is not None:
                 write_atomic(output, hypotheses_jsonl(test.examples, responses, answers))
-            command = evaluate_command([run, *others], data, references, checkpoint, limit, (usual, search))
-            details = evaluation_details(model, test.dialogs, test.examples, answers, command)
+            details = evaluation_details(model, test.dialogs, test.examples, answers)
             return keep(run, result, columns | contexts, details).name
 
         return replace(result, name=group.share(write))

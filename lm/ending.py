@@ -6,6 +6,7 @@ Imports nothing slow, because :func:`begin` comes before all other imports.
 import errno
 import io
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -35,7 +36,7 @@ _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, b
 )
 # commands that go on from what they saved; all others start over
 RESUMED = frozenset(("bottleneck", "demo", "dynamic", "finetune", "reverse-copy", "train", "tune"))
-_arguments = list[str]()  # of the command line; empty until take_arguments
+_command = list[str]()  # words of the command line; empty until take_command
 _lost = ContextVar[OSError | None]("lost", default=None)
 
 
@@ -47,16 +48,21 @@ def begin() -> None:
     _open_streams()
 
 
-def take_arguments(arguments: Sequence[str]) -> None:
-    """Set the arguments of the command line, by which :func:`again` names the remedy."""
-    _arguments[:] = arguments
+def take_command(words: Sequence[str]) -> None:
+    """Set the command line: the program and its arguments."""
+    _command[:] = words
+
+
+def given_command() -> str:
+    """The command line as given, quoted for a shell; empty in a Python program of the user's own."""
+    return shlex.join(_command)
 
 
 def again() -> str:
     """The remedy after an interruption: the same command, and its effect once the command is known."""
-    if not _arguments:
+    if not _command:
         return "run the same command again"
-    command = next((word for word in _arguments if not word.startswith("-")), "")
+    command = next((word for word in _command[1:] if not word.startswith("-")), "")
     return f"run the same command again {'to resume' if command in RESUMED else 'to start over'}"
 
 

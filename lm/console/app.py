@@ -23,7 +23,7 @@ from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
 from lm.console.usage import require_once, usage_error
 from lm.disk.storage import JSON, finite, require_place, write_json
-from lm.ending import EarlyStop, again, flush_output, not_printed, report, take_arguments
+from lm.ending import EarlyStop, again, flush_output, given_command, not_printed, report, take_command
 from lm.errors import Interrupted, visible
 from lm.launched import leads, several
 from lm.parallel.group import announce
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from lm.engine.events import Reporter
     from lm.engine.loop import FitResult
 
-_command = ContextVar("command", default="")
 _form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
@@ -61,7 +60,7 @@ def in_processes(count: int, shards: int = 0) -> None:
     """
     if count > 1:
         shards_of(0, count, shards)
-        package, *arguments = shlex.split(_command.get())
+        package, *arguments = shlex.split(given_command())
         raise typer.Exit(launched(package, arguments, count))
 
 
@@ -190,10 +189,9 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     with the codes of :mod:`lm.errors`.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    take_arguments(given)
+    take_command([name, *without_option(given, "--processes")])  # which changes no result
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
-    _command.set(shlex.join([name, *without_option(given, "--processes")]))  # which changes no result
     code: str | int | None = 0
     failure: BaseException | None = None
     try:
@@ -316,7 +314,7 @@ def write_result(
     if path is None or not leads():
         return
     common: dict[str, JSON] = {
-        "command": _command.get(),
+        "command": given_command(),
         "config": config.model_dump(mode="json") if config else None,
         "versions": versions(),
         "seed": seed,

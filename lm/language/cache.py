@@ -62,12 +62,6 @@ class CacheSetting:
         raise ConfigError(f"--cache {text!r}: give the number of words, or N,θ,λ as in 2000,0.3,0.1")
 
     @property
-    def option(self) -> str:
-        """The text of :meth:`parse`."""
-        numbers = [] if self.theta is None else [str(self.theta), str(self.share)]
-        return ",".join([str(self.size), *numbers])
-
-    @property
     def name(self) -> str:
         """Suffix of the name of a result."""
         numbers = [] if self.theta is None else [f"{self.theta:g}", f"{self.share:g}"]

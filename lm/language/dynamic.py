@@ -8,7 +8,7 @@ for other weights or texts.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -31,8 +31,6 @@ from lm.language.corpus import load_split
 from lm.language.evaluate import (
     NONE,
     Measures,
-    command_line,
-    compat_option,
     likelihood,
     load_text,
     subject_of,
@@ -109,8 +107,6 @@ def dynamic(
     config = trained.config
     text = load_text(trained, data or config.data.test, limit)
     compat = compat or config.train.compat
-    words = [*_setting_options(setting, search), *wanted.options, *compat_option(compat, config.train.compat)]
-    command = command_line("dynamic", [run], data, checkpoint, limit, words)
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
@@ -151,18 +147,7 @@ def dynamic(
         refined=found.refined,
         name=".".join(parts) + wanted.name + (".paper" if paper else ""),
     )
-    return keep(run, result, found.contexts, {"command": command})
-
-
-def _setting_options(setting: DynamicSetting, search: SettingSearch | None) -> list[str]:
-    """Options of ``lm dynamic`` that give a setting and a search."""
-    searched = [] if search is None else search.options
-    if name := _name(setting):
-        return [*([] if name == "default" else ["--setting", name]), *searched]
-    usual, now = asdict(DYNAMIC_SETTINGS["default"]), asdict(setting)
-    chosen = () if search is None else search.chooses
-    changed = [key for key in now if now[key] != usual[key] and key not in chosen]
-    return [*(word for key in changed for word in (f"--{key}", str(now[key]))), *searched]
+    return keep(run, result, found.contexts)
 
 
 @contextmanager
@@ -250,9 +235,5 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
 def _label(setting: DynamicSetting) -> str:
     """The name of a setting, or its numbers if it has none."""
     numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
-    return _name(setting) or "-".join([*numbers, *unusual(setting)])
-
-
-def _name(setting: DynamicSetting) -> str:
-    """The name of a known setting, else an empty string."""
-    return next((name for name, known in DYNAMIC_SETTINGS.items() if known == setting), "")
+    name = next((name for name, known in DYNAMIC_SETTINGS.items() if known == setting), "")
+    return name or "-".join([*numbers, *unusual(setting)])

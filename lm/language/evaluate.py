@@ -6,12 +6,10 @@ resamples these blocks.
 """
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -111,8 +109,6 @@ def evaluate(
         measures = _measured(trained, models, text, compat, wanted, progress)
         name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
         name += wanted.name + "".join(f".with-{slug(other.name)}" for other in others)
-        words = [*wanted.options, *compat_option(compat, trained.config.train.compat)]
-        command = command_line("evaluate", [run, *others], data, checkpoint, limit, words)
         subject = subject_of(trained, run, checkpoint, weights, text)
         more = sum(p.numel() for model in models for p in model.model.parameters())
         result = StaticEvaluation(
@@ -130,7 +126,7 @@ def evaluate(
 
         def write() -> str:
             details = passages_and_use(trained, text.ids, measures.nll, whole=not others)
-            return keep(run, result, measures.contexts, details | {"command": command}).name
+            return keep(run, result, measures.contexts, details).name
 
         return replace(result, name=group.share(write))
 
@@ -205,29 +201,6 @@ def _members(
                 " training text and tokenizer"
             )
     return [(replace(member, group=trained.group), weights) for member, weights in members]
-
-
-def command_line(
-    way: Literal["evaluate", "dynamic"],
-    runs: Sequence[Path],
-    data: str | None,
-    checkpoint: str,
-    limit: int | None,
-    words: Sequence[str],
-) -> str:
-    """The command of an evaluation, with options that differ from their defaults, and further ``words``."""
-    given = {
-        "--data": data,
-        "--checkpoint": None if checkpoint == "best" else checkpoint,
-        "--limit": limit,
-    }
-    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["lm", way, *map(str, runs), *options, *words])
-
-
-def compat_option(compat: Compat, usual: Compat) -> list[str]:
-    """The option ``--compat``, unless it is that of the run."""
-    return [] if compat == usual else ["--compat", compat]
 
 
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:

@@ -60,14 +60,6 @@ class Refinements(NamedTuple):
         cached = self.cache.name if self.cache else ""
         return f"{'.temperature' if self.temperature_search else ''}{sampled}{cached}"
 
-    @property
-    def options(self) -> list[str]:
-        """Options of the command line that request the refinements."""
-        rate = ["--mc-rate", f"{self.mc_rate:g}"] if self.mc_rate != 1 else []
-        sampled = ["--mc-samples", str(self.mc_samples), *rate] if self.mc_samples else []
-        cached = ["--cache", self.cache.option] if self.cache else []
-        return [*(["--temperature-search"] if self.temperature_search else []), *sampled, *cached]
-
     def sampler(self, model: LanguageModel) -> LanguageModel | None:
         """A copy of the model with active dropout. None without MC dropout. ConfigError for bad options."""
         if self.mc_samples < 0:

@@ -61,11 +61,6 @@ class Grid:
     file: ClassVar[str] = "grid.json"  # of the results
 
     @property
-    def options(self) -> list[str]:
-        """Options of the command line that request the search."""
-        return [self.option]
-
-    @property
     def count(self) -> int:
         """Number of settings."""
         return len(GRID_LR) * len(GRID_DECAY)
@@ -97,10 +92,6 @@ class Draws:
 
     def __post_init__(self) -> None:
         require(self.count >= 1, f"--trials {self.count}: must be at least 1")
-
-    @property
-    def options(self) -> list[str]:
-        return [self.option, str(self.count)]
 
     def label(self, base: DynamicSetting) -> str:
         if base.scaling == "original":  # the search sets all of its numbers

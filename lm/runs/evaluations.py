@@ -24,6 +24,7 @@ from lm.disk.storage import (
     sealed,
     write_atomic,
 )
+from lm.ending import given_command
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
@@ -159,7 +160,7 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     if _data_of(folder / f"{result.name}.json") not in (None, digest):
         result = replace(result, name=f"{result.name}.{digest[:6]}")
     record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
-    record["details"] = finite(details or {})
+    record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
     write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
     return result
 

@@ -176,6 +176,8 @@ def test_train_evaluate_check_compare_chat(
     result = json.loads(Path("e.json").read_text())
     assert code == 0
     assert result["command"] == "dialog evaluate other --json e.json --output h.jsonl --set decode.nbest=1"
+    kept = json.loads(Path(f"other/evaluation/{result['name']}.json").read_text())
+    assert kept["details"]["command"] == result["command"], "as given, for reports"
     assert {
         "perplexity",
         "bleu",

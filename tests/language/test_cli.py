@@ -208,6 +208,12 @@ def test_dynamic_evaluation_of_the_beginning(lm: Lm, inside: Path) -> None:
     assert static["perplexity"] == pytest.approx(result["static"]["perplexity"])
     assert static["name"] == "test.first-50"
     assert "static" in out
+    kept = json.loads(Path(f"runs/tiny/evaluation/{result['name']}.json").read_text())
+    assert (
+        kept["details"]["command"]
+        == result["command"]
+        == "lm dynamic runs/tiny --limit 50 --json result.json"
+    )
 
 
 def test_score_and_generate(lm: Lm, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

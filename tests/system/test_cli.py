@@ -23,7 +23,7 @@ from lm.cli import app as lm_app
 from lm.console.app import Commands, new_app, run_app, show, write_result
 from lm.console.options import config_completion
 from lm.console.tables import Table
-from lm.ending import EarlyStop, again, take_arguments
+from lm.ending import EarlyStop, again, take_command
 from lm.errors import (
     ConfigError,
     DataError,
@@ -129,10 +129,10 @@ def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names
 
 def test_after_an_interruption_the_effect_of_the_same_command_is_told_once_it_is_known() -> None:
     def told(name: str) -> str:
-        take_arguments(["--debug", *name.split()])
+        take_command(["lm", "--debug", *name.split()])
         return again().removeprefix("run the same command again").lstrip()
 
-    take_arguments([])
+    take_command([])
     assert again() == "run the same command again"
     commands = {**dict(leaves(typer.main.get_command(app))), **dict(leaves(typer.main.get_command(lm_app)))}
     effects = {name: told(name) for name in commands}
