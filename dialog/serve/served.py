@@ -24,7 +24,7 @@ from lm.console.terminal import sanitize
 from lm.heads.registry import head_label
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
-from lm.serve.failure import ApiError
+from lm.serve.failure import wrong_value
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
 from lm.steps import Check
 from lm.text.vocabulary import Codec
@@ -159,9 +159,7 @@ class ServedDialog:
         (wish,) = (job.body for job in jobs)
         (found,) = self.model.respond([wish.example], wish.decode, seeds=[wish.decode.seed], check=check)
         if choice >= len(found):
-            raise ApiError(
-                400, f"choice: the search found {len(found)} replies, counted from 0", param="choice"
-            )
+            raise wrong_value("choice", f"the search found {len(found)} replies, counted from 0")
         best = found[choice]
         beam = self.model.weighed(wish.example, wish.decode, check) if wish.decode.method == "beam" else []
         steps = self.model.token_probabilities(wish.example, best.tokens, top, check)

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dialog.decoding.config import ONE_GROUP, DecodeConfig
-from lm.serve.failure import ApiError
+from lm.serve.failure import wrong_value
 from lm.serve.protocol import (
     COLDEST,
     MAX_BEAMS,
@@ -49,14 +49,12 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     except ValidationError as error:
         raise refused(error, "decode") from None
     if decode.mmi_run != usual.mmi_run:
-        raise ApiError(400, "decode.mmi_run: only the server names folders", param="decode.mmi_run")
+        raise wrong_value("decode.mmi_run", "only the server names folders")
     for name, most in LIMITS.items():
         if getattr(decode, name) > max(most, getattr(usual, name)):
-            raise ApiError(400, f"decode.{name}: must be at most {most:,} here", param=f"decode.{name}")
+            raise wrong_value(f"decode.{name}", f"must be at most {most:,} here")
     if decode.temperature < min(COLDEST, usual.temperature):
-        raise ApiError(
-            400, f"decode.temperature: must be at least {COLDEST} here", param="decode.temperature"
-        )
+        raise wrong_value("decode.temperature", f"must be at least {COLDEST} here")
     return decode
 
 
@@ -65,11 +63,8 @@ def _require_replies(request: Request) -> None:
     for name in ("nbest", "candidates"):
         given = request.decode.get(name)
         if type(given) is int and 0 < given < request.n:
-            raise ApiError(
-                400,
-                f"n: {request.n} replies, but decode.{name} = {given}; lower n, or raise decode.{name}",
-                param="n",
-            )
+            problem = f"{request.n} replies, but decode.{name} = {given}; lower n, or raise decode.{name}"
+            raise wrong_value("n", problem)
 
 
 def _enough(request: Request, usual: DecodeConfig) -> dict[str, int]:
@@ -86,12 +81,6 @@ def require_short_phrases(decode: DecodeConfig, usual: DecodeConfig, codec: Code
             continue
         phrases = [given] if isinstance(given, str) else given
         if len(phrases) > PHRASES:
-            raise ApiError(
-                400, f"decode.{name}: must have at most {PHRASES} phrases here", param=f"decode.{name}"
-            )
+            raise wrong_value(f"decode.{name}", f"must have at most {PHRASES} phrases here")
         if any(len(codec.encode(one)) > PHRASE_TOKENS for one in phrases):
-            raise ApiError(
-                400,
-                f"decode.{name}: a phrase must have at most {PHRASE_TOKENS} tokens here",
-                param=f"decode.{name}",
-            )
+            raise wrong_value(f"decode.{name}", f"a phrase must have at most {PHRASE_TOKENS} tokens here")

@@ -34,6 +34,11 @@ class ApiError(Exception):
         }
 
 
+def wrong_value(param: str, problem: str) -> ApiError:
+    """The failure of a request by the value of a parameter."""
+    return ApiError(400, f"{param}: {problem}", param=param)
+
+
 def quoted(text: object, most: int = _LONGEST) -> str:
     """A text of the client for a message: without control characters, and cut."""
     safe = visible(text)
