@@ -88,7 +88,6 @@ class Encoder:
     with that token.
 
     Args:
-        codec: codec of the run.
         max_tokens: maximum tokens of a context utterance, including ``<s>`` and ``</s>``.
         max_response: maximum tokens of a response, likewise; 0 = no limit.
         context: maximum number of utterances of a context, by which prompts are cut.

@@ -48,12 +48,8 @@ def demo(
     """Train and evaluate one model per head, and write the results by head to ``results.json``.
 
     Every model is an ordinary run in ``out/<head>`` of the preset ``smalltalk_<head>`` with fewer updates. So
-    an interrupted demo resumes. The first ``DIALOGS`` dialogs of the test split are evaluated.
-
-    Args:
-        out: folder of the runs.
-        report: returns the reporter of a head's training.
-        progress: see :func:`dialog.evaluate.evaluate`.
+    an interrupted demo resumes. The first ``DIALOGS`` dialogs of the test split are evaluated. ``report``
+    returns the reporter of a head's training.
     """
     make_folder(out)
     results: dict[str, DemoResult] = {}

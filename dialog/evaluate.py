@@ -84,14 +84,12 @@ def evaluate(
     Under torchrun, the processes share the contexts by contiguous slices of batches. Rank 0 writes.
 
     Args:
-        run: the folder that training wrote.
         others: further runs, whose probabilities are averaged with those of ``run``.
         data: a source for :func:`dialog.corpora.corpus.load_dialogs`; default: the run's own test split.
         references: a ``test_multi_ref.json`` with several references for every context. By default the only
             reference is the true response.
         output: file for the responses, one JSON object per context.
         checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
-        limit: evaluate only the first ``limit`` contexts.
         overrides: ``decode.key=value`` texts that override the run's config.
         batch_size: number of contexts decoded together. It affects speed and memory, and results only by the
             rounding of float32 products.
@@ -259,12 +257,8 @@ def score_responses(
 ) -> ResponseScores:
     """BLEU in all versions, sacreBLEU, variety and edge cases of given responses. Needs no model.
 
-    Args:
-        hypotheses: for each context token lists, the best first.
-        references: for each context token lists, the true response first.
-
-    Raises:
-        DataError: no context, contexts that do not pair up, an empty list, or text instead of token lists.
+    Every context has token lists, the best hypothesis and the true response first. DataError for no context,
+    contexts that do not pair up, an empty list, or text instead of token lists.
     """
     return Scorer(references).score(hypotheses)[0]
 

@@ -82,15 +82,10 @@ class TrainedModel:
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", device: torch.device | None = None) -> Self:
-        """Open a run folder.
+        """Open a run at a checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
 
-        Args:
-            run: folder of the training run.
-            checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
-            device: device of the model; None = ``train.device`` of the run, or the CPU if CUDA is missing.
-
-        Raises:
-            StorageError: the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
+        Without ``device``, it is ``train.device`` of the run, or the CPU if CUDA is missing. StorageError if
+        the folder is not a dialog run, or its checkpoint is missing, corrupt or foreign.
         """
         config, codec = opened_run(run, DialogConfig)
         config = local(config, run)

@@ -52,10 +52,7 @@ def word_dropout(words: Tensor, tokens: Tensor, vocab_size: int, rate: float, tr
     """Dropout of whole words in a window, one draw per word of the vocabulary (Merity et al. 2018, §4.3).
 
     Equivalent to dropping rows of the embedding matrix, except that a tied output layer sees the full matrix.
-
-    Args:
-        words: embedded tokens, (T, B, D).
-        tokens: their ids, (T, B).
+    ``words`` (T, B, D) are the embedded ``tokens`` (T, B).
     """
     if not training or rate == 0:
         return words

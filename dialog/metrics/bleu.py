@@ -109,13 +109,8 @@ def count_overlaps(
 ) -> Overlaps:
     """Compare every hypothesis of a context with every reference of that context.
 
-    Args:
-        hypotheses: generated token lists of each context.
-        references: reference token lists of each context.
-
-    Raises:
-        DataError: no context, or different numbers of contexts.
-        DataError: a context without a hypothesis or reference, or text instead of a list of tokens.
+    DataError for no context, different numbers of contexts, a context without a hypothesis or reference, or
+    text instead of a list of tokens.
     """
     left, right = token_lists(hypotheses, "hypothesis"), token_lists(references, "reference")
     if len(left) != len(right):

@@ -32,13 +32,9 @@ def expected_divergence(blocks: Iterator[Tensor]) -> Divergence:
 
         T/(T − 1) · [ mean_c Σ_x P_c log P_c − Σ_x (mean_c P_c) (mean_c log P_c) ]
 
-    since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0.
-
-    Args:
-        blocks: log-probabilities (n, V), one row per context.
-
-    Raises:
-        DataError: fewer than two contexts, or a word of probability 0, for which KL is infinite.
+    since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0. ``blocks`` are log-probabilities (n, V),
+    one row per context. DataError for fewer than two contexts, or a word of probability 0, for which KL is
+    infinite.
     """
     return _report(*_sums(blocks))
 

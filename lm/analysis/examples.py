@@ -75,17 +75,9 @@ def find_examples(
 ) -> BetterTokens:
     """Find the largest gains in log-probability of the target of model B over model A.
 
-    The largest gains come first. Of equal gains the earlier position is preferred.
-
-    Args:
-        first: log-probabilities of A in blocks (n, V) that cover ``ids`` in order.
-        second: log-probabilities of B in the same blocks.
-        ids: the targets, (T,).
-        words: the V words.
-        wanted: number of examples and smallest gain.
-
-    Raises:
-        ValueError: the blocks of the models differ in shape or do not cover the text.
+    The largest gains come first. Of equal gains the earlier position is preferred. Log-probabilities come in
+    blocks (n, V) that cover the targets ``ids`` (T,) in order. ValueError if the blocks of the models differ
+    in shape or do not cover the text.
     """
     kept: list[tuple[float, int, BetterToken]] = []  # a heap with the smallest gain on top
     start, gain_sum, better = 0, 0.0, 0

@@ -95,8 +95,6 @@ def log_prob_rank(
 
     Args:
         blocks: (n, V) of float64, T rows in all.
-        tokens: T.  vocab: V.
-        progress: called with (done, total) in steps of computation.
         scratch: folder for unnamed temporary files, by default the system's, which should not be in memory.
         plan: memory to use, and largest triangle for LAPACK.
 

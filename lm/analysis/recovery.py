@@ -48,14 +48,8 @@ def recovery(losses: Mapping[str, Floats], share: float = 0.1) -> tuple[Surprise
     """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
     Surprises have the largest mean over all models, so that all models are compared at the same positions.
-
-    Args:
-        losses: losses of every model by name, in nats, of the same tokens (N,).
-        share: above 0, at most 1.
-
-    Raises:
-        ConfigError: a share out of range.
-        DataError: fewer than two surprises with 5 tokens after them.
+    ``losses`` of every model are in nats, of the same tokens (N,). ConfigError for a share out of range,
+    DataError for fewer than two surprises with 5 tokens after them.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: must be above 0 and at most 1")

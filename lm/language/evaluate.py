@@ -81,10 +81,8 @@ def evaluate(
     Under torchrun, every process runs the trunk and scores its slice of the windows. Rank 0 writes.
 
     Args:
-        run: the folder that training wrote.
         data: a prepared split or a text file; by default the run's own test split.
         checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
-        wanted: refinements to report.
         limit: score only the first ``limit`` tokens.
         compat: ``paper`` scores like the authors' code (see :mod:`lm.language.scoring`), and also divides by
             N. Default: the run's own ``train.compat``.

@@ -78,15 +78,10 @@ class TrainedLm:
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", device: torch.device | None = None) -> Self:
-        """Open a run folder.
+        """Open a run at a checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
 
-        Args:
-            run: the folder that ``lm train`` wrote.
-            checkpoint: ``best``, ``last``, ``average-best`` (of the k best) or ``step-N``.
-            device: device of the model; default: that of the run's own config.
-
-        Raises:
-            StorageError: not a language model's run, or its checkpoint is missing, corrupt or foreign.
+        Without ``device``, it is that of the run's own config. StorageError if the folder is not a language
+        model's run, or its checkpoint is missing, corrupt or foreign.
         """
         config, codec = opened_run(run, LmConfig)
         config = local(config, run)

@@ -116,15 +116,8 @@ class ReadHeads:
     Heads begin at equidistant sentences. The first of these is drawn at random. Each head reads the whole
     text, wrapping round at its end, then begins again at its own sentence. A beginning, also the first, is
     moved by up to ``jitter`` sentences, drawn for each head and round. The position of a head depends only on
-    the seed and the number of tokens read. Streams are never reset to a zero state.
-
-    Args:
-        files: the text, kept in memory as a whole.
-        streams: B, the number of heads.
-        eos: id of the token that ends a sentence.
-
-    Raises:
-        DataError: fewer sentences than heads.
+    the seed and the number of tokens read. Streams are never reset to a zero state. The text is kept in
+    memory as a whole. DataError for fewer sentences than heads.
     """
 
     def __init__(self, files: Sequence[Ids], streams: int, eos: int, jitter: int, seed: int) -> None:

@@ -21,12 +21,9 @@ class Judgement:
 
 
 def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) -> Judgement:
-    """Judgement by perplexity.
+    """Judgement by perplexity, of a comparison whose first run has the lowest.
 
-    Args:
-        comparison: a comparison whose first run has the lowest perplexity.
-        names: shown name of every run.
-        units: the resampled units in the plural, such as "conversations".
+    ``units`` names the resampled units in the plural, such as "conversations".
     """
     best, *others = comparison.runs
     name, count = names[best.run], comparison.bootstrap.units

@@ -125,14 +125,10 @@ class Comparison:
         resamples: int,
         seed: int,
     ) -> ComparedRuns:
-        """Compare evaluations of :meth:`open`.
+        """Compare the evaluations of :meth:`open`, of which the first is the baseline.
 
-        Args:
-            name: name of the first evaluation.
-            evaluations: the evaluations. The first is the baseline of the others.
-            sums: returns the sums of each part of the text, and the sizes of the parts, by score.
-            resamples: number of bootstrap resamples, at least 1,000; ConfigError for fewer.
-            seed: seed of the resamples.
+        ``sums`` returns the sums of each part of the text, and the sizes of the parts, by score. ConfigError
+        for fewer than 1,000 resamples.
         """
         units = self.units_of(evaluations[0])
         counts = bootstrap.draws(len(set(units)), resamples, seed)

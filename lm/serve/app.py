@@ -53,13 +53,9 @@ class Served(Protocol):
 
 
 class Server:
-    """Endpoints over a table of runs by name.
+    """Endpoints over runs by the name that requests have as ``model``.
 
-    Args:
-        runs: by the name that requests have as ``model``.
-        policy: hosts and keys that requests must have.
-        page: whether ``/`` is the page of conversations.
-        log: called with a line for every request.
+    ``page``: whether ``/`` is the page of conversations. ``log`` is called with a line for every request.
     """
 
     def __init__(

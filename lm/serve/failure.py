@@ -8,14 +8,7 @@ _LONGEST = 80  # characters of a client's text in a message
 
 
 class ApiError(Exception):
-    """A request that gets an error object instead of an answer.
-
-    Args:
-        status: HTTP status.
-        message: the fault and its remedy.
-        param: the parameter at fault.
-        code: the API's name of the fault.
-    """
+    """A request that gets an error object instead of an answer; ``code`` is the API's name of the fault."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None

@@ -227,14 +227,8 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
 
     ``out/points.jsonl`` holds every measured point with its settings. So the same command resumes an
     interrupted sweep, and a longer sweep trains only new points. ``out/bottleneck.json`` is the returned
-    result. The same settings and number of threads give the same bytes.
-
-    Args:
-        progress: called with (points done, all points).
-
-    Raises:
-        StorageError: ``out`` cannot be written, or its points cannot be read.
-        DivergenceError: training ended in non-finite numbers.
+    result. The same settings and number of threads give the same bytes. StorageError if ``out`` cannot be
+    written, or its points cannot be read. DivergenceError if training ended in non-finite numbers.
     """
     make_folder(out)
     measured = Points(out / POINTS, MEASURES)

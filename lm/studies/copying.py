@@ -136,15 +136,9 @@ def copying(
     """Train every cell at every length and rate, and save each result to ``out`` at once.
 
     ``out/points.jsonl`` holds every finished training, so the same command resumes an interrupted sweep.
-    ``out/reverse-copy.json`` is the returned result, with a row for every seed, length and cell.
-
-    Args:
-        progress: called with (trainings done, all trainings).
-        corpora: sequences of every length over V symbols; empty = drawn at random.
-
-    Raises:
-        StorageError: ``out`` cannot be written, or its points cannot be read.
-        DivergenceError: a cell's trainings diverged at every rate.
+    ``out/reverse-copy.json`` is the returned result, with a row for every seed, length and cell. ``corpora``
+    have sequences of every length over V symbols; empty = drawn at random. StorageError if ``out`` cannot be
+    written, or its points cannot be read. DivergenceError if a cell's trainings diverged at every rate.
     """
     of_length = {corpus.length: corpus for corpus in corpora}
     if corpora:

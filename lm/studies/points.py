@@ -14,12 +14,8 @@ _LIMIT = 1 << 26  # bytes of the file
 class Points:
     """A file with a line per measured point and its settings, shared by any number of processes.
 
-    Args:
-        path: the file, which may be missing.
-        measures: required keys of a result, and their types.
-
-    Raises:
-        StorageError: the file cannot be read, or a line of it is not a point.
+    ``measures`` are the required keys of a result, and their types. StorageError if an existing file cannot
+    be read, or a line of it is not a point.
     """
 
     def __init__(self, path: Path, measures: Mapping[str, type]) -> None:
