@@ -1,5 +1,6 @@
 """The ``dialog`` command line. Each command imports its modules, calls them, and shows the result."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -82,7 +83,10 @@ def demo(
 
     with counting("responding") as progress:
         results = run_demo(out, report, progress)
-    show(demo_table(results), f"{out / RESULTS}; talk to a model with: dialog chat {out / 'mos'}")
+    show(
+        demo_table(results),
+        f"{out / RESULTS}; talk to a model with: dialog chat {shlex.quote(str(out / 'mos'))}",
+    )
 
 
 def _size(config: DialogConfig) -> dict[str, Any]:
@@ -229,7 +233,11 @@ def train(
         _show_prepared(own.prepared)
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
-    check_data(in_run(folder, resolved.config.data), "dialog prepare", f"dialog train {config} --data FILE")
+    check_data(
+        in_run(folder, resolved.config.data),
+        "dialog prepare",
+        f"dialog train {shlex.quote(config)} --data FILE",
+    )
     show_training(folder, partial(_train, resolved, folder))
 
 

@@ -1,6 +1,7 @@
 """Messages about mistakes in configs, in one line: place, key, expected and given value, remedy."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Literal, get_args, get_origin
 
@@ -123,7 +124,8 @@ def _told(values: Mapping[str, object], place: str) -> str:
     """The remedy that sets values: options for a mistake of the command line, else lines of a file."""
     if place.startswith(COMMAND_LINE):
         texts = {key: value if isinstance(value, str) else literal(value) for key, value in values.items()}
-        return " ".join(["add", *(f"{COMMAND_LINE} {key}={text}" for key, text in texts.items())])
+        options = [f"{COMMAND_LINE} {shlex.quote(f'{key}={text}')}" for key, text in texts.items()]
+        return " ".join(["add", *options])
     return "also set " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
 
 

@@ -1,6 +1,7 @@
 """Early checks of the corpora that a config names, before any heavy import."""
 
 import os
+import shlex
 from itertools import combinations
 from pathlib import Path
 from typing import Protocol
@@ -27,9 +28,9 @@ def missing(source: str, command: str, instead: str = "") -> DataError:
     path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{source}: no such file or folder; check the path")
-    origin = f"path/to/{path.parent.name}"
+    origin, out = (shlex.quote(visible(one)) for one in (f"path/to/{path.parent.name}", path.parent))
     return DataError(
-        f"{source}: no such corpus; make it with: {command} {origin} --out {path.parent}"
+        f"{source}: no such corpus; make it with: {command} {origin} --out {out}"
         + (f"; or train on a file of your own with: {instead}" if instead else "")
     )
 

@@ -1,5 +1,7 @@
 """Language models whose trunk is a pretrained model: their vocabulary, and a note on blocks."""
 
+import shlex
+
 from lm.errors import DataError
 from lm.huggingface.architecture import read_architecture
 from lm.huggingface.source import TOKENIZER
@@ -25,9 +27,10 @@ def require_vocabulary(config: LmConfig, codec: Codec) -> None:
     from lm.huggingface.pieces import read_tokenizer
 
     if codec.vocabulary.tokens != read_tokenizer(path).names:
+        named = shlex.quote(f"hf:{path}")
         raise DataError(
             f"{config.data.train}: its vocabulary is not that of the tokenizer of {path}; prepare the text"
-            f' with `lm prepare --tokenizer hf:{path}`, or give text files and data.tokenizer = "hf"'
+            f' with `lm prepare --tokenizer {named}`, or give text files and data.tokenizer = "hf"'
         )
 
 
