@@ -14,6 +14,7 @@ MAX_LINE = 16 << 20  # bytes; the longest Switchboard dialog is a JSON line of 6
 _EXCERPT = 80
 _SAMPLE = 4096  # bytes
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\f\r\x1b"))
+_CONVERT = "convert the file with `iconv -f cp1252 -t utf-8`, or from its own encoding"
 _SIGNATURES = {
     b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
@@ -101,25 +102,18 @@ def read_lines(
                 raw = _read_line(stream, name)
                 size -= len(raw)
             continue
-        if b"\0" in raw:
+        reason, remedy, bad, excerpt = "NUL byte", "choose a text file", raw.find(b"\0"), ""
+        if bad < 0:
+            try:
+                line = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            except UnicodeDecodeError as error:
+                reason, remedy, bad = "not UTF-8", _CONVERT, error.start
+                excerpt = f"byte 0x{raw[bad]:02x}"
+        if bad >= 0:
             if not text and log.on_bad_line == "error":
                 _require_text(raw, stream, name)
-            log.bad(name, number, "NUL byte", "choose a text file", column=raw.index(b"\0") + 1)
-            continue
-        try:
-            line = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            if not text and log.on_bad_line == "error":
-                _require_text(raw, stream, name)
-            column = len(raw[: error.start].decode("utf-8")) + 1
-            log.bad(
-                name,
-                number,
-                "not UTF-8",
-                "convert the file with `iconv -f cp1252 -t utf-8`, or from its own encoding",
-                column=column,
-                excerpt=f"byte 0x{raw[error.start]:02x}",
-            )
+            column = len(raw[:bad].decode("utf-8", "replace")) + 1
+            log.bad(name, number, reason, remedy, column=column, excerpt=excerpt)
             continue
         text = True
         yield number, line
