@@ -19,14 +19,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from lm.config.mistakes import invalid, shortened, unknown
-from lm.config.places import find_config, not_a_run
+from lm.config.places import find_config, not_a_run, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import did_you_mean
-from lm.config.tomlfile import MAX_TOML, Lines, as_float, read_toml
+from lm.config.tomlfile import MAX_TOML, Lines, as_float
 from lm.disk.storage import JSON, read_json, sealed, write_json
-from lm.errors import ConfigError, StorageError, visible
+from lm.errors import ConfigError, StorageError
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -137,20 +137,11 @@ def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
 
 def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
     """Raise StorageError if the config.json is of a run of another family, or of a model of transformers."""
-    family, folder = family_of(schema), visible(path.parent)
+    family = family_of(schema)
     if not isinstance(saved, dict) or not family:
         return
-    match saved:
-        case {"model_type": "highrank_lm" | "highrank_dialog" as kind}:
-            program = kind.removeprefix("highrank_")
-            raise StorageError(
-                f"{folder}: an exported model, not a run; make a run of it with"
-                f" `{program} import {folder} --run RUN`"
-            )
-        case {"model_type": str(kind)}:
-            raise StorageError(
-                f"{folder}: a model of transformers ({visible(kind)}); give the folder of a run"
-            )
+    if "model_type" in saved:
+        raise not_a_run(path.parent, family)
     if (found := saved.get("family", "dialog")) != family:
         raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
 
@@ -180,7 +171,7 @@ def _file_settings(
         settings = _preset_settings(source, path, schema)
     else:
         path = source
-        settings = _flatten(*read_toml(path), schema, path)
+        settings = _flatten(*read_config_file(path, family_of(schema)), schema, path)
     extends = settings.get("extends")
     if extends is None or not isinstance(extends.value, str) or not extends.value:
         return Settings(), settings

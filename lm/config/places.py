@@ -1,13 +1,15 @@
 """Configs, runs and corpora by the paths that users give, and hints where one is taken for another."""
 
+import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lm.config.named_data import SPLITS
 from lm.config.presets import Preset, preset_names, preset_of_path, presets_and_bases
 from lm.config.suggest import did_you_mean
-from lm.config.tomlfile import read_toml
+from lm.config.tomlfile import Lines, read_toml
 from lm.disk.storage import read_json
 from lm.errors import ConfigError, StorageError, visible
 
@@ -30,12 +32,10 @@ def find_config(source: str, family: str) -> Path | Preset:
     _, other = _programs(family)
     if path.stem in preset_names(other) and not path.exists():
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
-    if path.suffix != ".toml" and not _is_toml(path) and (found := told_kind(path, family, "a config")):
-        raise ConfigError(f"{source}: {found}")
     if path.is_dir():
-        raise ConfigError(
-            f"{source}: a folder; give a preset (`{family} presets` lists them) or a .toml file"
-        )
+        found = told_kind(path, family, "a config")
+        found = found or f"a folder; give a preset (`{family} presets` lists them) or a .toml file"
+        raise ConfigError(f"{source}: {found}")
     if path.exists():
         return path
     hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
@@ -43,18 +43,25 @@ def find_config(source: str, family: str) -> Path | Preset:
     raise ConfigError(f"{source}: no such {'file' if looks_like_path else 'preset or file'}{hint}")
 
 
-def _is_toml(path: Path) -> bool:
+def read_config_file(path: Path, family: str) -> tuple[dict[str, Any], Lines]:
+    """The data and lines of a config. ConfigError names what a file without the suffix .toml is instead."""
     try:
-        read_toml(path)
-    except ConfigError:
-        return False
-    return True
+        return read_toml(path)
+    except ConfigError as error:
+        if path.suffix != ".toml" and (found := told_kind(path, family, "a config")):
+            raise ConfigError(f"{path}: {found}") from error
+        raise
 
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:
-    """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name."""
+    """Run folders in a folder, including itself, down to ``depth`` levels, sorted by name.
+
+    An exported model holds the config of its run, and no run.
+    """
     if _is_run(folder):
         return [folder]
+    if _model_type(folder / _CONFIG):
+        return []
     inner: list[Path] = []
     with suppress(OSError):  # a folder that may not be read has no runs to show
         if depth and folder.is_dir():
@@ -77,11 +84,17 @@ def _is_run(folder: Path) -> bool:
 def told_kind(path: Path, family: str, wanted: str) -> str:
     """Kind of a path instead of ``wanted``, with the command for it. Empty for unknown kinds.
 
-    Known are presets, runs, folders of runs, prepared corpora, configs and, with a ``family``, other files.
+    Known are presets, runs, folders of runs, prepared corpora, models of transformers, configs and, with a
+    ``family``, other files.
     """
     name, folder = shlex.quote(visible(path)), path.is_dir()
     kind = hint = ""
-    if folder and (runs := runs_in(path)):
+    if folder and (model := _model_type(path / _CONFIG)):
+        kind = f"a model of transformers ({visible(model)})"
+        hint = f"train on top of it with --set {shlex.quote(f'model.trunk=hf:{visible(path)}')}"
+        if exported := re.fullmatch("highrank_(lm|dialog)(_stream)?", model):
+            kind, hint = "an exported model", f"make a run of it with `{exported[1]} import {name} --run RUN`"
+    elif folder and (runs := runs_in(path)):
         kind, hint = "a run", f"`{family} runs {name}` shows it"
         if runs != [path]:
             kind, hint = "a folder of runs", f"name one of them, such as {visible(runs[0])}"
@@ -112,6 +125,17 @@ def _prepared_by(manifest: Path) -> str:
         match read_json(manifest):
             case {"inputs": _, "outputs": _, **others}:
                 return str(others.get("command", "dialog")).partition(" ")[0]
+    except StorageError:
+        pass
+    return ""
+
+
+def _model_type(config: Path) -> str:
+    """The kind of a model in the format of transformers, whose config has the name of a run's. Else empty."""
+    try:
+        match read_json(config):
+            case {"model_type": str(kind)}:
+                return kind
     except StorageError:
         pass
     return ""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lm.config.places import runs_in, told_kind
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
     canonical_json,
@@ -167,6 +168,8 @@ def require_export(folder: Path, command: str) -> None:
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such folder; check the path")
     if not (folder / OWN_FOLDER).is_dir():
+        if found := runs_in(folder) and told_kind(folder, command, "an exported model"):
+            raise StorageError(f"{folder}: {found}")
         if (folder / MODEL_CONFIG).is_file():
             raise StorageError(
                 f'{folder}: a pretrained model, which needs no import; use it by model.trunk = "hf:{folder}"'

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.config.places import runs_in, told_kind
 from lm.disk.storage import parse_json, read_file
 from lm.errors import ConfigError, StorageError
 
@@ -28,6 +29,8 @@ def require_folder(folder: Path) -> None:
     """Raise StorageError unless the folder exists."""
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such folder; download the model there, or correct hf:FOLDER")
+    if runs_in(folder) == [folder]:
+        raise StorageError(f"{folder}: {told_kind(folder, 'lm', 'a model of transformers')}")
 
 
 def read_settings(path: Path) -> tuple[Mapping[str, Any], bytes]:

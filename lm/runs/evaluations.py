@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from lm.config.places import not_a_run
+from lm.config.places import not_a_run, runs_in
 from lm.disk.storage import (
     canonical_json,
     finite,
@@ -228,7 +228,7 @@ def damaged_records(run: Path) -> Iterator[str]:
 
 def evaluation_names(run: Path) -> list[str]:
     """Names of the evaluations of a run; StorageError without a run."""
-    if not run.is_dir():
+    if not (run / EVALUATIONS).is_dir() and runs_in(run) != [run]:
         raise not_a_run(run)
     return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 

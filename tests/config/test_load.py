@@ -214,6 +214,11 @@ def test_commands_in_messages_quote_names(tmp_path: Path) -> None:
 def test_a_config_of_another_program_is_no_run(tmp_path: Path) -> None:
     write(tmp_path, '{"model_type": "gpt2"}', "config.json")
     assert runs_in(tmp_path) == []
+    told = (
+        f"a model of transformers (gpt2), not a run; train on top of it with --set model.trunk=hf:{tmp_path}"
+    )
+    assert told in str(not_a_run(tmp_path, "dialog"))
+    assert "a model of transformers (gpt2), not a config" in rejection(str(tmp_path))
     write(tmp_path, "{damaged", "config.json")
     assert runs_in(tmp_path) == [tmp_path]
 

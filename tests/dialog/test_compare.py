@@ -180,6 +180,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such run"):
         compare([a, tmp_path / "empty"])
     (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="empty: not the folder of a run"):
+        compare([a, tmp_path / "empty"])
+    (tmp_path / "empty" / "evaluation").mkdir()
     with pytest.raises(
         DataError, match=r"no evaluation in common .*a: test; .*empty: none.*the same options \(--data, --ref"
     ):

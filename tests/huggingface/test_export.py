@@ -25,6 +25,7 @@ from lm.errors import StorageError
 from lm.export import export_run, import_run
 from lm.hf import HighrankLanguageModel
 from lm.huggingface.folder import read_export
+from lm.huggingface.source import require_folder
 from lm.language.scoring import score_lines, token_nll
 from lm.language.trained import TrainedLm
 from lm.numbers import number
@@ -205,12 +206,17 @@ def test_the_card_names_numbers_with_their_commands(
 def test_an_exported_folder_is_no_run_and_the_error_names_the_way_back(
     tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
 ) -> None:
-    out = tmp_path / "out"
-    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), out)
+    out, run = tmp_path / "out", tmp_path / "run"
+    export_run(write_run(run, lines=(5, 2, 2), kind="softmax"), out)
+    told = f"{out}: an exported model, not a run; make a run of it with `lm import {out} --run RUN`\n"
     for program in (main, dialog_main):
-        code, _, said = ending(program, "evaluate", str(out))
-        assert (code, said.count("\n")) == (4, 1)
-        assert f"an exported model, not a run; make a run of it with `lm import {out} --run RUN`" in said
+        for command in (["evaluate", str(out)], ["check", str(out)], ["compare", str(run), str(out)]):
+            code, _, said = ending(program, *command)
+            assert (code, said.removeprefix("error: ")) == (4, told)
+    code, _, said = ending(main, "import", str(run), "--run", str(tmp_path / "again"))
+    assert (code, said) == (4, f"{run}: a run, not an exported model; `lm runs {run}` shows it\n")
+    with pytest.raises(StorageError, match="a run, not a model of transformers"):
+        require_folder(run)
 
 
 @pytest.mark.parametrize(
