@@ -204,6 +204,21 @@ def test_an_example_is_rendered_a_few_times_however_long_its_context(
             assert found == next(one for one in starts if len(one) <= room)
 
 
+def test_the_utterances_kept_are_bounded_and_change_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_with(tmp_path, CHATML)
+    codec = codec_of(tmp_path)
+    examples = list_examples([TALK], 9, last=True)
+    wide = prompts.Prompts(codec, 20, 200)
+    monkeypatch.setattr(prompts, "_CUTS", 2)
+    narrow = prompts.Prompts(codec, 20, 200)
+    for example in examples:
+        assert narrow.ids(example.context, example.responder) == wide.ids(example.context, example.responder)
+    assert narrow._cut.cache_info().currsize == 2 < wide._cut.cache_info().currsize
+    assert wide._cut.cache_info().maxsize == 2**14
+
+
 BAD = {
     "{{ raise_exception('no chat here') }}": "no chat here",
     "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "takes longer than",
