@@ -19,7 +19,7 @@ from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
 from lm.config.named_data import SPLITS, missing
 from lm.config.places import told_kind
 from lm.disk.regular import open_regular
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, visible
 from lm.text.hub import HUB
 from lm.text.lines import InputLog, NumberedLine, read_lines
 
@@ -40,6 +40,7 @@ TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[D
 }
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
 _MANY = ("pipes", "whatsapp", "irc", "srt")  # formats with many files in one folder
+_SHOWN = 200  # characters of the keys of an unknown format
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,11 @@ def detect_format(path: Path, log: InputLog) -> str:
         raise DataError(f"{name}: no text in the file; export it again")
     if format := detect(begin):
         return format
+    keys = begin.keys if begin.first.lstrip().startswith("{") else ()
+    found = f" (keys {visible(', '.join(sorted(keys))[:_SHOWN])})" if keys else ""
     raise DataError(
-        f"{name}: format not recognised; convert it to a format in {PAGE}, or set --format "
-        f"to one of {', '.join(DETECTED)}"
+        f"{name}: format not recognised{found}; convert it to a format in {PAGE}, or set --format to one of"
+        f" {', '.join(DETECTED)}"
     )
 
 
@@ -175,8 +178,17 @@ def require_dialogs(source: str, splits: Mapping[str, Sequence[Dialog]], log: In
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
-            skipped = f" after {len(log.dropped)} dropped pieces" if log.dropped else ""
-            raise DataError(f"{source}: no dialog in the{what} source{skipped}; check its format")
+            raise DataError(f"{source}: no dialog in the{what} source{_skipped(log)}; check its format")
+
+
+def _skipped(log: InputLog) -> str:
+    """Number of dropped pieces, and the first with its reason, as a part of a message."""
+    if not log.dropped:
+        return ""
+    first, count = log.dropped[0], len(log.dropped)
+    found = f" ({visible(first.excerpt)})" if first.excerpt else ""
+    pieces = "one dropped piece" if count == 1 else f"{count:,} dropped pieces, the first"
+    return f" after {pieces} in line {first.line:,}: {first.reason}{found}"
 
 
 def read_splits(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
