@@ -29,8 +29,8 @@ import torch
 from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scale, scaling, serve, step, trunks
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes, resident_megabytes
 from rich.console import Console
-from rich.table import Table
 
+from lm.console.tables import Table
 from lm.disk.storage import require_writable, write_json
 from lm.errors import HighrankError
 
@@ -217,11 +217,21 @@ def _memory_here(subject: str, case: str, variant: str, resident: bool) -> float
 
 
 def _table(case: Case, records: Sequence[Record]) -> Table:
-    columns = list(dict.fromkeys(key for record in records for key in record))[3:]
-    table = Table("", *columns, title=case.name, title_justify="left")
-    for record in records:
-        table.add_row(record["variant"], *(f"{record[key]:.3g}" if key in record else "" for key in columns))
-    return table
+    """The records of a case, in pieces that fit the terminal. Heads wrap between words, numbers never."""
+    keys = list(dict.fromkeys(key for record in records for key in record))[3:]
+    return Table(
+        case.name,
+        [
+            {"variant": record["variant"]}
+            | {key.replace("_", " "): _rounded(record.get(key)) for key in keys}
+            for record in records
+        ],
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    """A value with three significant digits."""
+    return None if value is None else float(f"{value:.3g}")
 
 
 def _ratios(records: Sequence[Record], malloc: str) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic; what it measures is for a quiet machine."""
 
+import io
 import json
 import os
 import subprocess
@@ -47,7 +48,11 @@ def test_ratios_are_to_the_floor_and_to_the_first_variant(bench: ModuleType) -> 
         f"{where}, over the first": 0.5,
     }
     table = bench._table(Case("small", ()), records)
-    assert [column.header for column in table.columns][:3] == ["", "seconds", "spread"]
+    assert [column.head for column in table.columns()][:3] == ["variant", "seconds", "spread"]
+    text = io.StringIO()
+    Console(file=text, width=60).print(table)
+    assert "…" not in text.getvalue(), "numbers and heads are whole in a narrow terminal"
+    assert table.rows[1]["speed up"] == 2
 
 
 def test_an_interrupted_benchmark_keeps_what_it_has_measured(
