@@ -1,103 +1,34 @@
 """A run whose files are not what was written: `check` finds it, and nothing computes with it."""
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dialog.cli import main as dialog_main
-from dialog.config import DialogConfig
-from dialog.evaluate import evaluate
 from dialog.train import train
 from lm.cli import main as lm_main
-from lm.config.load import Resolved, load_config, override
 from lm.disk.storage import remove_tree
-from lm.engine.events import Event, Note, no_report
+from lm.engine.events import no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import RESUMABLE, opened_run
 from tests.support.damage import (
     Damage,
     edits,
     flips,
-    make_older,
-    rewrite_manifest,
     rewrite_state,
     run_files,
     wounds,
 )
+from tests.support.talk_run import TALK, attempted, found, settings, used
 from tests.support.tiny_training import write_corpus
 
 Outcome = tuple[int, str, str]
-TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
-
-
-def settings(folder: Path, *more: str) -> Resolved[DialogConfig]:
-    text = [f"data.{split}={folder / 'talk.txt'}" for split in ("train", "valid", "test")]
-    text += [
-        "head.embedding_size=4",
-        "model.embedding_size=4",
-        "encoder.utterance_size=4",
-        "encoder.context_size=4",
-    ]
-    text += ["decoder.hidden_size=4", "train.checkpoint_every=1", "train.keep_last=2", "train.log_every=1"]
-    text += [
-        "train.validate_every=1",
-        "train.max_steps=4",
-        "decode.beam=3",
-        "train.batch_size=2",
-        "optim.lr=0.1",
-    ]
-    return load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=[*text, *more])
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "talk.txt").write_text(TALK)
-    train(settings(folder), folder / "run", no_report)
-    evaluate(folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    shutil.copytree(trained, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def used(run: Path) -> tuple[Any, ...]:
-    """All that evaluating a run depends on; StorageError where it is refused."""
-    config, codec = opened_run(run, DialogConfig)
-    store = CheckpointStore(run / "checkpoints")
-    best = store.open("best")
-    return config, codec.fingerprint, codec.vocabulary.counts, best.step, best.state_sha256
-
-
-def attempted(run: Path) -> tuple[Any, ...] | None:
-    """The same, or None where it is refused in a line."""
-    try:
-        return used(run)
-    except StorageError as error:
-        refusal = str(error)
-    assert refusal.isprintable()
-    return None
-
-
-def found(run: Path) -> list[str]:
-    """What `check` says, and of an intact run does not: problems, and pointers as a kill leaves them."""
-    try:
-        result = check_run(run)
-    except StorageError as error:
-        return [str(error)]
-    return [*result.problems, *result.notes]
 
 
 def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:
@@ -324,133 +255,3 @@ def test_training_does_not_go_on_with_other_words(run: Path, trained: Path, name
         train(settings(trained.parent, "train.max_steps=9"), run, no_report)
     assert not (run / name).exists()
     assert sorted((run / "checkpoints").rglob("*")) == before
-
-
-# --- the log ---
-
-
-def weights(run: Path) -> dict[str, bytes]:
-    last = CheckpointStore(run / "checkpoints").open("last")
-    return {group: (last.path / f"{group}.safetensors").read_bytes() for group in last.groups}
-
-
-def test_a_log_that_is_not_what_was_logged_is_refused(run: Path, trained: Path) -> None:
-    log = run / "metrics.jsonl"
-    whole = log.read_bytes()
-    for damaged in (whole.replace(b'"step": 1', b'"step": 7', 1), whole[:-30], whole[1:]):
-        log.write_bytes(damaged)
-        with pytest.raises(StorageError, match=r"metrics\.jsonl: .*restore it from a copy, or remove it"):
-            train(settings(trained.parent), run, no_report)
-    log.write_bytes(whole + b'{"step": 5}\n{"torn')
-    assert not found(run), "what comes after the newest checkpoint is cut off by the next training"
-    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
-    assert not found(run)
-
-
-@pytest.mark.parametrize("gone", ["missing", "empty"])
-def test_a_training_whose_log_is_gone_goes_on_to_the_same_weights(
-    run: Path, trained: Path, gone: str, tmp_path: Path
-) -> None:
-    more = settings(trained.parent, "train.max_steps=7")
-    shutil.copytree(run, tmp_path / "whole")
-    train(more, tmp_path / "whole", no_report)
-    (run / "metrics.jsonl").unlink() if gone == "missing" else os.truncate(run / "metrics.jsonl", 0)
-    assert "metrics.jsonl" in found(run)[0]
-    notes: list[str] = []
-
-    def report(event: Event) -> None:
-        if isinstance(event, Note):
-            notes.append(event.line)
-
-    train(settings(trained.parent), run, report)  # nothing to train, and yet all is well then
-    assert any("metrics.jsonl was missing" in note for note in notes)
-    assert not found(run)
-    train(more, run, no_report)
-    assert weights(run) == weights(tmp_path / "whole")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0] == {"step": 4, "epoch": lines[0]["epoch"], "split": "event", "event": "log lost"}
-    kept = (tmp_path / "whole/metrics.jsonl").read_text().splitlines()
-    assert [json.dumps(line) for line in lines[1:]] == kept[-len(lines) + 1 :]
-    assert not found(run)
-
-
-# --- runs of before ---
-
-
-def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: Path) -> None:
-    expected = used(run)
-    make_older(run)
-    assert used(run) == expected
-    result = check_run(run)
-    assert result.problems == []
-    assert "made by an older version" in result.notes[0]
-    (run / "checkpoints/best.json").write_text('{"steps":[99]}')
-    assert "best.json" in check_run(run).problems[0], "pointers can be compared all the same"
-    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
-    assert not found(run)
-    for name in ("config.json", "vocabulary.json"):
-        older = run.with_name(name)
-        shutil.copytree(trained, older)
-        make_older(older)
-        (older / name).unlink()
-        assert name in check_run(older).problems[0]
-
-
-def test_a_log_of_an_older_version_may_be_gone_too(run: Path, trained: Path) -> None:
-    make_older(run)
-    (run / "metrics.jsonl").unlink()
-    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
-    assert not found(run)
-
-
-# --- hostile records ---
-
-HOSTILE: list[Any] = [
-    3, [], {}, {"files": 3}, {"files": {"../../etc/passwd": "0" * 64}}, {"files": {"config.json": 3}},
-    {"files": {}, "config": [], "free": [], "log": {}}, {"files": {}, "config": {}, "free": 3, "log": {}},
-    {"files": {}, "config": {}, "free": [], "log": {"size": -1, "sha256": "0" * 64}},
-    {"files": {}, "config": {}, "free": [], "log": {"size": 10**30, "sha256": "0" * 64}},
-    {"files": {"lock": "0" * 64}, "config": {}, "free": [], "log": {"size": 1, "sha256": "0" * 64}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_a_hostile_record_is_refused_in_a_line(run: Path, trained: Path, number: int) -> None:
-    for commit in run.glob("checkpoints/step-*"):
-        rewrite_manifest(commit, lambda manifest: manifest["facts"].update(run=HOSTILE[number]))
-    for action in (
-        lambda: used(run),
-        lambda: check_run(run),
-        lambda: train(settings(trained.parent), run, no_report),
-    ):
-        with pytest.raises(StorageError, match="foreign") as error:
-            action()
-        assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("best", [3, [3], [[1]], [["a", "b"]], [[0.1, [2]]], [[0.1, -1]], {"a": 1}, None])
-def test_hostile_lists_of_best_steps_are_no_bug(run: Path, best: Any) -> None:
-    for commit in run.glob("checkpoints/step-*"):
-        rewrite_state(commit, lambda state: state["progress"].update(best=best))
-    attempted(run)
-    check_run(run)
-
-
-def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished run is resumed with another value of it: config.json changes, and there is no new commit."""
-    changed = settings(run.parent, "train.log_every=3")
-    changed = override(changed, _splits(run), DialogConfig, sections=("data",))
-    with pytest.raises(ConfigError, match=r"train\.log_every = 3 \(was 1\)"):
-        train(changed, run, no_report)
-    keys = RESUMABLE | {"train.log_every"}
-    monkeypatch.setattr("lm.runs.inputs.RESUMABLE", keys)
-    monkeypatch.setattr("lm.engine.session.RESUMABLE", keys)
-    train(changed, run, no_report)
-    assert opened_run(run, DialogConfig)[0].train.log_every == 3
-    assert check_run(run).problems == []
-
-
-def _splits(run: Path) -> list[str]:
-    """The corpus that a run names, as overrides."""
-    data = opened_run(run, DialogConfig)[0].data
-    return [f"data.{split}={getattr(data, split)}" for split in ("train", "valid", "test")]
