@@ -191,7 +191,8 @@ def test_the_card_names_numbers_with_their_commands(
     ]
     wanted = []
     for words, measures in commands:
-        assert ending(main, *words, "--json", str(tmp_path / "found.json"))[0] == 0
+        words += ["--json", str(tmp_path / "found.json")]
+        assert ending(main, *words)[0] == 0
         found = json.loads((tmp_path / "found.json").read_text())
         values = [found[key]["perplexity"] if key != "perplexity" else found[key] for key in measures]
         wanted += [(number("perplexity", value), f"`{shlex.join(['lm', *words])}`") for value in values]
