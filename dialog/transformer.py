@@ -4,7 +4,6 @@ R responses · T tokens of a response · M attended positions · E embedding siz
 H decoder size.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,9 +21,9 @@ from lm.regularize import dropout
 from lm.trunks.attention import AttentionMask, KeysValues, added, turns
 from lm.trunks.blocks import BlockStack, Heard
 
-ROWS_TOGETHER = (
-    12  # on a CPU, where padding costs as much as tokens; neighbours in order of length have little
-)
+# On a CPU, where padding costs as much as tokens, neighbours in order of length have little padding. An update of
+# switchboard_small_transformer_softmax took .58 s with all rows together, .45 s with 12, and .47 s with 6.
+ROWS_TOGETHER = 12
 
 
 class TransformerEncoder(nn.Module):
@@ -39,9 +38,10 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, lengths = join_context(batch)
+        together = _together(tokens.device, len(tokens))
         order = lengths.argsort(descending=True, stable=True)
         outputs = []
-        for rows in order.split(_together(tokens.device)):
+        for rows in order.split(together):
             longest = int(lengths[rows[0]])
             read = self._read(embedding, tokens[rows, :longest], floors[rows, :longest], lengths[rows])
             outputs.append(F.pad(read, (0, 0, 0, tokens.shape[1] - longest)))
@@ -59,7 +59,7 @@ class TransformerEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerDecoderState:
-    """Keys and values of the tokens read so far, and those of the memory."""
+    """Keys and values of the tokens read so far, and lengths_of_part of the memory."""
 
     past: tuple[KeysValues, ...]  # of each block (R, G, T, d); none before the first token
     memory: tuple[KeysValues, ...]  # of each block (R, G, M, d)
@@ -74,7 +74,7 @@ class TransformerDecoderState:
         return TransformerDecoderState(_chosen(self.past, rows), _chosen(self.memory, rows), self.mask[rows])
 
     def split(self, rows: int) -> Iterator["TransformerDecoderState"]:
-        """States of at most ``rows`` rows each, before the first token."""
+        """States of at most ``rows`` rows each, of a state before the first token."""
         memory = (zip(keys.split(rows), values.split(rows), strict=True) for keys, values in self.memory)
         for mask, *layers in zip(self.mask.split(rows), *memory, strict=True):
             yield TransformerDecoderState((), tuple(layers), mask)
@@ -102,11 +102,11 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
 
     def forward(self, words: PackedSequence, state: TransformerDecoderState, rows: Tensor) -> Layers:
         padded, lengths = pad_packed_sequence(words)  # the longest first
-        read, together = [], _together(padded.device)
-        for inputs, those, part in zip(
+        read, together = [], _together(padded.device, len(lengths))
+        for inputs, lengths_of_part, part in zip(
             padded.split(together, 1), lengths.split(together), state.split(together), strict=True
         ):
-            hidden, _ = self._run(inputs[: int(those[0])], part, AttentionMask(causal=True))
+            hidden, _ = self._run(inputs[: int(lengths_of_part[0])], part, AttentionMask(causal=True))
             read.append(hidden.map(lambda states: F.pad(states, (0, 0, 0, 0, 0, len(padded) - len(states)))))
         joined = (
             torch.cat(layer, 1) for layer in zip(*((each.last, *each.lower) for each in read), strict=True)
@@ -129,9 +129,9 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
         return Layers(last, read.lower[: self._lower]), read.known
 
 
-def _together(device: torch.device) -> int:
+def _together(device: torch.device, rows: int) -> int:
     """Number of rows that are read together."""
-    return ROWS_TOGETHER if device.type == "cpu" else sys.maxsize
+    return ROWS_TOGETHER if device.type == "cpu" else rows
 
 
 def _turns(stack: BlockStack, start: int, steps: int, like: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict
     """
     if counts.shape[1] < FEWEST_UNITS:
         return dict.fromkeys(pairs)
-    return {score: two_sided(counts @ sums / (counts @ sizes)) for score, (sums, sizes) in pairs.items()}
+    return {score: _two_sided(counts @ sums / (counts @ sizes)) for score, (sums, sizes) in pairs.items()}
 
 
 class Interval(NamedTuple):
@@ -72,18 +72,14 @@ def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dic
     if counts.shape[1] < FEWEST_UNITS:
         return dict.fromkeys(pairs)
     return {
-        score: interval_of(float(sums.sum() / sizes.sum()), counts @ sums / (counts @ sizes))
+        score: Interval(
+            float(sums.sum() / sizes.sum()), *np.quantile(counts @ sums / (counts @ sizes), _TAILS).tolist()
+        )
         for score, (sums, sizes) in pairs.items()
     }
 
 
-def interval_of(estimate: float, resampled: Floats) -> Interval:
-    """95 % percentile interval of an estimate from its resamples (R,)."""
-    return Interval(estimate, *np.quantile(resampled, _TAILS).tolist())
-
-
-def two_sided(differences: Floats) -> float:
-    """P-value of resampled differences (R,), see :func:`p_values`."""
+def _two_sided(differences: Floats) -> float:
     total = len(differences)
     tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     return min(1.0, 2 * (tail + 1) / (total + 1))

@@ -80,28 +80,28 @@ def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[T
     """Tables of scores over seeds, and of p-values of the pools except the first; [] without pools."""
     if not (pools := comparison.pools):
         return []
-    seeds = [", ".join(map(str, pool.seeds)) for pool in pools]
+    names = [pool_name(pool.runs[0], len(pool.runs)) for pool in pools]
     rows = [
-        {"run": pool.runs[0], "seeds": listed, "value": value}
-        | {name: pool.scores[key][place] for name, key in scores.items()}
-        for pool, listed in zip(pools, seeds, strict=True)
-        for place, value in enumerate(("mean", "lowest", "highest")[: 3 if len(pool.runs) > 1 else 1])
+        {"run": name, "seeds": ", ".join(map(str, pool.seeds)), "value": value}
+        | {label: getattr(pool.scores[key], value) for label, key in scores.items()}
+        for name, pool in zip(names, pools, strict=True)
+        for value in ("mean", "lowest", "highest")[: 3 if len(pool.runs) > 1 else 1]
     ]
-    _, names = without_common_folder([pool.runs[0] for pool in pools])
+    _, short = without_common_folder(names)
     tested = [
-        {
-            f"p against {names[0]}": name,
-            "seeds": listed,
-            **{label: pool.p.get(key) for label, key in scores.items()},
-        }
-        for name, listed, pool in zip(names, seeds, pools, strict=True)
-    ][1:]
+        {f"p against {short[0]}": name, **{label: pool.p[key] for label, key in scores.items()}}
+        for name, pool in zip(short[1:], pools[1:], strict=True)
+    ]
     return [
         Table("Over seeds", rows),
-        *([Table("Tests over seeds", tested, measure="p")] if tested else []),
-        "Runs that differ in train.seed only count as one. Their p-values resample the seeds, too. One seed"
-        " hides the noise of training.",
+        *([Table("Welch's t-test over seeds and texts", tested, measure="p")] if tested else []),
+        "Runs that differ in train.seed only count as one. A test needs two seeds on either side.",
     ]
+
+
+def pool_name(first: str, runs: int) -> str:
+    """Name of runs that differ in their seed only, by that of the first."""
+    return f"{first} and {runs - 1} more" if runs > 1 else first
 
 
 def guessing_warning(comparison: "ComparedRuns") -> list[str]:

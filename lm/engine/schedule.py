@@ -1,7 +1,7 @@
 """Learning-rate schedules.
 
-The learning rate is a function of the step and of the validations so far. No scheduler object holds hidden
-state, so the rate resumes exactly.
+The learning rate is a function of the step and of the validations so far. Its only state is :class:`Plateau`,
+which checkpoints save, so the rate resumes exactly.
 """
 
 import math

@@ -31,7 +31,7 @@ from lm.report.page_parts import (
     Paragraph,
     ReportFamily,
 )
-from lm.report.verdict import MAIN, Judgement, judgement, reading, seed_sentence
+from lm.report.verdict import MAIN, Judgement, judgement, reading
 from lm.runs.compare import ComparedRun, ComparedRuns
 from lm.runs.evaluations import Evaluation, load_evaluation
 from lm.runs.inputs import DATA, config_of
@@ -56,7 +56,6 @@ def report_of(
     evaluations = [load_evaluation(run, comparison.name, (), (), family.program) for run in runs]
     flats = {run: flat_config(resolved.config) for run, resolved in configs.items()}
     verdict = _verdict(family, runs, comparison, names, resamples)
-    seeds = [seed_sentence(comparison.pools or (), names)] if len(runs) > 1 else []
     remarks = family.remarks(evaluations, names)
     sections = [
         PageSection("scores", "Scores", _scores(family, comparison, names)),
@@ -74,7 +73,7 @@ def report_of(
         "title": _plain(title),
         "program": family.program,
         "version": __version__,
-        "verdict": Judgement(verdict.headline, [*verdict.sentences, *seeds, *remarks], verdict.clear),
+        "verdict": Judgement(verdict.headline, [*verdict.sentences, *remarks], verdict.clear),
         "lead": _lead(comparison, names),
         "sections": [section for section in sections if section.parts],
     }
@@ -102,7 +101,11 @@ def _verdict(
     family: ReportFamily, runs: Sequence[Path], comparison: ComparedRuns, names: Names, resamples: int
 ) -> Judgement:
     """Judgement of a comparison against the best run."""
-    order = sorted(range(len(runs)), key=lambda index: comparison.runs[index].perplexity)
+    means = {run: pool.scores[MAIN].mean for pool in comparison.pools or () for run in pool.runs}
+    order = sorted(
+        range(len(runs)),
+        key=lambda index: (means.get(comparison.runs[index].run, 0), comparison.runs[index].perplexity),
+    )
     if order[0] != 0:
         ordered = [runs[index] for index in order]
         comparison = family.compare(ordered, comparison.name, resamples)

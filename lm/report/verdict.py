@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lm.bootstrap import FEW_UNITS, FEWEST_UNITS, SIGNIFICANT
+from lm.console.shared_tables import pool_name
 from lm.numbers import number, shown
 from lm.runs.compare import ComparedRun, ComparedRuns
 from lm.runs.pooling import PooledRuns
@@ -25,6 +26,8 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
 
     ``units`` names the resampled units in the plural, such as "conversations".
     """
+    if comparison.pools:
+        return _over_seeds(comparison.pools, names)
     best, *others = comparison.runs
     name, count = names[best.run], comparison.bootstrap.units
     has = f"{name} has a perplexity of {number(MAIN, best.perplexity)}"
@@ -89,22 +92,49 @@ def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
     return (
         f"Interval and p-value are of a paired bootstrap over {count:,} {units} of the text."
         f" They cover the choice of the text, not of the training seed.{few}{several}"
+        " No two of the runs differ in their seed only, so nothing shows how much the seed decides."
     )
 
 
-def seed_sentence(pools: Sequence[PooledRuns], names: Mapping[str, str]) -> str:
-    """A sentence on perplexities over training seeds, with p-values against the first pool."""
-    if not pools:
-        return "Each setting was trained with one seed. Runs with other seeds show how much the seed decides."
-    told = []
-    for pool in pools:
-        mean, low, high = (number(MAIN, value) for value in pool.scores[MAIN])
-        several, seeds = len(pool.runs) > 1, ", ".join(map(str, pool.seeds))
-        values = f"{low} to {high}, mean {mean} (seeds {seeds})" if several else f"{mean} (seed {seeds})"
-        tested = f", p = {shown('p', pool.p[MAIN])}" if pool.p else ""
-        told.append(f"{names[pool.runs[0]]} has {values}{tested}")
-    against = f" P-values over seeds are against {names[pools[0].runs[0]]}." if len(pools) > 1 else ""
-    return f"Over training seeds, {'; '.join(told)}.{against}"
+def _over_seeds(pools: Sequence[PooledRuns], names: Mapping[str, str]) -> Judgement:
+    """Judgement of pools, of which the first has the lowest mean perplexity."""
+    called = [pool_name(names[pool.runs[0]], len(pool.runs)) for pool in pools]
+    sentences = [_seeds(pool, name) for pool, name in zip(pools, called, strict=True)]
+    mean, _, _ = pools[0].scores[MAIN]
+    if len(pools) == 1:
+        return Judgement(
+            f"One setting with several seeds: a mean perplexity of {number(MAIN, mean)}.", sentences, True
+        )
+    p = {name: pool.p.get(MAIN) for name, pool in zip(called[1:], pools[1:], strict=True)}
+    untested = [name for name, value in p.items() if value is None]
+    close = [name for name, value in p.items() if value is not None and value >= SIGNIFICANT]
+    reasons = [
+        f"its lead over {' and '.join(others)} {what}"
+        for others, what in ((close, "may be noise"), (untested, "is not tested"))
+        if others
+    ]
+    lead = f"but {' and '.join(reasons)}" if reasons else "by more than the noise of seeds and texts"
+    return Judgement(
+        f"{called[0]}: the lowest mean perplexity over seeds, {number(MAIN, mean)}, {lead}.",
+        [
+            *sentences,
+            "P-values are of Welch's t-test over seeds and texts, which needs two seeds on either side.",
+        ],
+        clear=not reasons,
+    )
+
+
+def _seeds(pool: PooledRuns, name: str) -> str:
+    mean, lowest, highest = (number(MAIN, value) for value in pool.scores[MAIN])
+    seeds = ", ".join(map(str, pool.seeds))
+    values = (
+        f"{lowest} to {highest}, mean {mean} (seeds {seeds})"
+        if len(pool.runs) > 1
+        else f"{mean} (seed {seeds})"
+    )
+    p = pool.p.get(MAIN)
+    tested = "" if p is None else f", p = {number('p', p)}"
+    return f"{name}: {values}{tested}."
 
 
 def reading(p: float | None, change: float, *, lower_is_better: bool) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lm import bootstrap
 from lm.arrays import Floats
@@ -12,10 +12,9 @@ from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, JsonObject, common_name, evaluation_at, load_evaluation, lookup
-from lm.runs.pooling import PooledRuns, UnitSums, pooled
+from lm.runs.pooling import OverSeeds, PooledRuns, UnitSums, pooled
 
 Keys = tuple[tuple[str, ...], ...]
-Bounds = TypeVar("Bounds", Interval, Interval | None)
 PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, and the sizes of the parts
 
 
@@ -148,16 +147,16 @@ class Comparison:
                 self._row(one, own, evaluations[0], by_run[0], counts)
                 for one, own in zip(evaluations, by_run, strict=True)
             ],
-            pools=[
-                replace(
-                    pool,
-                    scores=self._shown(pool.scores, math.exp),
-                    change=self._shown(pool.change, math.expm1),
-                )
-                for pool in pooled(evaluations, by_run, counts, seed)
-            ]
-            or None,
+            pools=[self._of_nats(pool) for pool in pooled(evaluations, by_run, counts)] or None,
         )
+
+    def _of_nats(self, pool: PooledRuns) -> PooledRuns:
+        """A pool whose nats are converted."""
+        scores = {
+            score: OverSeeds(*map(math.exp, found)) if score in self.perplexities else found
+            for score, found in pool.scores.items()
+        }
+        return replace(pool, scores=scores, change=self._shown(pool.change, math.expm1))
 
     def _row(
         self, evaluation: Evaluation, own: UnitSums, first: Evaluation, base: UnitSums, counts: Floats
@@ -177,7 +176,9 @@ class Comparison:
             change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),
         )
 
-    def _shown(self, found: Mapping[str, Bounds], of_nats: Callable[[float], float]) -> dict[str, Bounds]:
+    def _shown(
+        self, found: Mapping[str, Interval | None], of_nats: Callable[[float], float]
+    ) -> dict[str, Interval | None]:
         """Intervals, those of nats converted."""
         return {
             score: Interval(*map(of_nats, interval)) if interval and score in self.perplexities else interval

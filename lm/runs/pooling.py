@@ -1,103 +1,140 @@
-"""Runs that differ in ``train.seed`` only: means over seeds, and tests that also resample the seeds."""
+"""Runs that differ in their seed only, as one: means over seeds, and tests that count the noise of training.
+
+A test has the variance of a difference from two sources: the spread of the seeds of each pool, and the
+choice of the text by the bootstrap. It is Welch's t-test, with the text as a third part of the variance and
+of the degrees of freedom. Resampling two or three seeds instead would find far too small p-values.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lm.arrays import Floats
-from lm.bootstrap import FEWEST_UNITS, Interval, interval_of, two_sided
+from lm.bootstrap import FEWEST_UNITS, Interval
+from lm.errors import StorageError
 from lm.runs.evaluations import Evaluation, evaluation_at
-from lm.runs.inputs import RESUMABLE, saved_settings
+from lm.runs.inputs import saved_settings
 
 UnitSums = Mapping[str, tuple[Floats, Floats]]  # by score the sums of the units and their sizes, each (U,)
+_FREE = {"train.seed", "about", "extends", "train.checkpoint_every", "train.checkpoint_minutes"}
+_LEVEL = 0.975  # quantile at the upper end of a 95 % interval
+
+
+class OverSeeds(NamedTuple):
+    """A score of several trainings. The mean of a perplexity is the exponential of mean nats."""
+
+    mean: float
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True)
 class PooledRuns:
-    """Runs of one config with several seeds.
+    """Runs of one config and several seeds.
 
-    ``scores`` has the mean over the seeds, the lowest and the highest. That of a perplexity is the mean of
-    nats. ``p`` and ``change`` are those of :class:`lm.runs.compare.ComparedRun`, against the first pool.
+    ``p`` and ``change`` are against the first pool, which lacks them. They are None if one of the two has a
+    single seed, if all runs of both are near guessing, and below 5 units.
     """
 
     runs: Sequence[str]
     seeds: Sequence[int]
-    scores: Mapping[str, Interval]
+    scores: Mapping[str, OverSeeds]
     p: Mapping[str, float | None]
     change: Mapping[str, Interval | None]
 
 
-def pooled(
-    evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Floats, seed: int
-) -> list[PooledRuns]:
-    """Pools in the order of their first runs, with scores in nats; [] if no two runs belong together.
+class _Pool(NamedTuple):
+    members: Sequence[Evaluation]
+    sums: Sequence[UnitSums]
 
-    Every resample draws units of the text, the same ones for all pools, and for each pool as many seeds as it
-    has.
+    def means(self, score: str) -> Floats:
+        """The score of every run, (S,)."""
+        return np.array([own[score][0].sum() / own[score][1].sum() for own in self.sums])
+
+    def resampled(self, score: str, counts: Floats) -> Floats:
+        """The mean score of resampled texts, (R,)."""
+        values = np.mean([own[score][0] for own in self.sums], 0)
+        found: Floats = counts @ values / (counts @ self.sums[0][score][1])
+        return found
+
+
+def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Floats) -> list[PooledRuns]:
+    """Pools in the order of their first runs, with scores in nats; [] if no two runs belong together.
 
     Args:
         evaluations: one of each run.
         sums: those of each run.
         counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
-        seed: seed of the draws of seeds.
     """
-    pools: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, evaluation in enumerate(evaluations):
-        pools.setdefault(_experiment(evaluation), []).append(number)
-    if len(pools) == len(evaluations):
+        groups.setdefault(_experiment(evaluation) or str(number), []).append(number)
+    if len(groups) == len(evaluations) or any(
+        len({evaluations[number].result["seed"] for number in group}) < len(group)
+        for group in groups.values()
+    ):
         return []
-    rng, found = np.random.default_rng([seed, 1]), list[PooledRuns]()
-    first, base = list[Evaluation](), dict[str, Floats]()
-    for numbers in pools.values():
-        members = [evaluations[number] for number in numbers]
-        scores, resampled = _scores([sums[number] for number in numbers], counts, rng)
-        tested = {score: values - base[score] for score, values in resampled.items() if first}
-        known = counts.shape[1] >= FEWEST_UNITS and not all(one.near_guessing for one in first + members)
-        found.append(
-            PooledRuns(
-                runs=[one.run for one in members],
-                seeds=[one.result["seed"] for one in members],
-                scores=scores,
-                p={score: two_sided(values) if known else None for score, values in tested.items()},
-                change={
-                    score: interval_of(scores[score].estimate - found[0].scores[score].estimate, values)
-                    if counts.shape[1] >= FEWEST_UNITS
-                    else None
-                    for score, values in tested.items()
-                },
-            )
-        )
-        first, base = first or members, base or resampled
-    return found
+    pools = [_Pool([evaluations[n] for n in group], [sums[n] for n in group]) for group in groups.values()]
+    return [_described(pool, pools[0], counts) for pool in pools]
 
 
-def _scores(
-    sums: Sequence[UnitSums], counts: Floats, rng: np.random.Generator
-) -> tuple[dict[str, Interval], dict[str, Floats]]:
-    """Mean, lowest and highest score of S runs, and the (R,) resampled means, by score."""
-    runs = len(sums)
-    drawn = rng.multinomial(runs, np.full(runs, 1 / runs), size=len(counts)) / runs  # (R, S)
-    found, resampled = dict[str, Interval](), dict[str, Floats]()
-    for score, (_, sizes) in sums[0].items():
-        values = np.stack([own[score][0] for own in sums], 1)  # (U, S)
-        each = values.sum(0) / sizes.sum()
-        found[score] = Interval(float(each.mean()), float(each.min()), float(each.max()))
-        resampled[score] = (counts @ values * drawn).sum(1) / (counts @ sizes)
-    return found, resampled
+def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
+    scores, p, change = dict[str, OverSeeds](), dict[str, float | None](), dict[str, Interval | None]()
+    guesses = all(one.near_guessing for one in (*pool.members, *first.members))
+    for score in pool.sums[0]:
+        means = pool.means(score)
+        scores[score] = OverSeeds(float(means.mean()), float(means.min()), float(means.max()))
+        if pool is not first:
+            few = counts.shape[1] < FEWEST_UNITS or min(len(pool.sums), len(first.sums)) < 2
+            tested = None if few or guesses else _welch(pool, first, score, counts)
+            p[score], change[score] = tested or (None, None)
+    return PooledRuns(
+        runs=[one.run for one in pool.members],
+        seeds=[one.result["seed"] for one in pool.members],
+        scores=scores,
+        p=p,
+        change=change,
+    )
+
+
+def _welch(pool: _Pool, first: _Pool, score: str, counts: Floats) -> tuple[float, Interval]:
+    """P-value of the difference of two means over seeds, and its 95 % interval."""
+    from scipy.special import stdtr, stdtrit  # Student's t; takes longer to load than the rest
+
+    own, base = pool.means(score), first.means(score)
+    text = float(np.var(pool.resampled(score, counts) - first.resampled(score, counts)))
+    parts = [
+        (float(own.var(ddof=1)) / len(own), len(own) - 1),
+        (float(base.var(ddof=1)) / len(base), len(base) - 1),
+        (text, counts.shape[1] - 1),
+    ]
+    difference, variance = float(own.mean() - base.mean()), sum(part for part, _ in parts)
+    if variance == 0:
+        return float(difference == 0), Interval(difference, difference, difference)
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
+    half = float(stdtrit(freedom, _LEVEL)) * variance**0.5
+    p = 2 * float(stdtr(freedom, -abs(difference) / variance**0.5))
+    return p, Interval(difference, difference - half, difference + half)
 
 
 def _experiment(evaluation: Evaluation) -> str:
-    """Key of a pool: the config without its seeds, and the name of the evaluated weights."""
-    path = Path(evaluation.run)
+    """Key of a pool: the config without its seed, the weights, and the options of the evaluation.
+
+    ``""`` for ensembles and for runs whose config is lost or damaged, which belong to no pool.
+    """
+    path, result = Path(evaluation.run), evaluation.result
     run, _ = evaluation_at(path) or (path, "")
-    settings = {key: setting.value for key, setting in saved_settings(run).items()}
-    free = RESUMABLE | {"train.seed", "decode.seed"}
-    if not settings or evaluation.result.get("members"):
-        return evaluation.run
-    return json.dumps(
-        [evaluation.result["checkpoint"], {key: settings[key] for key in sorted(settings.keys() - free)}],
-        default=str,
-    )
+    try:
+        settings = {key: setting.value for key, setting in saved_settings(run).items()}
+    except StorageError:
+        return ""
+    if not settings or result.get("members"):
+        return ""
+    config = {key: settings[key] for key in settings.keys() - _FREE if not key.startswith("decode.")}
+    decode = {key: value for key, value in (result.get("decode") or {}).items() if key != "seed"}
+    how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
+    return json.dumps([config, decode, how], default=str, sort_keys=True)

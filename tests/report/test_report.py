@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,10 +26,10 @@ from lm.language.config import LmConfig
 from lm.report.charts import linear_ticks, log_ticks
 from lm.report.commands import train_command
 from lm.report.page import report_of
-from lm.report.verdict import judgement, reading, seed_sentence
+from lm.report.verdict import Judgement, judgement, reading
 from lm.runs.compare import ComparedRun, ComparedRuns, Resampling
 from lm.runs.evaluations import load_evaluation, spread
-from lm.runs.pooling import PooledRuns
+from lm.runs.pooling import OverSeeds, PooledRuns
 from tests.dialog.test_compare import write_run
 from tests.support.kept_records import keep_record
 
@@ -204,15 +205,26 @@ def test_the_share_lower_is_that_of_the_other_way_round() -> None:
     assert "95% interval 19.4% to 20.6%" in told.sentences[0]
 
 
-def test_seeds_of_a_setting_are_a_range() -> None:
-    one, two = {"perplexity": Interval(4.5, 4.0, 5.0)}, {"perplexity": Interval(6.0, 6.0, 6.0)}
-    pools = [
-        PooledRuns(["a", "b"], [1, 2], one, {}, {}),
-        PooledRuns(["c"], [1], two, {"perplexity": 0.03}, {}),
-    ]
-    told = seed_sentence(pools, {"a": "A", "b": "B", "c": "C"})
-    assert "A has 4.00 to 5.00, mean 4.50 (seeds 1, 2); C has 6.00 (seed 1), p = 0.0300" in told
-    assert "one seed" in seed_sentence([], {})
+def pooled_as(*pools: PooledRuns) -> Judgement:
+    comparison = replace(compared(4.0, 5.0, 6.0), pools=pools)
+    return judgement(comparison, {name: name.upper() for name in "abc"}, "conversations")
+
+
+def test_runs_of_several_seeds_are_judged_together() -> None:
+    one, two = {"perplexity": OverSeeds(4.5, 4.0, 5.0)}, {"perplexity": OverSeeds(6.0, 6.0, 6.0)}
+    first = PooledRuns(["a", "b"], [1, 2], one, {}, {})
+    told = pooled_as(first, PooledRuns(["c"], [1], two, {"perplexity": None}, {}))
+    assert (
+        told.headline
+        == "A and 1 more: the lowest mean perplexity over seeds, 4.50, but its lead over C is not tested."
+    )
+    assert told.sentences[:2] == ["A and 1 more: 4.00 to 5.00, mean 4.50 (seeds 1, 2).", "C: 6.00 (seed 1)."]
+    assert not told.clear
+    assert pooled_as(first, PooledRuns(["c"], [1], two, {"perplexity": 0.03}, {})).clear
+    noise = pooled_as(first, PooledRuns(["c"], [1], two, {"perplexity": 0.3}, {}))
+    assert noise.headline.endswith("but its lead over C may be noise.")
+    assert noise.sentences[1].endswith("p = 0.3000.")
+    assert pooled_as(first).headline == "One setting with several seeds: a mean perplexity of 4.50."
 
 
 def test_a_reading_knows_the_better_direction() -> None:

@@ -5,17 +5,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
+from lm.bootstrap import draws
 from lm.disk.storage import write_json
 from lm.language.compare import compare
 from lm.language.tables import comparison_tables
 from lm.runs.compare import ComparedRuns
+from lm.runs.evaluations import Evaluation
+from lm.runs.pooling import _Pool, _welch
 from tests.support.kept_records import keep_record
 
 UNITS, TOKENS = 30, 1000
 
 
-def keep_run(folder: Path, nats: Any, seed: int, lr: float = 0.1, **facts: Any) -> Path:
+def keep_run(folder: Path, nats: Any, seed: int, lr: float = 0.1, train: Any = None, **facts: Any) -> Path:
     """A run of a config with an evaluation whose blocks have these nats a token."""
     sums = TOKENS * np.asarray(nats)
     mean = float(sums.sum() / (TOKENS * len(sums)))
@@ -25,26 +29,9 @@ def keep_run(folder: Path, nats: Any, seed: int, lr: float = 0.1, **facts: Any) 
         "perplexity": float(np.exp(mean)), "vocabulary_sha256": "v", "data": {"sha256": "d" * 64},
     }  # fmt: skip
     keep_record(folder, "test", result | facts, {"nll": sums.tolist(), "tokens": [TOKENS] * len(sums)})
-    config = {"train": {"seed": seed, "max_minutes": float(seed)}, "optim": {"lr": lr}}
+    config = {"train": {"seed": seed} | (train or {}), "optim": {"lr": lr}}
     write_json(folder / "config.json", {"config": config, "provenance": {}})
     return folder
-
-
-def trained(
-    folder: Path, rng: np.random.Generator, name: str, seeds: int, better: float, noise: float
-) -> list[Path]:
-    """Runs whose scores differ by a normal draw for each training."""
-    text = np.random.default_rng(0).normal(4, 0.5, UNITS)
-    lr = float(len(name))
-    return [
-        keep_run(
-            folder / f"{name}-{seed}",
-            text - better + rng.normal(0, noise) + rng.normal(0, 0.002, UNITS),
-            seed,
-            lr,
-        )
-        for seed in range(1, seeds + 1)
-    ]
 
 
 def pools_of(runs: list[Path]) -> Any:
@@ -61,59 +48,75 @@ def test_means_are_of_nats_with_the_lowest_and_the_highest_perplexity(tmp_path: 
     assert second.runs == [str(other)]
     assert first.scores["perplexity"] == pytest.approx(np.exp([3.3, 3.0, 3.7]))
     assert first.p == first.change == {}
-    change = second.change["perplexity"]
-    assert change.estimate == pytest.approx(np.expm1(0.7))
-    assert change.low == pytest.approx(np.expm1(0.3))  # resamples of the worst seed alone are 4 % of all
-    assert change.high == pytest.approx(np.expm1(1.0))
+    assert second.p == second.change == {"perplexity": None}  # one seed says nothing of the noise
 
 
-def test_equal_seeds_are_tested_like_a_single_run(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    nats = rng.normal(4, 0.5, UNITS)
-    texts = [nats, nats + rng.normal(0.01, 0.05, UNITS)]
+def test_without_noise_of_the_text_it_is_the_t_test_of_welch(tmp_path: Path) -> None:
+    nats = {0.1: [3.0, 3.2, 3.7], 0.2: [4.0, 4.1]}
     runs = [
-        keep_run(tmp_path / f"{which}-{seed}", texts[which], seed, lr=which)
-        for which in (0, 1)
-        for seed in (1, 2)
+        keep_run(tmp_path / f"{lr}-{seed}", [value] * UNITS, seed, lr)
+        for lr, values in nats.items()
+        for seed, value in enumerate(values)
     ]
-    compared = compare(runs, resamples=1000)
-    p = compared.runs[2].p["perplexity"]
-    assert compared.pools is not None
-    assert compared.pools[1].p["perplexity"] == p
-    assert 0.002 < p < 1
+    _, second = pools_of(runs)
+    expected = ttest_ind(nats[0.2], nats[0.1], equal_var=False)
+    assert second.p["perplexity"] == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval()
+    assert second.change["perplexity"] == pytest.approx(np.expm1([4.05 - 3.3, low, high]))
 
 
-def test_noise_of_training_does_not_pass_for_a_gain(tmp_path: Path) -> None:
-    rng, seeds, trials, single, pooled = np.random.default_rng(3), 5, 12, 0, 0
-    for trial in range(trials):
-        folder = tmp_path / str(trial)
-        runs = [run for name in ("a", "bb") for run in trained(folder, rng, name, seeds, 0.0, 0.05)]
-        compared = compare(runs, resamples=1000)
-        assert compared.pools is not None
-        single += compared.runs[seeds].p["perplexity"] < 0.05
-        pooled += compared.pools[1].p["perplexity"] < 0.05
-    assert single >= trials // 2  # two trainings differ, whatever their configs
-    assert pooled <= trials // 4
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_noise_of_training_does_not_pass_for_a_gain(seeds: int) -> None:
+    rng, trials, found = np.random.default_rng(3), 300, 0
+    sizes, counts = np.full(UNITS, TOKENS), draws(UNITS, 1000, 1)
+    for _ in range(trials):
+        text = rng.normal(4, 0.5, UNITS)
+        nats = text + rng.normal(0, 0.05, (2 * seeds, 1)) + rng.normal(0, 0.02, (2 * seeds, UNITS))
+        sums = [{"perplexity": (TOKENS * row, sizes)} for row in nats]
+        runs = [Evaluation(str(n), {"seed": n}, {}, {}) for n in range(2 * seeds)]
+        first, other = (_Pool(runs[part], sums[part]) for part in (slice(seeds), slice(seeds, None)))
+        p, _ = _welch(other, first, "perplexity", counts)
+        found += p < 0.05
+    assert found <= 0.08 * trials
+    assert found > 0
 
 
 def test_a_gain_beyond_the_noise_of_training_is_found(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
+    text = rng.normal(4, 0.5, UNITS)
     runs = [
-        run
-        for name, better in (("a", 0.0), ("bb", 0.1))
-        for run in trained(tmp_path, rng, name, 3, better, 0.01)
+        keep_run(tmp_path / f"{lr}-{seed}", text - lr + rng.normal(0, 0.01, (2, 1)).sum(0), seed, lr)
+        for lr in (0.0, 0.1)
+        for seed in (1, 2, 3)
     ]
     _, other = pools_of(runs)
     assert other.p["perplexity"] < 0.01
     assert other.change["perplexity"].high < 0
     tables = "\n".join(str(part) for part in comparison_tables(compare(runs, resamples=1000)))
-    assert "Tests over seeds" in tables
+    assert "Welch's t-test over seeds and texts" in tables
+    assert "3-1 and 2 more" not in tables
 
 
-@pytest.mark.parametrize("facts", [{"members": [{"run": "x"}]}, {"checkpoint": "last"}])
-def test_other_configs_weights_and_ensembles_are_not_pooled(tmp_path: Path, facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"lr": 0.2},
+        {"train": {"max_steps": 9}},
+        {"members": [{"run": "x"}]},
+        {"checkpoint": "last"},
+        {"decode": {"beam": 1}},
+        {"method": "dynamic"},
+        {"seed": 1},
+    ],
+)
+def test_what_differs_in_more_than_the_seed_is_not_pooled(tmp_path: Path, other: dict[str, Any]) -> None:
     nats = [4.0] * UNITS
     first = keep_run(tmp_path / "a", nats, 1)
-    assert pools_of([first, keep_run(tmp_path / "b", nats, 2, lr=0.2)]) is None
-    assert pools_of([first, keep_run(tmp_path / "c", nats, 2, **facts)]) is None
-    assert len(pools_of([first, keep_run(tmp_path / "d", nats, 2)])) == 1
+    assert pools_of([first, keep_run(tmp_path / "b", nats, **{"seed": 2, **other})]) is None
+
+
+def test_runs_of_seeds_are_pooled_but_not_with_a_damaged_config(tmp_path: Path) -> None:
+    runs = [keep_run(tmp_path / str(seed), [4.0] * UNITS, seed) for seed in (1, 2)]
+    assert len(pools_of(runs)) == 1
+    (runs[1] / "config.json").write_text("{")
+    assert pools_of(runs) is None
