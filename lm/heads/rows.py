@@ -85,6 +85,7 @@ class Rows:
     ) -> None:
         """Write log Σ_k π_k g(z_nkv) / Σ_v g(z_nkv), ``out`` (N, V), of logits (N·K, V) and log π (N, K).
 
+        A single component has log π = 0.
         Mixtures add the shares of a block, which the totals need anyway, so an entry takes one exponential.
         A token with a word so improbable that this would round is mixed in the log domain instead.
         """

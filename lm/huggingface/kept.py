@@ -59,7 +59,7 @@ def _kept_bytes(network: nn.Module, read: Callable[[], object], device: torch.de
 class _Shapes(TorchFunctionMode):
     """Lets attention keep what its kernels keep: no matrix of queries and keys, except dropout on CPUs.
 
-    No tensor has values. Torch says so by a RuntimeError, except of ``numpy``.
+    No tensor has values. Torch says so by a RuntimeError, except where NumPy asks for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,7 +74,7 @@ class _Shapes(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if func is Tensor.numpy:
+        if func in (Tensor.numpy, Tensor.__array__):
             raise RuntimeError("a tensor without values")
         if func is F.scaled_dot_product_attention and len(args) == 3:
             mask, dropped = given.get("attn_mask"), given.get("dropout_p", 0.0) > 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,7 +92,7 @@ def test_dropped_attention_keeps_its_matrix_on_a_cpu_only() -> None:
     assert of_gpu < of_cpu
 
 
-@pytest.mark.parametrize("ask", [Tensor.item, Tensor.tolist, Tensor.numpy])
+@pytest.mark.parametrize("ask", [Tensor.item, Tensor.tolist, Tensor.numpy, np.asarray])
 def test_a_network_that_asks_for_values_is_counted_by_its_matrices(ask: Callable[[Tensor], object]) -> None:
     network = tiny_network()
     tokens = 7
