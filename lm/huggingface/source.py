@@ -29,7 +29,8 @@ def require_folder(folder: Path) -> None:
     """Raise StorageError unless the folder exists."""
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such folder; download the model there, or correct hf:FOLDER")
-    if runs_in(folder) == [folder]:
+    # a model whose config is damaged has weights beside it, a run has them in a folder
+    if runs_in(folder) == [folder] and not any(folder.glob("*.safetensors")):
         raise StorageError(f"{folder}: {told_kind(folder, 'lm', 'a model of transformers')}")
 
 
