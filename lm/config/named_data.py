@@ -29,10 +29,12 @@ def missing(source: str, command: str, instead: str = "") -> DataError:
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{source}: no such file or folder; check the path")
     origin, out = (shlex.quote(visible(one)) for one in (f"path/to/{path.parent.name}", path.parent))
-    return DataError(
-        f"{source}: no such corpus; make it with: {command} {origin} --out {out}"
-        + (f"; or train on a file of your own with: {instead}" if instead else "")
+    other = (
+        f"train on a file of your own with: {instead}"
+        if instead
+        else f"name yours with --set data.{path.name}=…"
     )
+    return DataError(f"{source}: no such corpus; make it with: {command} {origin} --out {out}; or {other}")
 
 
 def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[str]:

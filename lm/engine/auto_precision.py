@@ -7,7 +7,6 @@ of measuring again, so results stay bit-identical. A value that a config or ``--
 K components · E context size · V words.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,10 @@ CLEARLY = 1.1  # least speed of bfloat16, in times that of float32, that is wort
 SMALL = 2**19  # entries of an output matrix; products of smaller ones take too little time to matter
 TRIED_ROWS, TRIED_WORDS = 96, 4096  # largest sizes of the benchmark's logits
 ROUNDS = 5
-HOPELESS = 0.5  # speed of bfloat16, in times that of float32; below it, one round is enough
+HOPELESS, HOPELESS_ROUNDS = (
+    0.5,
+    2,
+)  # speed of bfloat16, in times that of float32, after which trying ends early
 
 
 class Tried(NamedTuple):
@@ -80,14 +82,17 @@ def _choice(tried: Tried | None, device: torch.device) -> Setting:
 
 
 def speed_of(tried: Tried, device: torch.device) -> float:
-    """Speed of bfloat16 in times that of float32: the median of alternating rounds."""
-    ratios: list[float] = []
+    """Speed of bfloat16 in times that of float32: the shortest times of alternating rounds.
+
+    Other work on the machine only lengthens a round, so the shortest is the least disturbed.
+    """
+    exact, rough = list[float](), list[float]()
     for work in tried:
         work()
-    while len(ratios) < ROUNDS and not (ratios and ratios[0] < HOPELESS):
-        exact, rough = (_seconds(work, device) for work in tried)
-        ratios.append(exact / rough)
-    return statistics.median(ratios)
+    while len(exact) < ROUNDS and not (len(exact) == HOPELESS_ROUNDS and min(exact) < HOPELESS * min(rough)):
+        exact.append(_seconds(tried.float32, device))
+        rough.append(_seconds(tried.bfloat16, device))
+    return min(exact) / min(rough)
 
 
 def _seconds(work: Work, device: torch.device) -> float:

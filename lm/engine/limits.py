@@ -13,7 +13,7 @@ def require_end(train: TrainConfig) -> None:
     """Raise ConfigError if training would never end."""
     if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
         limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
-        raise ConfigError(f"training would never end; set {limits}")
+        raise ConfigError(f"the config has no limit, so training would never end; set {limits}")
 
 
 def limit_reached(train: TrainConfig, progress: Progress, seconds: float) -> str:

@@ -187,7 +187,10 @@ def load_evaluation(
         raise DataError(
             f"{run}: has no evaluation {name} (it has: {others}); run `{program} evaluate` on it first"
         )
-    record = read_json(path)
+    try:
+        record = read_json(path)
+    except StorageError as error:
+        raise StorageError(f"{str(error).split(';')[0]}; {again}") from error
     if not isinstance(record, dict) or record.get("format") != EVALUATION_FORMAT:
         raise StorageError(f"{path}: not an evaluation of ours; {again}")
     if damaged(record):

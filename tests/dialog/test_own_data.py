@@ -299,7 +299,8 @@ def test_answers_are_learnt_where_they_are_last() -> None:
         (
             "lm",
             "ptb_small_mos",
-            "data/ptb/train: no such corpus; make it with: lm prepare path/to/ptb --out data/ptb",
+            "data/ptb/train: no such corpus; make it with: lm prepare path/to/ptb --out data/ptb; "
+            "or name yours with --set data.train=…",
         ),
         (
             "dialog",

@@ -117,6 +117,13 @@ def test_the_speed_is_that_of_bfloat16_beside_float32() -> None:
     assert speed_of(Tried(fast, slow), CPU) < 0.7
 
 
+@pytest.mark.parametrize("disturbed", [0, 1])
+def test_other_work_during_a_round_does_not_decide(disturbed: int) -> None:
+    seconds = iter([0.002] * (1 + disturbed) + [0.1] + [0.002] * 9)
+    speed = speed_of(Tried(lambda: time.sleep(0.006), lambda: time.sleep(next(seconds))), CPU)
+    assert speed > 1.5
+
+
 TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
 SMALL_SIZES = {
     "dialog": ("encoder.utterance_size=4", "encoder.context_size=4", "decoder.hidden_size=4"),
