@@ -33,7 +33,7 @@ from dialog.corpora.pieces import (
     stored_chunks,
 )
 from dialog.corpora.prepared import write_split
-from dialog.corpora.sources import Located, locate, require_dialogs
+from dialog.corpora.sources import Located, locate, require_dialogs, skipped
 from dialog.utterance import WHOLE
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
@@ -131,7 +131,7 @@ class DialogPreparation(Preparation):
                 f"{self.source}: read as {self.located.format}, {reason}; choose another --format, "
                 f"see {PAGE}, or add --force if the content is correct"
             )
-        splits = _split(read, self.source, self.options, self.located.format)
+        splits = _split(read, self.source, self.options, self.located.format, log)
         for split, chosen in splits.items():
             write_split(folder / split, chosen)
         return Found(_report(self.located.format, splits, log, self.options), log.dropped)
@@ -169,7 +169,7 @@ def dataset_inputs(source: str, read: Mapping[str, Sequence[Dialog]]) -> dict[st
 
 
 def _split(
-    read: Mapping[str, Sequence[Dialog]], source: str, options: PrepareOptions, format: str
+    read: Mapping[str, Sequence[Dialog]], source: str, options: PrepareOptions, format: str, log: InputLog
 ) -> dict[str, Sequence[Dialog]]:
     """Splits of a source. Missing ones are drawn from train, by a hash of seed, position and id."""
     if WHOLE not in read and "train" not in read:
@@ -183,7 +183,7 @@ def _split(
     lacking = {split: share for split, share in fractions.items() if share and split not in given}
     sizes = {split: _size(total, share) for split, share in lacking.items()}
     if sum(sizes.values()) >= max(1, total):
-        raise DataError(f"{source}: {_too_few(total, list(lacking.values()), format)}")
+        raise DataError(f"{source}: {_too_few(total, list(lacking.values()), format, log)}")
     for split, size in sizes.items():
         drawn, order = sorted(order[:size]), order[size:]
         given[split] = [dialogs[index] for index in drawn]
@@ -196,13 +196,13 @@ def _size(total: int, fraction: float) -> int:
     return max(1, round(total * fraction))
 
 
-def _too_few(total: int, fractions: Sequence[float], format: str) -> str:
+def _too_few(total: int, fractions: Sequence[float], format: str, log: InputLog) -> str:
     """Error message for a source with too few dialogs for its splits, with the number that suffices."""
     least = next(n for n in count(1) if sum(_size(n, fraction) for fraction in fractions) < n)
     dialogs = "1 dialog is" if total == 1 else f"{total} dialogs are"
     return (
-        f"{dialogs} too few to split, at least {least} are needed; {beginning_of_dialogs(format)},"
-        " so add more, or name a folder with files train, valid and test"
+        f"{dialogs} too few to split{skipped(log)}; at least {least} are needed;"
+        f" {beginning_of_dialogs(format)}, so add more, or name a folder with files train, valid and test"
     )
 
 

@@ -178,10 +178,10 @@ def require_dialogs(source: str, splits: Mapping[str, Sequence[Dialog]], log: In
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
-            raise DataError(f"{source}: no dialog in the{what} source{_skipped(log)}; check its format")
+            raise DataError(f"{source}: no dialog in the{what} source{skipped(log)}; check its format")
 
 
-def _skipped(log: InputLog) -> str:
+def skipped(log: InputLog) -> str:
     """Number of dropped pieces, and the first with its reason, as a part of a message."""
     if not log.dropped:
         return ""

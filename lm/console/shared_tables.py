@@ -66,14 +66,13 @@ def p_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[Tabl
     units = f"{bootstrap.units:,} unit{'s' if bootstrap.units > 1 else ''} ({bootstrap.unit})"
     if not rows:
         return []
-    remarks = []
     if bootstrap.units < FEWEST_UNITS:
-        remarks = [
+        return [
             f"no p-values: a paired bootstrap needs at least {FEWEST_UNITS} units, but the text has {units}"
         ]
-    elif bootstrap.units < FEW_UNITS:
-        remarks = [f"warning: p-values of only {units} say little; use a text of at least {FEW_UNITS} units"]
-    return [Table(f"Paired bootstrap over {units}", rows, measure="p"), *remarks]
+    remark = f"warning: p-values of only {units} say little; use a text of at least {FEW_UNITS} units"
+    table = Table(f"Paired bootstrap over {units}", rows, measure="p")
+    return [table, remark] if bootstrap.units < FEW_UNITS else [table]
 
 
 def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[Table | str]:
@@ -92,9 +91,10 @@ def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[T
         {f"p against {short[0]}": name, **{label: pool.p[key] for label, key in scores.items()}}
         for name, pool in zip(short[1:], pools[1:], strict=True)
     ]
+    tests = any(p is not None for pool in pools for p in pool.p.values())
     return [
         Table("Over seeds", rows),
-        *([Table("Welch's t-test over seeds and texts", tested, measure="p")] if tested else []),
+        *([Table("Welch's t-test over seeds and texts", tested, measure="p")] if tests else []),
         "Runs that differ in train.seed only count as one. A test needs two seeds on either side.",
     ]
 

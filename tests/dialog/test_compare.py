@@ -131,13 +131,11 @@ def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
         record["contexts"]["dialog"] = [0] * (DIALOGS * TURNS)
         path.write_text(json.dumps(record))
     assert set(p_of(*runs).values()) == {None}
-    _scores, p, reason, _ = comparison_tables(compare(runs))
+    scores, reason, _ = comparison_tables(compare(runs))
+    assert isinstance(scores, Table)
     assert (
         reason == "no p-values: a paired bootstrap needs at least 5 units, but the text has 1 unit (dialog)"
     )
-    assert isinstance(p, Table)
-    assert p.title == "Paired bootstrap over 1 unit (dialog)"
-    assert set(p.cells()[0].values()) == {"b", "–"}
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 300])

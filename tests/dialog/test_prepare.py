@@ -170,10 +170,10 @@ def test_impossible_fractions_are_usage_errors(options: dict[str, Any]) -> None:
 def test_too_few_dialogs_and_prepared_sources_are_refused(tmp_path: Path) -> None:
     source = source_file(tmp_path, corpus(2))
     with pytest.raises(
-        DataError, match=r"2 dialogs are too few to split, at least 3 .* column of dialogs .* folder"
+        DataError, match=r"2 dialogs are too few to split; at least 3 .* column of dialogs .* folder"
     ):
         prepare(source, tmp_path / "out")
-    with pytest.raises(DataError, match="1 dialog is too few to split, at least 3"):
+    with pytest.raises(DataError, match="1 dialog is too few to split; at least 3"):
         prepare(source_file(tmp_path, corpus(1)), tmp_path / "out")
     (tmp_path / "one.csv").write_text("dialog,speaker,text\n1,A,x\n1,B,y\n", encoding="utf-8")
     with pytest.raises(DataError, match="a new value in the column of dialogs begins a dialog, so add more"):
