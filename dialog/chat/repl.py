@@ -26,6 +26,7 @@ from lm.config.load import Resolved, override
 from lm.config.section import known_keys
 from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
+from lm.config.write import setting_text
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.text.tokenizers import WordPunct
@@ -190,10 +191,9 @@ class Repl:
     def _set(self, arguments: list[str]) -> list[str]:
         decode = self.conversation.decode
         if not arguments:
-            fields = DecodeConfig.model_fields.items()
-            return list(
-                _listed([(f"{key}={getattr(decode, key)}", field.description or "") for key, field in fields])
-            )
+            about = {key: field.description or "" for key, field in DecodeConfig.model_fields.items()}
+            values = [setting_text(key, getattr(decode, key)) for key in about]
+            return list(_listed([*zip(values, about.values(), strict=True)]))
         self._change("set", re.split(r"\s+(?=[\w.]+=)", re.sub(r"\s*=\s*", "=", " ".join(arguments))))
         return [f"({difference(self.conversation.decode, decode) or 'as it was'})"]
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from dialog.decoding.config import DecodeConfig
 from lm.config.section import Section
+from lm.config.write import setting_text
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_file, require_writable, write_atomic
 from lm.errors import DataError
@@ -148,7 +149,8 @@ def _turn(path: Path, number: int, said: _Record, reply: _Record | None) -> Turn
 def difference(decode: DecodeConfig, other: DecodeConfig) -> str:
     """Differences between settings, in the syntax of /set."""
     theirs = other.model_dump()
-    return " ".join(f"{key}={value}" for key, value in decode.model_dump().items() if value != theirs[key])
+    mine = decode.model_dump()
+    return " ".join(setting_text(key, value) for key, value in mine.items() if value != theirs[key])
 
 
 def other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from lm.config.section import deciding_keys, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import LONGEST_NAME, did_you_mean
-from lm.config.write import literal
+from lm.config.write import literal, setting_text
 
 WORDING = {  # pydantic's wording of expectations, and ours
     "Input should be": "must be",
@@ -123,8 +123,7 @@ def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseMo
 def _told(values: Mapping[str, object], place: str) -> str:
     """The remedy that sets values: options for a mistake of the command line, else lines of a file."""
     if place.startswith(COMMAND_LINE):
-        texts = {key: value if isinstance(value, str) else literal(value) for key, value in values.items()}
-        options = [f"{COMMAND_LINE} {shlex.quote(f'{key}={text}')}" for key, text in texts.items()]
+        options = [f"{COMMAND_LINE} {shlex.quote(setting_text(*item))}" for item in values.items()]
         return " ".join(["add", *options])
     return "also set " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
 

@@ -23,6 +23,11 @@ def toml_text(values: Mapping[str, object]) -> str:
     return "\n\n".join("\n".join(block).strip() for block in blocks) + "\n"
 
 
+def setting_text(key: str, value: object) -> str:
+    """``KEY=VALUE`` as ``--set`` reads it; text needs no quotes there."""
+    return f"{key}={value if isinstance(value, str) else literal(value)}"
+
+
 def literal(value: object) -> str:
     """A value as TOML, which equals its JSON. Unprintable characters are escaped."""
     text = json.dumps("none" if value is None else value, ensure_ascii=False)
