@@ -39,6 +39,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "head",
         (PARAMETERS, VALID, TEST, MINUTES),
     ),
+    "switchboard_transformer": (
+        "switchboard_transformer",
+        "head",
+        (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(2))),
+    ),
     "ptb_small": (
         "ptb_small",
         "head",

@@ -20,7 +20,15 @@ from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
 
 UnitSums = Mapping[str, tuple[Floats, Floats]]  # by score the sums of the units and their sizes, each (U,)
-_FREE = {"train.seed", "about", "extends", "train.checkpoint_every", "train.checkpoint_minutes"}
+# config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
+_FREE = {
+    "train.seed",
+    "about",
+    "extends",
+    "train.checkpoint_every",
+    "train.checkpoint_minutes",
+    "head.products",
+}
 _LEVEL = 0.975  # quantile at the upper end of a 95 % interval
 
 
@@ -135,6 +143,8 @@ def _experiment(evaluation: Evaluation) -> str:
     if not settings or result.get("members"):
         return ""
     config = {key: settings[key] for key in settings.keys() - _FREE if not key.startswith("decode.")}
-    decode = {key: value for key, value in (result.get("decode") or {}).items() if key != "seed"}
+    decode = {
+        key: value for key, value in (result.get("decode") or {}).items() if key not in ("seed", "products")
+    }
     how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
     return json.dumps([config, decode, how], default=str, sort_keys=True)

@@ -118,5 +118,7 @@ def test_what_differs_in_more_than_the_seed_is_not_pooled(tmp_path: Path, other:
 def test_runs_of_seeds_are_pooled_but_not_with_a_damaged_config(tmp_path: Path) -> None:
     runs = [keep_run(tmp_path / str(seed), [4.0] * UNITS, seed) for seed in (1, 2)]
     assert len(pools_of(runs)) == 1
+    keep_run(runs[1], [4.0] * UNITS, 2, decode={"products": "bfloat16"})
+    assert len(pools_of(runs)) == 1
     (runs[1] / "config.json").write_text("{")
     assert pools_of(runs) is None
