@@ -33,10 +33,8 @@ CLEARLY = 1.1  # least speed of bfloat16, in times that of float32, that is wort
 SMALL = 2**19  # entries of an output matrix; products of smaller ones take too little time to matter
 TRIED_ROWS, TRIED_WORDS = 96, 4096  # largest sizes of the benchmark's logits
 ROUNDS = 5
-HOPELESS, HOPELESS_ROUNDS = (
-    0.5,
-    2,
-)  # speed of bfloat16, in times that of float32, after which trying ends early
+HOPELESS = 0.5  # speed of bfloat16, in times that of float32; below it, trying ends early
+HOPELESS_ROUNDS = 2  # rounds before that
 
 
 class Tried(NamedTuple):

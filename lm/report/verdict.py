@@ -26,8 +26,6 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
 
     ``units`` names the resampled units in the plural, such as "conversations".
     """
-    if comparison.pools:
-        return _over_seeds(comparison.pools, names)
     best, *others = comparison.runs
     name, count = names[best.run], comparison.bootstrap.units
     has = f"{name} has a perplexity of {number(MAIN, best.perplexity)}"
@@ -42,6 +40,9 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
         return Judgement(f"{has}.", [*filter(None, [range_]), *guess], clear=True)
     if best.near_guessing:
         return Judgement("No comparison: every run is near guessing.", guess, clear=False)
+    if comparison.pools:
+        told = _over_seeds(comparison.pools, names)
+        return Judgement(told.headline, [*told.sentences, *guess], told.clear)
     if count < FEWEST_UNITS:
         needed = f"The text has {count} {units}, and a test needs at least {FEWEST_UNITS}."
         headline = f"The text is too short to decide which run is better. {has}, the lowest."

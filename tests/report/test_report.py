@@ -205,8 +205,8 @@ def test_the_share_lower_is_that_of_the_other_way_round() -> None:
     assert "95% interval 19.4% to 20.6%" in told.sentences[0]
 
 
-def pooled_as(*pools: PooledRuns) -> Judgement:
-    comparison = replace(compared(4.0, 5.0, 6.0), pools=pools)
+def pooled_as(*pools: PooledRuns, guess: bool = False) -> Judgement:
+    comparison = replace(compared(4.0, 5.0, 6.0, guess=guess), pools=pools)
     return judgement(comparison, {name: name.upper() for name in "abc"}, "conversations")
 
 
@@ -225,6 +225,7 @@ def test_runs_of_several_seeds_are_judged_together() -> None:
     assert noise.headline.endswith("but its lead over C may be noise.")
     assert noise.sentences[1].endswith("p = 0.3000.")
     assert pooled_as(first).headline == "One setting with several seeds: a mean perplexity of 4.50."
+    assert pooled_as(first, guess=True).headline == "No comparison: every run is near guessing."
 
 
 def test_a_reading_knows_the_better_direction() -> None:
