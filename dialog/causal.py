@@ -79,7 +79,7 @@ class CausalDecoder(Decoder[CacheState]):
             )
         from lm.huggingface.trunk import PretrainedTrunk  # loads transformers
 
-        self.trunk = PretrainedTrunk(found, span, len(config.head.lower_components), config.model.recompute)
+        self.trunk = PretrainedTrunk(found, span, config.head.lower_layers, config.model.recompute)
         self.size, self.lower_sizes = self.trunk.size, self.trunk.lower_sizes
 
     def start(self, memory: Memory) -> CacheState:

@@ -151,5 +151,5 @@ def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
 def _head_floats(config: DialogConfig, head: Head) -> int:
     """Number of floats in the head: contexts and their gradients for all tokens, logits for one chunk."""
     tokens = _responses(config) * config.data.max_tokens
-    vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
+    vectors = head.config.contexts * head.size * (3 if head.latent is not None else 1)
     return tokens * vectors + head_scratch(head, tokens)

@@ -68,7 +68,7 @@ class RecurrentDecoder(Decoder[RecurrentDecoderState]):
         inputs = config.model.embedding_size + (context_size if self.config.feed_context else 0)
         sizes = (inputs, *[size] * self.config.layers)
         self.lower_sizes = sizes[-2::-1]
-        self.lower, self.dropout = len(config.head.lower_components), config.model.dropout
+        self.lower, self.dropout = config.head.lower_layers, config.model.dropout
         self.layers = nn.ModuleList(recurrent_stack(cell, of, to) for of, to in pairwise(sizes))
         self.parts = 1 if cell.is_gru else 2  # hidden state, and the LSTM's cell state
         self.bridge = nn.Linear(context_size, self.parts * self.config.layers * size)

@@ -162,7 +162,7 @@ def _pretrained_parts(
         return embedding, context, CausalDecoder(config, found)
     from lm.huggingface.encoder_decoder import encoder_decoder  # loads transformers
 
-    pair = encoder_decoder(found, len(config.head.lower_components), config.model.recompute)
+    pair = encoder_decoder(found, config.head.lower_layers, config.model.recompute)
     return embedding, PretrainedEncoder(config, found, pair), PretrainedDecoder(config, found, pair)
 
 

@@ -95,7 +95,7 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
             self.dropout,
             memory_size=config.encoder.context_size,
         )
-        self._lower = len(config.head.lower_components)
+        self._lower = config.head.lower_layers
 
     def start(self, memory: Memory) -> TransformerDecoderState:
         return TransformerDecoderState((), self.stack.remember(memory.states), memory.mask)

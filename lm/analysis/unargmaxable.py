@@ -132,7 +132,7 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
 
     ConfigError for heads whose logits are no product of one matrix and a context.
     """
-    if head.gates is not None or head.temperature is not None:
+    if head.gates is not None or head.temperature is not None or head.config.partitions > 1:
         raise ConfigError(
             f"head.kind = {head.config.kind!r}, head.temperature = {head.config.temperature!r}: logits are"
             " not one matrix times a context; name other runs"

@@ -47,7 +47,7 @@ class HeadConfig(Section):
     components: Size = Field(
         1,
         description="number of components K: contexts (moc), logits (mixtape, a power of 2) or softmaxes"
-        " (mos, moss, doc) that are mixed",
+        " (mos, moss, doc, mfs) that are mixed",
     )
     embedding_size: Size | None = Field(None, description="size E of a context vector; none = hidden size")
     tied: bool = Field(False, description="share the output matrix with the input embedding")
@@ -71,8 +71,8 @@ class HeadConfig(Section):
     )
     prior_bias: bool = Field(
         False,
-        description="moc, mos, moss, doc: add a bias of every component to the logits of the prior. A doc"
-        " head needs it to begin as a pretrained output layer",
+        description="moc, mos, moss, doc, mfs: add a bias of every component to the logits of the prior. A"
+        " doc head needs it to begin as a pretrained output layer",
     )
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(
@@ -103,9 +103,17 @@ class HeadConfig(Section):
         description="doc: numbers of components from each layer below the last, the highest layer first, down"
         " to the embedding",
     )
+    partitions: Size = Field(
+        1,
+        description="mfs: number of parts of the vocabulary, each with a context of its own in the first"
+        " component. Word v is in part v mod partitions",
+    )
+    facet_layers: Count = Field(
+        0, description="mfs: number of layers below the last that every context reads, too"
+    )
     prior_penalty: NotNegative = Field(
         0.0,
-        description="mos, moss, doc: weight of the penalty on unequal use of components, their squared"
+        description="mos, moss, doc, mfs: weight of the penalty on unequal use of components, their squared"
         " coefficient of variation in a batch; 0 = off",
     )
     prior_penalty_of: Literal["batch", "streams"] = Field(
@@ -154,6 +162,16 @@ class HeadConfig(Section):
     temperature_loss_scaling: bool = Field(
         False, description="multiply the training loss, but not prior_penalty, by the mean temperature"
     )
+
+    @property
+    def lower_layers(self) -> int:
+        """Number of layers below the last that the head reads."""
+        return self.facet_layers or len(self.lower_components)
+
+    @property
+    def contexts(self) -> int:
+        """Number of contexts of a token: K, or K + J − 1 with J parts of the vocabulary."""
+        return self.components + self.partitions - 1
 
     @model_validator(mode="after")
     def _own_fields(self) -> Self:

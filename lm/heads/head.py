@@ -9,6 +9,8 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     mixtape               softmax of logits mixed by gates of every word    (:mod:`lm.heads.mixtape`)
     plif                  softmax(f(W h + b)) with a learned f    (:mod:`lm.heads.plif`)
     doc                   mos with contexts of several layers    (Takase et al. 2018)
+    mfs                   mos whose first component has contexts of its own for parts of the vocabulary; all
+                          contexts may read several layers    (:mod:`lm.heads.facets`)
 
 with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss), with
 a bias if ``prior_bias``.
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
+from lm.heads.facets import FacetInputs
 from lm.heads.links import LINKS
 from lm.heads.loss_options import LossOptions
 from lm.heads.mixer import Mixer, rows_of_last
@@ -54,13 +57,13 @@ class Head(nn.Module):
         hidden_size: H, the size of the last layer's hidden states.
         vocab_size: V.
         embedding: the (V, E) parameter to share when ``config.tied``.
-        lower_sizes: sizes of the layers below the last that the model provides, the highest first. A doc head
-            reads the first ``len(config.lower_components)`` of them from its ``Layers``. Every other head
-            also takes a plain tensor.
+        lower_sizes: sizes of the layers below the last that the model provides, the highest first. The head
+            reads the first ``config.lower_layers`` of them from its ``Layers``. A head that reads none also
+            takes a plain tensor.
 
     Raises:
         ConfigError: if ``config.tied`` lacks an embedding of the right shape, or ``config.lower_components``
-            lacks layers of the model.
+            or ``config.facet_layers`` lacks layers of the model.
     """
 
     bias: nn.Parameter | None  # (V,)
@@ -88,7 +91,12 @@ class Head(nn.Module):
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
 
     def _add_mixer(self, lower_sizes: tuple[int, ...]) -> None:
-        config, size, components = self.config, self.size, self.config.components
+        config, size, read = self.config, self.size, self.hidden_size
+        self._choose_layers(lower_sizes)
+        self.facets: FacetInputs | None = None
+        if config.facet_layers:
+            self.facets = FacetInputs(self.hidden_size, self.lower_sizes)
+            read = 2 * self.hidden_size
         self.projection: nn.Linear | None = None
         self.latent: nn.Linear | None = None
         self.prior: nn.Linear | None = None
@@ -96,19 +104,23 @@ class Head(nn.Module):
             if size != self.hidden_size:
                 self.projection = nn.Linear(self.hidden_size, size, bias=False)
         else:
-            self.latent = nn.Linear(self.hidden_size, (components - sum(config.lower_components)) * size)
-            if components > 1 and self.row.mixes != "logits":
-                self.prior = nn.Linear(self.hidden_size, components, bias=config.prior_bias)
-        self.lower_sizes = lower_sizes[: len(config.lower_components)]
-        if len(self.lower_sizes) < len(config.lower_components):
-            raise ConfigError(
-                f"head.lower_components: {config.kind} reads {len(config.lower_components)} layers below the"
-                f" last, but the model provides {len(lower_sizes)}; choose another head.kind, such as mos"
-            )
+            self.latent = nn.Linear(read, (config.contexts - sum(config.lower_components)) * size)
+            if config.components > 1 and self.row.mixes != "logits":
+                self.prior = nn.Linear(read, config.components, bias=config.prior_bias)
         self.lower = nn.ModuleList(
             nn.Linear(lower, count * size)
-            for lower, count in zip(self.lower_sizes, config.lower_components, strict=True)
+            for lower, count in zip(self.lower_sizes, config.lower_components, strict=False)  # none for mfs
         )
+
+    def _choose_layers(self, provided: tuple[int, ...]) -> None:
+        config = self.config
+        self.lower_sizes = provided[: config.lower_layers]
+        if len(self.lower_sizes) < config.lower_layers:
+            key = "facet_layers" if config.facet_layers else "lower_components"
+            raise ConfigError(
+                f"head.{key}: {config.kind} reads {config.lower_layers} layers below the last, but the model"
+                f" provides {len(provided)}; choose another head.kind, such as mos"
+            )
 
     def _add_output(self, embedding: nn.Parameter | None) -> None:
         config, shape = self.config, (self.vocab_size, self.size)
@@ -141,7 +153,7 @@ class Head(nn.Module):
         """Number of components whose contexts are blocks of rows; none for prior and output."""
         counts = self.config.lower_components
         lower = {f"lower.{layer}.weight": count for layer, count in enumerate(counts)}
-        return {"latent.weight": self.config.components - sum(counts), "prior.weight": 0, "weight": 0} | lower
+        return {"latent.weight": self.config.contexts - sum(counts), "prior.weight": 0, "weight": 0} | lower
 
     @property
     def mixer(self) -> Mixer:
@@ -151,6 +163,7 @@ class Head(nn.Module):
             size=self.size,
             training=self.training,
             projection=self.projection,
+            facets=self.facets,
             latent=self.latent,
             lower=self.lower,
             prior=self.prior,
@@ -168,6 +181,7 @@ class Head(nn.Module):
             weight=self.weight,
             bias=self.bias,
             shift=self.shift,
+            partitions=self.config.partitions,
             gates=self.gates,
             pointwise=self.pointwise,
             temperature=self.temperature,
@@ -261,7 +275,7 @@ class Head(nn.Module):
         return log_probs.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: States) -> Tensor:
-        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss or doc.
+        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss, doc or mfs.
 
         The logsumexp over K is :meth:`log_probs`, and the logsumexp over V is the log prior.
         """

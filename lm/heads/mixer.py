@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.heads.config import HeadConfig
+from lm.heads.facets import FacetInputs
 from lm.heads.links import Link
 from lm.heads.precision import precise
 from lm.heads.states import Layers, States
@@ -19,7 +20,7 @@ from lm.regularize import dropout_mask
 class Mixture(NamedTuple):
     """Contexts, prior and hidden states of N tokens, which determine their distributions."""
 
-    contexts: Tensor  # (N, K, E)
+    contexts: Tensor  # (N, K, E), or (N, K + J − 1, E) where J parts of the vocabulary have their own
     log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
     states: Tensor  # (N, H) the hidden states that temperatures and gates are computed from
 
@@ -36,6 +37,7 @@ class Mixer:
     size: int  # E
     training: bool
     projection: nn.Linear | None
+    facets: FacetInputs | None
     latent: nn.Linear | None
     lower: nn.ModuleList  # a linear layer for each layer below the last that is read
     prior: nn.Linear | None
@@ -52,14 +54,15 @@ class Mixer:
 
         Returns:
             Contexts (..., K, E), where K = 1 except for mos, moss, doc and mixtape, and log π (..., K).
-            log π is None unless probabilities are mixed.
+            For mfs there are K + J − 1 contexts. log π is None unless probabilities are mixed.
         """
         last, lower = Layers.of(hidden)
         if self.latent is None:
             if self.projection is None:  # dropout was applied to these states before
                 return last.unsqueeze(-2), None
             return self._drop(self.projection(last), streams).unsqueeze(-2), None
-        latent = self.latent(last)
+        read = self.read(hidden)
+        latent = self.latent(read)
         if self.lower:
             others = (layer(states) for layer, states in zip(self.lower, lower, strict=True))
             latent = torch.cat((latent, *others), -1)
@@ -67,14 +70,19 @@ class Mixer:
         if self.config.context_activation == "tanh":
             latent = torch.tanh(latent)
         latent = self._drop(latent, streams, copies) * self.scale
-        latent = latent.unflatten(-1, (self.config.components, self.size))  # (..., K, E)
+        latent = latent.unflatten(-1, (-1, self.size))  # (..., K, E)
         if self.prior is None:
             return latent, None
-        log_prior = self.prior_link.log_normalised(precise(self.prior(last)))
+        log_prior = self.prior_link.log_normalised(precise(self.prior(read)))
         if self.mixes_contexts:
             prior = log_prior.exp().to(latent.dtype)
             return torch.einsum("...k,...ke->...e", prior, latent).unsqueeze(-2), None
         return latent, log_prior
+
+    def read(self, hidden: States) -> Tensor:
+        """Input of contexts and prior of a mixture: the last layer (..., H), or q (..., 2 H) for mfs."""
+        states = Layers.of(hidden)
+        return states.last if self.facets is None else self.facets(states)
 
     def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
         """Contexts, log prior and states with one row a token, at least float32."""

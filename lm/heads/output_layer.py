@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lm.errors import require
 from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share, mixed_log_probs
+from lm.heads.facets import partitioned
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
@@ -57,6 +58,7 @@ class OutputLayer:
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
+    partitions: int  # J
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
@@ -69,7 +71,8 @@ class OutputLayer:
     @property
     def one_pass(self) -> bool:
         """True if logits are a fixed function of one product."""
-        return self.gates is None and self.pointwise is None and self.temperature is None
+        plain = self.gates is None and self.pointwise is None and self.temperature is None
+        return plain and self.partitions == 1
 
     @property
     def penalised(self) -> bool:
@@ -212,10 +215,12 @@ class OutputLayer:
     ) -> Tensor:
         """log g of the logits of n tokens, (n, K, V), or (n, 1, V) if logits are mixed."""
         contexts, output = self.tempered(contexts, temperature)
-        if self.gates is None:
-            logits = product(contexts, output.weight, bf16, operand)
-        else:
+        if self.gates is not None:
             logits = self.gates(contexts, states, output, bf16, operand)[:, None]
+        elif self.partitions > 1:
+            logits = partitioned(contexts, output.weight, self.partitions, bf16, operand)
+        else:
+            logits = product(contexts, output.weight, bf16, operand)
         if output.bias is not None:
             logits = logits + output.bias
         if self.temperature is not None:

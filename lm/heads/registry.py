@@ -40,7 +40,8 @@ class HeadRow:
 
 _CONTEXT = ("context_activation", "context_scale", "learn_context_scale")
 _PRIOR = (*_CONTEXT, "prior_bias")
-_MIXTURE = (*_PRIOR, "skip_below", "prior_penalty", "prior_penalty_of")
+_PENALISED = (*_PRIOR, "prior_penalty", "prior_penalty_of")
+_MIXTURE = (*_PENALISED, "skip_below")
 _HOLLOW: dict[str, Any] = {"fillstyle": "none", "linewidth": 2.5}
 _DASHED: dict[str, Any] = {"linestyle": (0, (5, 2))}
 _DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.5))}
@@ -76,6 +77,12 @@ HEADS: dict[str, HeadRow] = {
         "DOC",
         _line("#882255", "p", 6) | _DASHED,
         fields=(*_MIXTURE, "lower_components", "shared_latent_mask"),
+    ),
+    "mfs": HeadRow(
+        "probabilities",
+        "MFS",
+        _line("#44AA99", "h", 7) | _DOTTED,
+        fields=(*_PENALISED, "partitions", "facet_layers"),
     ),
 }
 

@@ -123,10 +123,10 @@ def block_rows(head: Head) -> int:
 @torch.no_grad()
 def priors(head: Head, states: _States) -> Iterator[Tensor]:
     """Yield log π (n, K) of blocks."""
-    prior, link = head.prior, head.mixer.prior_link
+    prior, mixer = head.prior, head.mixer
     assert prior is not None
     for hidden, _ in states:
-        yield link.log_normalised(prior(hidden.last).double())
+        yield mixer.prior_link.log_normalised(prior(mixer.read(hidden)).double())
 
 
 @torch.no_grad()

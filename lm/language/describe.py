@@ -68,7 +68,7 @@ def _activations(config: LmConfig, model: LanguageModel) -> int:
     """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
     steps, streams, head = longest(config.window), config.train.batch_size, model.head
     tokens = steps * streams
-    vectors = head.config.components * head.size * (3 if head.latent is not None else 1)
+    vectors = head.config.contexts * head.size * (3 if head.latent is not None else 1)
     trains = any(parameter.requires_grad for parameter in model.layers.parameters())
     device = chosen_device(config.train)
     trunk = model.layers.activations(steps, streams, device) if trains else tokens * model.layers.size

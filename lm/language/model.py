@@ -122,7 +122,7 @@ def pretrained_trunk(config: LmConfig, found: Architecture) -> AnyTrunk:
     """A new trunk of an architecture of transformers, with random weights."""
     from lm.huggingface.trunk import PretrainedTrunk
 
-    model, lower = config.model, len(config.head.lower_components)
+    model, lower = config.model, config.head.lower_layers
     return PretrainedTrunk(found, model.attention_span, lower, model.recompute)
 
 

@@ -49,6 +49,7 @@ WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
 INTERVALS = 100  # of plif
+PARTS = 4  # of the vocabulary, for mfs
 MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
 
 
@@ -149,7 +150,7 @@ class SweepPoint:
         if not mixes(self.kind):
             total += INTERVALS if self.kind == "plif" else 0
             return total + (hidden * size if hidden != size else 0)
-        total += (hidden + 1) * components * size
+        total += (hidden + 1) * self.config.contexts * size
         gates = components - 1
         if self.kind == "mixtape":
             return total + gates * (size * hidden + hidden + vocab) + (vocab * size if gates else 0)
@@ -170,6 +171,7 @@ class SweepPoint:
             context_scale=self.context_scale,
             intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
             lower_components=(self.components // 2,) if self.kind == "doc" else (),
+            partitions=PARTS if self.kind == "mfs" else 1,
         )
 
     def head(self, vocab: int) -> Head:

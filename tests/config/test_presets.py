@@ -193,7 +193,10 @@ def test_the_parameters_of_a_preset(name: str) -> None:
     if kind in MIXTURES:
         expected += config.head.learn_context_scale
         lower = config.head.lower_components  # of the layers below the last, the highest first
-        expected += (hidden + 1) * (components - sum(lower)) * size
+        if layers := config.head.facet_layers:
+            expected += (hidden + sum(inputs[-2::-1][:layers]) + 1) * hidden
+            hidden *= 2
+        expected += (hidden + 1) * (config.head.contexts - sum(lower)) * size
         expected += sum((of + 1) * count * size for of, count in zip(inputs[-2::-1], lower, strict=False))
         if kind == "mixtape":
             gates, own = config.head.gate_size, config.head.gated_words or words

@@ -96,7 +96,7 @@ def test_moc_keeps_the_rank_bound_and_mos_passes_it() -> None:
     assert rank("mos") > 2 * size
     assert rank("moss") > 2 * size
     assert min(rank("sigsoftmax"), rank("sigmoid"), rank("relu")) > size + 2
-    assert min(rank("mixtape"), rank("plif"), rank("doc")) > 2 * size
+    assert min(rank("mixtape"), rank("plif"), rank("doc"), rank("mfs")) > 2 * size
     assert rank("mixtape", components=1, gate_size=None, gated_words=0) == size + 2
     assert min(rank("softmax", temperature=form) for form in ("contextual", "sigmoid")) > 2 * size
     assert rank("softmax", temperature="constant") == size + 2
@@ -246,7 +246,7 @@ def test_mos_has_the_published_number_of_parameters() -> None:
     ("settings", "message"),
     [
         ({"components": 2}, r"components = 2: a {kind} head has one; set head\.components = 1"),
-        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or doc; it is {kind}"),
+        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or mfs; it is {kind}"),
         ({"learn_context_scale": True}, "learn_context_scale belongs to head.kind = moc .*; it is {kind}"),
         ({"learn_shift": True}, "learn_shift belongs to head.kind = sigsoftmax or moss; it is {kind}"),
     ],

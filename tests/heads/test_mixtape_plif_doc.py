@@ -153,7 +153,10 @@ def test_components_of_doc_share_a_mask_where_the_authors_do(shared: bool, flat:
         ({"kind": "doc", "components": 2, "lower_components": (2,)}, "choose from 1 to 1 of"),
         ({"kind": "mos", "gate_size": 3}, r"gate_size belongs to head\.kind = mixtape; it is mos"),
         ({"kind": "softmax", "intervals": 3}, r"intervals belongs to head\.kind = plif; it is softmax"),
-        ({"kind": "moc", "prior_penalty": 0.1}, r"prior_penalty belongs to head\.kind = mos or moss or doc"),
+        (
+            {"kind": "moc", "prior_penalty": 0.1},
+            r"prior_penalty belongs to head\.kind = mos or moss or doc or mfs",
+        ),
     ],
 )
 def test_a_setting_of_another_kind_is_refused(settings: dict[str, object], message: str) -> None:

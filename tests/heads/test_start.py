@@ -21,6 +21,7 @@ STARTS: list[dict[str, Any]] = [
     {"kind": "moss", "learn_shift": True, **LINEAR},
     {"kind": "mixtape", **LINEAR},
     {"kind": "mixtape", "gated_words": 7, **LINEAR},
+    {"kind": "mfs", "partitions": 4, **LINEAR},
 ]
 
 

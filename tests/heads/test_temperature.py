@@ -9,7 +9,17 @@ from torch import Tensor
 from lm.heads.head import Head, HeadConfig, prior_penalty
 from lm.heads.loss_options import LossOptions
 from lm.heads.output_layer import words_before
-from tests.support.plain_heads import KINDS, H, N, V, example, increasing, make_head, mixed_logits
+from tests.support.plain_heads import (
+    KINDS,
+    H,
+    N,
+    V,
+    example,
+    facet_logits,
+    increasing,
+    make_head,
+    mixed_logits,
+)
 
 FORMS = ("contextual", "exponential", "additive", "sigmoid")
 
@@ -25,6 +35,8 @@ def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
     """log P with every tensor written out; τ (N, V)."""
     contexts, log_prior = head.mixer.contexts(hidden)
     logits = contexts @ head.weight.t() + head.bias
+    if head.config.kind == "mfs":
+        logits = facet_logits(head, contexts)
     if head.config.kind == "mixtape":
         logits = mixed_logits(head, hidden)[:, None]
     logits = logits / tau[:, None]

@@ -45,6 +45,7 @@ HEADS: list[dict[str, Any]] = [
     {"kind": "doc", "components": 3, "lower_components": (1,), "tied": False},
     {"kind": "mixtape", "components": 2, "tied": False, "temperature": "exponential"},
     {"kind": "plif", "tied": False, "intervals": 10},
+    {"kind": "mfs", "components": 2, "tied": True, "partitions": 3, "facet_layers": 1},
 ]
 
 

@@ -52,6 +52,7 @@ HEADS: list[dict[str, Any]] = [
     {"kind": "moss", "learn_shift": True, **PLAIN},
     {"kind": "doc", "lower_components": (1, 1), "prior_bias": True, **PLAIN},
     {"kind": "mixtape", **PLAIN},
+    {"kind": "mfs", "partitions": 3, "facet_layers": 1, **PLAIN},
 ]
 CONFIG = f"""
 [data]

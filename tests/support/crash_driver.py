@@ -42,6 +42,7 @@ HEADS: dict[str, dict[str, object]] = {
     "moss": {"components": 2, "embedding_size": 6, "learn_context_scale": True},
     "mixtape": {"components": 2, "embedding_size": 6, "gated_words": 5},
     "plif": {"intervals": 20, "temperature": "sigmoid", "temperature_rank": 3},
+    "mfs": {"components": 3, "embedding_size": 6, "partitions": 2, "facet_layers": 1},
     "doc": {"components": 3, "embedding_size": 6, "lower_components": [1], "prior_penalty": 1e-3},
 }
 TRAIN: dict[str, object] = {

@@ -11,8 +11,8 @@ from lm.heads.states import Layers, States
 
 H, V, N = 5, 13, 9
 KINDS = sorted(HEADS)
-MIXTURES = ("moc", "mos", "moss", "mixtape", "doc")
-OF_SOFTMAXES = ("mos", "moss", "doc")  # whose components are distributions
+MIXTURES = ("moc", "mos", "moss", "mixtape", "doc", "mfs")
+OF_SOFTMAXES = ("mos", "moss", "doc", "mfs")  # whose components are distributions
 LOWER = 2  # of H, where a head reads two layers
 
 
@@ -52,13 +52,14 @@ def settings_of(kind: str, components: int = 3) -> dict[str, object]:
         "mixtape": {"gate_size": 3, "gated_words": 8},
         "plif": {"intervals": 9, "interval_range": 2.5},
         "doc": {"lower_components": (1,)},
+        "mfs": {"partitions": 4, "facet_layers": 1},
     }
     return {"kind": kind, "components": components if kind in MIXTURES else 1, **own.get(kind, {})}
 
 
 def head_on(config: HeadConfig, vocab: int = V, embedding: torch.nn.Parameter | None = None) -> Head:
     """A head that reads H numbers, of one layer or of two."""
-    if not config.lower_components:
+    if not config.lower_layers:
         return Head(config, H, vocab, embedding)
     return HeadOnTwoLayers(config, H - LOWER, vocab, embedding, lower_sizes=(LOWER, 99))
 
@@ -100,6 +101,8 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
             contexts.view(len(hidden), -1, head.size) @ head.weight.t() + head.bias, "mos", None
         )
         return (normalise(head.prior(last), "mos", None)[..., None] * parts).sum(1)
+    if kind == "mfs":
+        return facets(head, hidden)
     if kind not in MIXTURES:
         state = hidden if head.projection is None else hidden @ head.projection.weight.t()
         return normalise(state @ head.weight.t() + head.bias, kind, head.shift)
@@ -113,6 +116,27 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
         return normalise(mixed @ head.weight.t() + head.bias, kind, None)
     parts = normalise(latent @ head.weight.t() + head.bias, kind, head.shift)
     return (prior[..., None] * parts).sum(1)
+
+
+def facet_logits(head: Head, contexts: Tensor) -> Tensor:
+    """Logits (N, K, V), word by word: each reads the context of its part in the first component."""
+    parts = head.config.partitions
+    columns = [
+        torch.stack((contexts[:, word % parts], *contexts[:, parts:].unbind(1)), 1) @ head.weight[word]
+        for word in range(V)
+    ]
+    return torch.stack(columns, 2) + head.bias
+
+
+def facets(head: Head, hidden: Tensor) -> Tensor:
+    """The probabilities of MFS, whose contexts read two layers."""
+    layer = head.facets.layer
+    gelu = torch.nn.functional.gelu(hidden @ layer.weight.t() + layer.bias)
+    read = torch.cat((hidden[:, :-LOWER], gelu), 1)
+    contexts = torch.tanh(head.latent(read)).view(len(hidden), -1, head.size) * head.scale
+    each = facet_logits(head, contexts).softmax(2)
+    prior = head.prior(read).softmax(1)[..., None] if head.prior is not None else 1
+    return (prior * each).sum(1)
 
 
 def increasing(head: Head, logits: Tensor) -> Tensor:
