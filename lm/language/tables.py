@@ -56,7 +56,10 @@ def dynamic_tables(result: DynamicEvaluation) -> list[Table | str]:
     about = (
         f"{numbers} ({setting.scaling}); statistics of {statistics.windows:,} windows of {statistics.source}"
     )
-    return [*tables, _likelihood(result, result.static.perplexity), about, *_notes(result)]
+    worse = result.likelihood.nll > result.static.nll
+    advice = [f"Worse than without adapting: try a --lr of {setting.lr / 5:.1g}, or --trials 20."]
+    likelihood = _likelihood(result, result.static.perplexity)
+    return [*tables, likelihood, about, *_notes(result), *(advice if worse else [])]
 
 
 def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:

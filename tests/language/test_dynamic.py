@@ -169,6 +169,15 @@ def test_learning_from_a_text_that_repeats_itself_helps() -> None:
     assert nll[-20:].mean() < nll[:20].mean() - 0.3
 
 
+@pytest.mark.parametrize("lr", [2e-4, 0.5])
+def test_a_rate_that_makes_it_worse_is_told(tmp_path: Path, lr: float) -> None:
+    result = dynamic(write_run(tmp_path / "run"), setting=DynamicSetting(lr, 0.0, streams=8))
+    worse = result.likelihood.nll > result.static.nll
+    assert worse == (lr == 0.5)
+    advice = f"Worse than without adapting: try a --lr of {lr / 5:.1g}, or --trials 20."
+    assert (advice in dynamic_tables(result)) == worse
+
+
 @pytest.mark.parametrize("setting", [ORIGINAL, DynamicSetting(3e-3, 0.1, 1e-3)])
 def test_the_past_decoder_of_training_changes_nothing(setting: DynamicSetting) -> None:
     """It is no part of a probability, so statistics, counts and means are those of a model without it."""
