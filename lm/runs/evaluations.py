@@ -187,14 +187,9 @@ def load_evaluation(
         raise DataError(
             f"{run}: has no evaluation {name} (it has: {others}); run `{program} evaluate` on it first"
         )
-    try:
-        record = read_json(path)
-    except StorageError as error:
-        raise StorageError(f"{str(error).split(';')[0]}; {again}") from error
-    if not isinstance(record, dict) or record.get("format") != EVALUATION_FORMAT:
-        raise StorageError(f"{path}: not an evaluation of ours; {again}")
-    if damaged(record):
-        raise StorageError(f"{path}: edited or damaged; {again}")
+    record = _intact_record(path, again)
+    if record.get("format") != EVALUATION_FORMAT:
+        raise StorageError(f"{visible(path)}: not an evaluation of ours; {again}")
     result, contexts = record.get("result"), record.get("contexts")
     if not isinstance(result, dict) or not isinstance(contexts, dict):
         raise StorageError(f"{path}: damaged; {again}")
@@ -221,12 +216,20 @@ def damaged_records(run: Path) -> Iterator[str]:
     """One line for each damaged evaluation of a run."""
     for path in sorted((run / EVALUATIONS).glob("*.json")):
         try:
-            record = read_json(path)
+            _intact_record(path, "evaluate again")
         except StorageError as error:
-            yield f"{str(error).split(';')[0]}; evaluate again"
-            continue
-        if not isinstance(record, dict) or damaged(record):
-            yield f"{visible(path)}: edited or damaged; evaluate again"
+            yield str(error)
+
+
+def _intact_record(path: Path, remedy: str) -> JsonObject:
+    """The record of a file; StorageError with the ``remedy`` if it is unreadable or damaged."""
+    try:
+        record = read_json(path)
+    except StorageError as error:
+        raise StorageError(f"{str(error).split(';')[0]}; {remedy}") from error
+    if not isinstance(record, dict) or damaged(record):
+        raise StorageError(f"{visible(path)}: edited or damaged; {remedy}")
+    return record
 
 
 def evaluation_names(run: Path) -> list[str]:
