@@ -213,6 +213,7 @@ def lm_cases() -> list[Case]:
         LmTraining("mixtape", "adamw"),
         LmTraining("plif", "plateau", prepared=False),
         LmTraining("doc", "nt-asgd"),
+        LmTraining("mfs", "adam"),
         LmTraining("mos", "lamb", lamb=True),
         LmTraining("mos", "muon"),
         Finetuning(),
