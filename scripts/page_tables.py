@@ -1,13 +1,16 @@
 """The tables of README.md and docs/, drawn from results/*.json by scripts/docs.py.
 
 A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
-command, seeds, machine, version of torch, date, and numbers.
+command, seeds, machine, version of torch, date, and numbers. Entries of one label with other seeds are one
+row of a table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from seed_tests import seed_tests
 from table_columns import TABLES
 from table_forms import Column, Number
 
@@ -38,6 +41,10 @@ SECOND = {
     "models": ("seeds", seeds),
 }
 
+TESTED = {  # labels of baselines by file
+    "ptb_small": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
+    "switchboard_bleu": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
+}
 LEADS = {  # heading by file
     "ptb_short": "Penn Treebank, 2,000 updates",
     "ptb_small": "12,000",
@@ -68,7 +75,11 @@ def page_tables(folder: Path) -> dict[str, str]:
         name: table(read_json(folder / f"{file}.json"), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
-    return tables | {"ptb_small, leads": leads(folder)}
+    tests = {
+        f"{file}, tests": seed_tests(read_json(folder / f"{file}.json")["entries"], baselines)
+        for file, baselines in TESTED.items()
+    }
+    return tables | tests | {"ptb_small, leads": leads(folder)}
 
 
 def leads(folder: Path) -> str:
@@ -89,7 +100,7 @@ def leads(folder: Path) -> str:
 
 def perplexities(entries: list[Any]) -> dict[str, float]:
     """Mean test perplexity by end of the preset's name, of entries without other settings."""
-    plain = (entry for entry in entries if not entry.get("settings"))
+    plain = [entry for entry in by_label(entries) if not entry.get("settings")]
     return {
         entry["config"].rpartition("small_")[2]: mean(entry["numbers"]["test_perplexity"]) for entry in plain
     }
@@ -102,12 +113,45 @@ def mean(value: Number) -> float:
     return sum(value) / len(value) if isinstance(value, list) else float(value)
 
 
+def by_label(entries: Sequence[Any]) -> list[Any]:
+    """Entries in their order, those of one label and other seeds as one."""
+    groups: list[list[Any]] = []
+    for entry in entries:
+        for group in groups:
+            known = {seed for one in group for seed in one["seeds"]}
+            if group[0]["label"] == entry["label"] and known.isdisjoint(entry["seeds"]):
+                group.append(entry)
+                break
+        else:
+            groups.append([entry])
+    return [group[0] if len(group) == 1 else over_seeds(group) for group in groups]
+
+
+def over_seeds(entries: Sequence[Any]) -> Any:
+    """Entries of single seeds as one, with the numbers that the seeds have."""
+    numbers: dict[str, Number] = {}
+    for key in dict.fromkeys(key for entry in entries for key in entry["numbers"]):
+        values = [entry["numbers"].get(key) for entry in entries]
+        numbers[key] = of_seeds([value for value in values if value is not None])
+    seeds_of_all = [seed for entry in entries for seed in entry["seeds"]]
+    return {**entries[0], "seeds": seeds_of_all, "numbers": numbers}
+
+
+def of_seeds(values: Sequence[Number]) -> Number:
+    """A number of several seeds: mean and range, the mean of each part of a score; None without a value."""
+    if len(values) < 2:
+        return values[0] if values else None
+    if isinstance(values[0], Mapping):
+        return {part: fmean(value[part] for value in values) for part in values[0]}
+    return {"mean": fmean(values), "lowest": min(values), "highest": max(values)}
+
+
 def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
     """One row an entry; headings of SECOND add a column on its config."""
     second = [SECOND[heading]] if heading in SECOND else []
     heads = [heading, *(title for title, _ in second), *(title for title, _, _ in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for entry in results["entries"]:
+    for entry in by_label(results["entries"]):
         numbers = entry["numbers"]
         cells = ["none" if numbers[key] is None else form(numbers[key]) for _, key, form in columns]
         texts = [text(entry) for _, text in second]

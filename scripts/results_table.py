@@ -9,10 +9,11 @@ results/*.json, from which scripts/docs.py draws the tables of the pages.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import reduce
@@ -24,7 +25,7 @@ from typing import Any
 
 from run_logs import errors_in_one_line, records, saved_config, validations
 
-from lm.disk.storage import read_json, write_json
+from lm.disk.storage import canonical_json, read_json, write_json
 from lm.errors import require
 from lm.runs.evaluations import load_evaluation
 
@@ -111,6 +112,7 @@ def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: 
     return {
         "label": model,
         "config": model,
+        "config_sha256": config_sha256(saved["config"]),
         "settings": settings,
         "command": f"python {' '.join(sys.argv)}",
         "seeds": [result["seed"] for result in results],
@@ -119,6 +121,12 @@ def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: 
         "date": datetime.now(UTC).date().isoformat(),
         "numbers": numbers,
     }
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Hash of a run's config without its seed, so that all seeds of a model have the same."""
+    train = {key: value for key, value in config.get("train", {}).items() if key != "seed"}
+    return hashlib.sha256(canonical_json({**config, "train": train})).hexdigest()[:16]
 
 
 def main() -> None:

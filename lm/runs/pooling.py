@@ -19,7 +19,8 @@ from lm.errors import StorageError
 from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
 
-UnitSums = Mapping[str, tuple[Floats, Floats]]  # by score the sums of the units and their sizes, each (U,)
+Sums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
+UnitSums = Mapping[str, Sums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
 _FREE = {
     "train.seed",
@@ -59,15 +60,9 @@ class _Pool(NamedTuple):
     members: Sequence[Evaluation]
     sums: Sequence[UnitSums]
 
-    def means(self, score: str) -> Floats:
-        """The score of every run, (S,)."""
-        return np.array([own[score][0].sum() / own[score][1].sum() for own in self.sums])
-
-    def resampled(self, score: str, counts: Floats) -> Floats:
-        """The mean score of resampled texts, (R,)."""
-        values = np.mean([own[score][0] for own in self.sums], 0)
-        found: Floats = counts @ values / (counts @ self.sums[0][score][1])
-        return found
+    def of(self, score: str) -> list[Sums]:
+        """The sums of a score of every run."""
+        return [own[score] for own in self.sums]
 
 
 def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Floats) -> list[PooledRuns]:
@@ -94,11 +89,11 @@ def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
     scores, p, change = dict[str, OverSeeds](), dict[str, float | None](), dict[str, Interval | None]()
     guesses = all(one.near_guessing for one in (*pool.members, *first.members))
     for score in pool.sums[0]:
-        means = pool.means(score)
+        means = _means(pool.of(score))
         scores[score] = OverSeeds(float(means.mean()), float(means.min()), float(means.max()))
         if pool is not first:
             few = counts.shape[1] < FEWEST_UNITS or min(len(pool.sums), len(first.sums)) < 2
-            tested = None if few or guesses else _welch(pool, first, score, counts)
+            tested = None if few or guesses else welch(pool.of(score), first.of(score), counts)
             p[score], change[score] = tested or (None, None)
     return PooledRuns(
         runs=[one.run for one in pool.members],
@@ -109,12 +104,15 @@ def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
     )
 
 
-def _welch(pool: _Pool, first: _Pool, score: str, counts: Floats) -> tuple[float, Interval]:
-    """P-value of the difference of two means over seeds, and its 95 % interval."""
+def welch(runs: Sequence[Sums], baseline: Sequence[Sums], counts: Floats) -> tuple[float, Interval]:
+    """P-value and 95 % interval of the difference of two mean scores, each over two or more seeds.
+
+    ``counts`` of units, (R, U), are those of :func:`lm.bootstrap.draws`.
+    """
     from scipy.special import stdtr, stdtrit  # Student's t; takes longer to load than the rest
 
-    own, base = pool.means(score), first.means(score)
-    text = float(np.var(pool.resampled(score, counts) - first.resampled(score, counts)))
+    own, base = _means(runs), _means(baseline)
+    text = float(np.var(_resampled(runs, counts) - _resampled(baseline, counts)))
     parts = [
         (float(own.var(ddof=1)) / len(own), len(own) - 1),
         (float(base.var(ddof=1)) / len(base), len(base) - 1),
@@ -127,6 +125,17 @@ def _welch(pool: _Pool, first: _Pool, score: str, counts: Floats) -> tuple[float
     half = float(stdtrit(freedom, _LEVEL)) * variance**0.5
     p = 2 * float(stdtr(freedom, -abs(difference) / variance**0.5))
     return p, Interval(difference, difference - half, difference + half)
+
+
+def _means(runs: Sequence[Sums]) -> Floats:
+    """The score of every run, (S,)."""
+    return np.array([sums.sum() / sizes.sum() for sums, sizes in runs])
+
+
+def _resampled(runs: Sequence[Sums], counts: Floats) -> Floats:
+    """The mean score of resampled texts, (R,)."""
+    found: Floats = counts @ np.mean([sums for sums, _ in runs], 0) / (counts @ runs[0][1])
+    return found
 
 
 def _experiment(evaluation: Evaluation) -> str:

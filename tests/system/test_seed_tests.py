@@ -1,0 +1,57 @@
+"""Tables of trainings with several seeds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_ind
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCKS = 20
+
+
+def entry(label: str, seed: int, nats: float, **numbers: Any) -> dict[str, Any]:
+    """A training whose blocks of the text have equal nats, so that the text is no source of noise."""
+    units = {"nats": " ".join([f"{1000 * nats:.2f}"] * BLOCKS), "tokens": " ".join(["1000"] * BLOCKS)}
+    return {"label": label, "config": label, "seeds": [seed], "units": units, "numbers": numbers}
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_test_over_seeds_is_that_of_welch() -> None:
+    from seed_tests import seed_tests
+
+    nats = {"softmax": [4.50, 4.52, 4.57], "MoS": [4.45, 4.46, 4.44], "MoC": [4.47]}
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    older = {"label": "softmax", "seeds": [9], "numbers": {}}  # without units, so it has no part in a test
+    header, _, softmax, mos = seed_tests([older, *entries], ["softmax", "MoC"]).splitlines()
+    assert header == "| head | seeds | nats ahead of softmax |"
+    assert softmax == "| softmax | 0, 1, 2 | none |"
+    expected = ttest_ind(nats["MoS"], nats["softmax"], equal_var=False)
+    low, high = expected.confidence_interval()
+    ahead = np.mean(nats["softmax"]) - np.mean(nats["MoS"])
+    p = f"{expected.pvalue:.2g}".removeprefix("0")
+    assert mos == f"| MoS | 0, 1, 2 | {ahead:.3f} ± {(high - low) / 2:.3f}, p = {p} |"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
+    from page_tables import table
+    from table_forms import fixed, precision_recall
+
+    columns = (("test ppl", "ppl", fixed(2)), ("P/R", "bleu", precision_recall), ("rank", "rank", fixed(0)))
+    entries = [
+        entry("MoS", 1, 4.5, ppl=90.0, bleu={"precision": 0.2, "recall": 0.1}, rank=130),
+        entry("MoC", 1, 4.5, ppl=88.0, bleu={"precision": 0.2, "recall": 0.1}, rank=None),
+        entry("MoS", 2, 4.5, ppl=92.0, bleu={"precision": 0.4, "recall": 0.3}),
+        entry("MoS", 1, 4.5, ppl=70.0, bleu={"precision": 0.2, "recall": 0.1}, rank=9),  # another experiment
+    ]
+    *_, mos, moc, other = table({"entries": entries}, "head", columns).splitlines()
+    assert mos == "| MoS | 91.00 (90.00–92.00) | .300/.200 | 130 |"
+    assert moc == "| MoC | 88.00 | .200/.100 | none |"
+    assert other == "| MoS | 70.00 | .200/.100 | 9 |"
