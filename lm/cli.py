@@ -262,6 +262,7 @@ def dynamic(
     temperature_search: TemperatureSearch = False,
     mc_samples: McSamples = 0,
     mc_rate: McRate = 1.0,
+    cache: Cache = None,
     checkpoint: Checkpoint = "best",
     limit: Limit = None,
     compat: Compat = None,
@@ -277,6 +278,7 @@ def dynamic(
     spare_texts(json_file, [run], data)
     on_rank_0("in dynamic evaluation, every update depends on the one before")
     from lm.language.adaptation import DYNAMIC_SETTINGS
+    from lm.language.cache import CacheSetting
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.refinements import Refinements
     from lm.language.setting_search import Draws, Grid, require_free
@@ -295,7 +297,8 @@ def dynamic(
     if search:
         require_free(search, changed)
     chosen = replace(DYNAMIC_SETTINGS[setting], **changed)
-    wanted = Refinements(temperature_search, mc_samples, mc_rate)
+    cached = None if cache is None else CacheSetting.parse(cache)
+    wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("adapting") as progress:
         result = evaluate_dynamically(run, data, checkpoint, chosen, search, wanted, limit, compat, progress)
     write_result(json_file, result, config=config)

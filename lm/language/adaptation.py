@@ -12,11 +12,11 @@ tightest cap so far persists.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from lm.arrays import Floats
 from lm.cells.layers import Layer
 from lm.errors import DataError, DivergenceError, require
+from lm.heads.states import Layers
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel
 from lm.language.scoring import no_advance
@@ -166,7 +167,44 @@ def dynamic_nll(
     """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
 
     The model's weights and mode are restored at the end, also after an error. DivergenceError if a loss is
-    not finite.
+    not finite. ``temperature`` and ``sampler`` are those of :func:`adapted_readings`.
+    """
+    losses: list[Tensor] = []
+    windows = adapted_readings(
+        trained, ids, statistics, setting, paper=paper, temperature=temperature, sampler=sampler
+    )
+    with closing(windows):
+        for window in windows:
+            losses.append(window.nll)
+            if len(losses) % _CHECKED == 0:
+                _require_finite(losses[-_CHECKED:], setting)
+            advance(len(window.targets))
+    _require_finite(losses, setting)
+    return torch.cat(losses).double().cpu().numpy()
+
+
+class AdaptedWindow(NamedTuple):
+    """States (n, 1, H) that predict the ``targets`` (n,) of a window, and their −log P (n,) in nats."""
+
+    hidden: Layers
+    targets: Tensor
+    nll: Tensor
+
+
+def adapted_readings(
+    trained: TrainedLm,
+    ids: Ids,
+    statistics: Statistics,
+    setting: DynamicSetting,
+    *,
+    paper: bool = False,
+    temperature: float = 1.0,
+    sampler: LanguageModel | None = None,
+) -> Generator[AdaptedWindow]:
+    """Yield each window of a text before the weights adapt to it.
+
+    While the caller has a window, the weights of the model are those that scored it. Closing the generator
+    restores the model's weights and mode.
 
     Args:
         temperature: divides the logits of every component, also in the loss that is learnt from.
@@ -175,7 +213,6 @@ def dynamic_nll(
     model = sampler or trained.model
     parameters: list[Tensor] = list(scoring(model).values())
     step, pull = factors(statistics, setting)
-    losses: list[Tensor] = []
     with adaptable(model, dropping=sampler is not None) as start:
         reader, tokens = trained.begin(ids, paper=paper, model=model)
         for targets in tokens.split(setting.window):
@@ -187,15 +224,10 @@ def dynamic_nll(
                 model.for_head(hidden), targets, weights, component_temperature=temperature
             )
             *gradients, nll = torch.autograd.grad(loss, [*parameters, weights])
+            yield AdaptedWindow(hidden, targets, nll)
             with torch.no_grad():
                 torch._foreach_lerp_(parameters, start, pull)
                 torch._foreach_addcmul_(parameters, gradients, step, value=-1 / count)
-            losses.append(nll)
-            if len(losses) % _CHECKED == 0:
-                _require_finite(losses[-_CHECKED:], setting)
-            advance(count)
-    _require_finite(losses, setting)
-    return torch.cat(losses).double().cpu().numpy()
 
 
 def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tensor], list[Tensor]]:

@@ -4,13 +4,15 @@
 
 The sums are over the last N words x_i before the predicted one, and h_i is the state that predicted x_i. So a
 token is scored before the cache contains it. Before the first word the cache is empty and p is the model's.
-Nothing is trained: θ and λ are chosen on the validation split, or given.
+Nothing is trained: θ and λ are chosen on the validation split, or given. In dynamic evaluation, states and
+probabilities are those of the adapted model.
 
 T tokens · N words in the cache · H hidden size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -20,10 +22,14 @@ from torch import Tensor
 
 from lm.arrays import Floats
 from lm.errors import ConfigError, DivergenceError, require
+from lm.heads.states import Layers
 from lm.language.results import CacheChoice, CacheUse, TriedCache
 from lm.language.scoring import no_advance, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+
+Reading = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
+Readings = Callable[[Ids], Generator[Reading]]
 
 _OF_SHORT_STATES = (7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0)  # an activation penalty shortens states
 THETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, *_OF_SHORT_STATES)
@@ -86,14 +92,13 @@ class CacheScores:
 
 def cache_scores(
     trained: TrainedLm,
-    ids: Ids,
+    readings: Iterable[Reading],
     size: int,
     thetas: Sequence[float],
     *,
-    paper: bool = False,
     advance: Callable[[int], None] = no_advance,
 ) -> CacheScores:
-    """Score a text with a cache of ``size`` words. Memory for the cache is O(N·H).
+    """Score the windows of a text with a cache of ``size`` words. Memory for the cache is O(N·H).
 
     DivergenceError if the probabilities of a token do not sum to one over the vocabulary.
     """
@@ -101,11 +106,11 @@ def cache_scores(
     model, cache = [np.empty(0)], [np.empty((len(thetas), 0))]
     keys = torch.empty(0, head.hidden_size, dtype=torch.float64, device=trained.device)
     words = torch.empty(0, dtype=torch.long, device=trained.device)
-    for hidden, targets in trained.readings(ids, paper=paper):
+    for hidden, targets in readings:
         with torch.no_grad():
             log_probs = head.log_probs(hidden)[:, 0].double()
         _require_sums(log_probs.exp().sum(1))
-        states = hidden.last[:, 0].double()
+        states = hidden.last[:, 0].detach().double()
         keys, words = torch.cat((keys, states)), torch.cat((words, targets))
         rows = max(1, _BLOCK // len(keys))
         new = range(len(keys) - len(states), len(keys))
@@ -151,23 +156,27 @@ def cached_nll(
     trained: TrainedLm,
     ids: Ids,
     setting: CacheSetting,
-    *,
-    paper: bool = False,
+    readings: Readings,
     advance: Callable[[int], None] = no_advance,
 ) -> tuple[CacheUse, Floats]:
-    """The setting, with its search if it leaves θ and λ open, and −log P of every token in nats."""
+    """The setting, with its search if it leaves θ and λ open, and −log P of every token in nats.
+
+    ``readings`` returns the windows of a text by the static or adapted model.
+    """
     if setting.theta is None or setting.share is None:
-        choice = search_cache(trained, setting.size, paper=paper)
+        choice = search_cache(trained, setting.size, readings)
     else:
         choice = CacheChoice(setting.theta, setting.share)
-    scores = cache_scores(trained, ids, setting.size, [choice.theta], paper=paper, advance=advance)
+    with closing(readings(ids)) as windows:
+        scores = cache_scores(trained, windows, setting.size, [choice.theta], advance=advance)
     return CacheUse(setting.size, choice), scores.nll(0, choice.share)
 
 
-def search_cache(trained: TrainedLm, size: int, *, paper: bool = False) -> CacheChoice:
+def search_cache(trained: TrainedLm, size: int, readings: Readings) -> CacheChoice:
     """The best θ and λ of the grid on the first tokens of the run's own validation split, in one pass."""
     source, ids = searched_text(trained)
-    scores = cache_scores(trained, ids, size, THETAS, paper=paper)
+    with closing(readings(ids)) as windows:
+        scores = cache_scores(trained, windows, size, THETAS)
     tokens = len(scores.model)
     searched = [  # the best λ of every θ
         min(

@@ -6,8 +6,8 @@ for other weights or texts.
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,12 @@ from lm.language.adaptation import (
     STREAMS,
     DynamicSetting,
     Statistics,
+    adapted_readings,
     dynamic_nll,
     gather,
     scoring,
 )
+from lm.language.cache import Reading, cached_nll
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
     NONE,
@@ -41,6 +43,7 @@ from lm.language.results import Compat, Likelihood, LmEvaluation
 from lm.language.scoring import token_nll
 from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
+from lm.language.windows import Ids
 from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import keep, loaded, require_keepable, slug
@@ -93,7 +96,8 @@ def dynamic(
         search: choose a setting on the run's validation split first. ``data`` is evaluated once, with the
             best.
         wanted: refinements to report, as in Melis et al. (2020). The temperature is that of static
-            evaluation. Each pass with dropout adapts a model of its own.
+            evaluation. Each pass with dropout adapts a model of its own. A cache has the states of the
+            adapted model.
         progress: called with the progress of each part: of the statistics and of every text.
 
     Raises:
@@ -125,9 +129,13 @@ def dynamic(
         return adapted(temperature=temperature, sampler=model)
 
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
+    refinements = refined(trained, wanted, sampler, scores, paper=paper)
+    if wanted.cache:
+        readings = partial(_readings, trained, statistics, setting, paper)
+        refinements["cache"] = cached_nll(trained, text.ids, wanted.cache, readings, advance)
     found = Measures.of(
         scores(),
-        refined(trained, wanted, sampler, scores, paper=paper),
+        refinements,
         lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
     )
     parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]
@@ -148,6 +156,16 @@ def dynamic(
         name=".".join(parts) + wanted.name + (".paper" if paper else ""),
     )
     return keep(run, result, found.contexts)
+
+
+def _readings(
+    trained: TrainedLm, statistics: Statistics, setting: DynamicSetting, paper: bool, ids: Ids
+) -> Generator[Reading]:
+    """Yield states and tokens of each window of a text by the model that adapts to it."""
+    windows = adapted_readings(trained, ids, statistics, setting, paper=paper)
+    with closing(windows):
+        for window in windows:
+            yield window.hidden, window.targets
 
 
 @contextmanager

@@ -179,7 +179,9 @@ def _measured(
         nll = math.log(1 + len(each)) - np.logaddexp.reduce([-nll, *(-other for other in each)])
     found = refined(trained, wanted, sampler, scores, paper=paper)
     if wanted.cache:
-        found["cache"] = cached_nll(trained, text.ids, wanted.cache, paper=paper, advance=advance)
+        found["cache"] = cached_nll(
+            trained, text.ids, wanted.cache, partial(trained.readings, paper=paper), advance
+        )
     return Measures.of(nll, found, lambda nll: likelihood(nll, trained, text))
 
 

@@ -40,7 +40,7 @@ class Refinements(NamedTuple):
     ``temperature_search`` adds the result at the best temperature on validation. ``mc_samples`` adds the
     result of mean probabilities over this number of passes with dropout, at rates times ``mc_rate``. With
     both, the passes are also scored at their own best temperature on validation. ``cache`` adds the result
-    with a continuous cache, which only static evaluation has.
+    with a continuous cache.
     """
 
     temperature_search: bool = False

@@ -8,7 +8,7 @@ matrix products.
 import copy
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -116,7 +116,7 @@ class TrainedLm:
         model: LanguageModel | None = None,
         window: int = READ_LENGTH,
         only: range = WINDOWS,
-    ) -> Iterator[tuple[Layers, Tensor]]:
+    ) -> Generator[tuple[Layers, Tensor]]:
         """Yield the hidden states (n, 1, H) of each window and the tokens (n,) to predict from them.
 
         ``paper``, ``model`` and DataError: see :meth:`begin`. ``only``: see :meth:`Reader.readings`.

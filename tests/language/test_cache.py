@@ -12,7 +12,8 @@ import torch
 
 from lm.cli import main
 from lm.errors import ConfigError, DivergenceError
-from lm.language.cache import SHARES, THETAS, CacheSetting, cache_scores, search_cache
+from lm.language.adaptation import DynamicSetting, Statistics, adapted_readings, dynamic_nll, gather
+from lm.language.cache import SHARES, THETAS, CacheScores, CacheSetting, cache_scores, search_cache
 from lm.language.corpus import load_split
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
@@ -52,14 +53,14 @@ def test_every_token_has_the_probability_of_the_formula(head: dict[str, Any], si
     ids = ids_of(trained, count)
     whole = by_hand(trained, ids, size, 0.4, 0.3)
     np.testing.assert_allclose(whole.sum(1), 1, rtol=1e-12)
-    found = cache_scores(trained, ids, size, [0.0, 0.4]).nll(1, 0.3)
+    found = cache_scores(trained, trained.readings(ids), size, [0.0, 0.4]).nll(1, 0.3)
     np.testing.assert_allclose(found, -np.log(whole[np.arange(count), ids]), rtol=1e-9)
 
 
 def test_without_a_share_it_is_the_model() -> None:
     trained = tiny_lm(dropout=0.0)
     ids = ids_of(trained, 50)
-    scores = cache_scores(trained, ids, 10, [0.3])
+    scores = cache_scores(trained, trained.readings(ids), 10, [0.3])
     np.testing.assert_allclose(scores.nll(0, 0.0), token_nll(trained, ids), rtol=1e-12)
 
 
@@ -69,7 +70,7 @@ def test_a_token_is_scored_before_the_cache_contains_it() -> None:
     ids = ids_of(trained, 60)
     other = ids.copy()
     other[30:] = other[30:][::-1]
-    both = [cache_scores(trained, each, 20, [0.5]).nll(0, 0.4) for each in (ids, other)]
+    both = [cache_scores(trained, trained.readings(each), 20, [0.5]).nll(0, 0.4) for each in (ids, other)]
     np.testing.assert_array_equal(both[0][:30], both[1][:30])
     assert (both[0][30:] != both[1][30:]).any()
 
@@ -78,7 +79,7 @@ def test_before_its_first_word_the_cache_knows_nothing() -> None:
     """The log-probabilities of words outside of the cache are −∞ exactly, for every θ."""
     trained = tiny_lm(dropout=0.0)
     ids = ids_of(trained, 50)
-    found = cache_scores(trained, ids, 3, [0.0, 0.7]).cache
+    found = cache_scores(trained, trained.readings(ids), 3, [0.0, 0.7]).cache
     known = [ids[place] in ids[max(0, place - 3) : place] for place in range(len(ids))]
     assert 0 < sum(known) < len(ids)
     np.testing.assert_array_equal(np.isfinite(found), [known] * 2)
@@ -90,7 +91,7 @@ def test_memory_and_result_do_not_depend_on_blocks_and_the_number_of_thetas(
 ) -> None:
     trained = tiny_lm(dropout=0.0)
     ids = ids_of(trained, 270)
-    whole = cache_scores(trained, ids, 200, [0.3]).cache
+    whole = cache_scores(trained, trained.readings(ids), 200, [0.3]).cache
     largest = 0
     multiply = torch.Tensor.__matmul__
 
@@ -102,7 +103,7 @@ def test_memory_and_result_do_not_depend_on_blocks_and_the_number_of_thetas(
 
     monkeypatch.setattr("lm.language.cache._BLOCK", 1000)
     monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
-    found = cache_scores(trained, ids, 200, [0.1, 0.3, 0.5]).cache
+    found = cache_scores(trained, trained.readings(ids), 200, [0.1, 0.3, 0.5]).cache
     np.testing.assert_allclose(found[1], whole[0], rtol=1e-12)
     assert 0 < largest <= 1000
 
@@ -112,14 +113,14 @@ def test_probabilities_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.Mo
     honest = trained.model.head.log_probs
     monkeypatch.setattr(trained.model.head, "log_probs", lambda hidden: honest(hidden) + 0.001)
     with pytest.raises(DivergenceError, match=r"sum to 1\.001"):
-        cache_scores(trained, ids_of(trained, 9), 4, [0.1])
+        cache_scores(trained, trained.readings(ids_of(trained, 9)), 4, [0.1])
 
 
 def test_the_search_finds_the_best_of_its_grid(tmp_path: Path) -> None:
     trained = TrainedLm.load(write_run(tmp_path / "run"))
-    found = search_cache(trained, 30)
+    found = search_cache(trained, 30, trained.readings)
     ids = load_split(trained.config.data.valid, trained.codec).ids()
-    scores = cache_scores(trained, ids, 30, THETAS)
+    scores = cache_scores(trained, trained.readings(ids), 30, THETAS)
     means = {
         (theta, share): scores.nll(place, share).mean()
         for place, theta in enumerate(THETAS)
@@ -147,6 +148,42 @@ def test_the_command_keeps_the_result_beside_the_static_one(
     assert again["perplexity"] == result["cache"]["perplexity"]
     kept = json.loads(Path("a/evaluation/test.cache-50.json").read_text())
     assert sum(kept["contexts"]["cache"]) == pytest.approx(result["cache"]["nll"] * result["cache"]["tokens"])
+
+
+def test_in_dynamic_evaluation_the_cache_has_the_adapted_model() -> None:
+    trained = tiny_lm(dropout=0.0)
+    ids = ids_of(trained, 61)
+    statistics = Statistics.empty(trained.model, 2)
+    gather(trained, [ids], statistics)
+    still, mild = DynamicSetting(0.0, 0.0), DynamicSetting(1e-2, 1e-3)
+
+    def scores(setting: DynamicSetting, text: np.ndarray = ids) -> CacheScores:
+        windows = adapted_readings(trained, text, statistics, setting)
+        return cache_scores(trained, ((one.hidden, one.targets) for one in windows), 20, [0.5])
+
+    static = cache_scores(trained, trained.readings(ids), 20, [0.5])
+    np.testing.assert_allclose(scores(still).nll(0, 0.3), static.nll(0, 0.3), rtol=1e-9)
+    adapted = scores(mild)
+    np.testing.assert_allclose(-adapted.model, dynamic_nll(trained, ids, statistics, mild), rtol=1e-9)
+    assert not np.allclose(adapted.cache[0, 10:], static.cache[0, 10:])
+    begun = scores(mild, ids[:23]).nll(0, 0.3)
+    np.testing.assert_allclose(adapted.nll(0, 0.3)[:23], begun, rtol=1e-9)
+
+
+@pytest.mark.parametrize("cache", ["50", "50,0.5,0.1"])
+def test_lm_dynamic_reports_a_cache_and_restores_the_weights(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    assert ending(main, "dynamic", "a", "--lr", "1e-3", "--json", "plain.json")[::2] == (0, "")
+    code, out, err = ending(main, "dynamic", "a", "--lr", "1e-3", "--cache", cache, "--json", "cached.json")
+    assert (code, err) == (0, "")
+    assert "perplexity, continuous cache" in out
+    plain, cached = (json.loads(Path(name).read_text()) for name in ("plain.json", "cached.json"))
+    assert cached["perplexity"] == plain["perplexity"]
+    assert cached["static"]["perplexity"] == plain["static"]["perplexity"]
+    assert cached["cache"]["perplexity"] != plain["perplexity"]
 
 
 @pytest.mark.parametrize(
