@@ -153,36 +153,6 @@ def gather(
                 commit()
 
 
-def dynamic_nll(
-    trained: TrainedLm,
-    ids: Ids,
-    statistics: Statistics,
-    setting: DynamicSetting,
-    *,
-    paper: bool = False,
-    temperature: float = 1.0,
-    sampler: LanguageModel | None = None,
-    advance: Callable[[int], None] = no_advance,
-) -> Floats:
-    """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
-
-    The model's weights and mode are restored at the end, also after an error. DivergenceError if a loss is
-    not finite. ``temperature`` and ``sampler`` are those of :func:`adapted_readings`.
-    """
-    losses: list[Tensor] = []
-    windows = adapted_readings(
-        trained, ids, statistics, setting, paper=paper, temperature=temperature, sampler=sampler
-    )
-    with closing(windows):
-        for window in windows:
-            losses.append(window.nll)
-            if len(losses) % _CHECKED == 0:
-                _require_finite(losses[-_CHECKED:], setting)
-            advance(len(window.targets))
-    _require_finite(losses, setting)
-    return torch.cat(losses).double().cpu().numpy()
-
-
 class AdaptedWindow(NamedTuple):
     """States (n, 1, H) that predict the ``targets`` (n,) of a window, and their −log P (n,) in nats."""
 
@@ -191,43 +161,64 @@ class AdaptedWindow(NamedTuple):
     nll: Tensor
 
 
-def adapted_readings(
-    trained: TrainedLm,
-    ids: Ids,
-    statistics: Statistics,
-    setting: DynamicSetting,
-    *,
-    paper: bool = False,
-    temperature: float = 1.0,
-    sampler: LanguageModel | None = None,
-) -> Generator[AdaptedWindow]:
-    """Yield each window of a text before the weights adapt to it.
+@dataclass(frozen=True)
+class Adaptation:
+    """Dynamic evaluation of a model. Its weights and mode are restored after each text, also after an error.
 
-    While the caller has a window, the weights of the model are those that scored it. Closing the generator
-    restores the model's weights and mode.
-
-    Args:
-        temperature: divides the logits of every component, also in the loss that is learnt from.
-        sampler: a model with active dropout that is adapted instead of the trained model.
+    ``temperature`` divides the logits of every component, also in the loss that is learnt from. ``sampler``
+    is a model with active dropout that is adapted instead of the trained model. In the authors' code
+    (``paper``) the first token is read but not predicted.
     """
-    model = sampler or trained.model
-    parameters: list[Tensor] = list(scoring(model).values())
-    step, pull = factors(statistics, setting)
-    with adaptable(model, dropping=sampler is not None) as start:
-        reader, tokens = trained.begin(ids, paper=paper, model=model)
-        for targets in tokens.split(setting.window):
-            hidden, count = reader.read(targets), len(targets)
-            weights = hidden.last.new_ones(
-                count, requires_grad=True
-            )  # the gradient at one is its token's nll
-            loss = model.head.loss(
-                model.for_head(hidden), targets, weights, component_temperature=temperature
-            )
-            *gradients, nll = torch.autograd.grad(loss, [*parameters, weights])
-            yield AdaptedWindow(hidden, targets, nll)
-            with torch.no_grad():
-                torch._foreach_lerp_(parameters, start, pull)
-                torch._foreach_addcmul_(parameters, gradients, step, value=-1 / count)
+
+    trained: TrainedLm
+    statistics: Statistics
+    setting: DynamicSetting
+    paper: bool = False
+    temperature: float = 1.0
+    sampler: LanguageModel | None = None
+
+    def nll(self, ids: Ids, advance: Callable[[int], None] = no_advance) -> Floats:
+        """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
+
+        DivergenceError if a loss is not finite.
+        """
+        losses: list[Tensor] = []
+        with closing(self.windows(ids)) as windows:
+            for window in windows:
+                losses.append(window.nll)
+                if len(losses) % _CHECKED == 0:
+                    _require_finite(losses[-_CHECKED:], self.setting)
+                advance(len(window.targets))
+        _require_finite(losses, self.setting)
+        return torch.cat(losses).double().cpu().numpy()
+
+    def readings(self, ids: Ids) -> Generator[tuple[Layers, Tensor]]:
+        """Yield states and targets of each window, as :meth:`TrainedLm.readings` does of a fixed model."""
+        with closing(self.windows(ids)) as windows:
+            for window in windows:
+                yield window.hidden, window.targets
+
+    def windows(self, ids: Ids) -> Generator[AdaptedWindow]:
+        """Yield each window of a text before the weights adapt to it.
+
+        While the caller has a window, the weights of the model are those that scored it.
+        """
+        model = self.sampler or self.trained.model
+        parameters: list[Tensor] = list(scoring(model).values())
+        step, pull = factors(self.statistics, self.setting)
+        with adaptable(model, dropping=self.sampler is not None) as start:
+            reader, tokens = self.trained.begin(ids, paper=self.paper, model=model)
+            for targets in tokens.split(self.setting.window):
+                hidden, count = reader.read(targets), len(targets)
+                weights = hidden.last.new_ones(count, requires_grad=True)  # the gradient at one is the nll
+                loss = model.head.loss(
+                    model.for_head(hidden), targets, weights, component_temperature=self.temperature
+                )
+                *gradients, nll = torch.autograd.grad(loss, [*parameters, weights])
+                yield AdaptedWindow(hidden, targets, nll)
+                with torch.no_grad():
+                    torch._foreach_lerp_(parameters, start, pull)
+                    torch._foreach_addcmul_(parameters, gradients, step, value=-1 / count)
 
 
 def factors(statistics: Statistics, setting: DynamicSetting) -> tuple[list[Tensor], list[Tensor]]:

@@ -6,10 +6,9 @@ for other weights or texts.
 """
 
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +20,13 @@ from lm.language.adaptation import (
     ADAPT_LENGTH,
     DYNAMIC_SETTINGS,
     STREAMS,
+    Adaptation,
     DynamicSetting,
     Statistics,
-    adapted_readings,
-    dynamic_nll,
     gather,
     scoring,
 )
-from lm.language.cache import Reading, cached_nll
+from lm.language.cache import cached_nll
 from lm.language.corpus import load_split
 from lm.language.evaluate import (
     NONE,
@@ -43,7 +41,6 @@ from lm.language.results import Compat, Likelihood, LmEvaluation
 from lm.language.scoring import token_nll
 from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
-from lm.language.windows import Ids
 from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import keep, loaded, require_keepable, slug
@@ -123,16 +120,15 @@ def dynamic(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )
     advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
-    adapted = partial(dynamic_nll, trained, text.ids, statistics, setting, paper=paper, advance=advance)
+    adapted = Adaptation(trained, statistics, setting, paper)
 
     def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
-        return adapted(temperature=temperature, sampler=model)
+        return replace(adapted, sampler=model, temperature=temperature).nll(text.ids, advance)
 
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
     refinements = refined(trained, wanted, sampler, scores, paper=paper)
     if wanted.cache:
-        readings = partial(_readings, trained, statistics, setting, paper)
-        refinements["cache"] = cached_nll(trained, text.ids, wanted.cache, readings, advance)
+        refinements["cache"] = cached_nll(trained, text.ids, wanted.cache, adapted.readings, advance)
     found = Measures.of(
         scores(),
         refinements,
@@ -156,16 +152,6 @@ def dynamic(
         name=".".join(parts) + wanted.name + (".paper" if paper else ""),
     )
     return keep(run, result, found.contexts)
-
-
-def _readings(
-    trained: TrainedLm, statistics: Statistics, setting: DynamicSetting, paper: bool, ids: Ids
-) -> Generator[Reading]:
-    """Yield states and tokens of each window of a text by the model that adapts to it."""
-    windows = adapted_readings(trained, ids, statistics, setting, paper=paper)
-    with closing(windows):
-        for window in windows:
-            yield window.hidden, window.targets
 
 
 @contextmanager

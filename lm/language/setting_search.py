@@ -19,9 +19,9 @@ from lm.language.adaptation import (
     GRID_LR,
     RANGES,
     STREAMS,
+    Adaptation,
     DynamicSetting,
     Statistics,
-    dynamic_nll,
 )
 from lm.language.evaluate import Text, likelihood
 from lm.language.results import Likelihood
@@ -160,7 +160,7 @@ def choose(
         setting = search.propose(base, tried)
         found: Likelihood | None = None
         with suppress(DivergenceError):
-            nll = dynamic_nll(trained, valid.ids, statistics, setting, paper=paper, advance=steps.advance)
+            nll = Adaptation(trained, statistics, setting, paper).nll(valid.ids, steps.advance)
             found = likelihood(nll, trained, valid, len(nll))
         loss, ppl = (found.nll, found.perplexity) if found else (None, None)
         tried.append(TriedSetting(setting.lr, setting.decay, setting.eps, loss, ppl))

@@ -12,7 +12,7 @@ import torch
 
 from lm.cli import main
 from lm.errors import ConfigError, DivergenceError
-from lm.language.adaptation import DynamicSetting, Statistics, adapted_readings, dynamic_nll, gather
+from lm.language.adaptation import Adaptation, DynamicSetting, Statistics, gather
 from lm.language.cache import SHARES, THETAS, CacheScores, CacheSetting, cache_scores, search_cache
 from lm.language.corpus import load_split
 from lm.language.scoring import token_nll
@@ -158,13 +158,13 @@ def test_in_dynamic_evaluation_the_cache_has_the_adapted_model() -> None:
     still, mild = DynamicSetting(0.0, 0.0), DynamicSetting(1e-2, 1e-3)
 
     def scores(setting: DynamicSetting, text: np.ndarray = ids) -> CacheScores:
-        windows = adapted_readings(trained, text, statistics, setting)
+        windows = Adaptation(trained, statistics, setting).windows(text)
         return cache_scores(trained, ((one.hidden, one.targets) for one in windows), 20, [0.5])
 
     static = cache_scores(trained, trained.readings(ids), 20, [0.5])
     np.testing.assert_allclose(scores(still).nll(0, 0.3), static.nll(0, 0.3), rtol=1e-9)
     adapted = scores(mild)
-    np.testing.assert_allclose(-adapted.model, dynamic_nll(trained, ids, statistics, mild), rtol=1e-9)
+    np.testing.assert_allclose(-adapted.model, Adaptation(trained, statistics, mild).nll(ids), rtol=1e-9)
     assert not np.allclose(adapted.cache[0, 10:], static.cache[0, 10:])
     begun = scores(mild, ids[:23]).nll(0, 0.3)
     np.testing.assert_allclose(adapted.nll(0, 0.3)[:23], begun, rtol=1e-9)

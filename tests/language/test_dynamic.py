@@ -16,10 +16,10 @@ from lm.language.adaptation import (
     DYNAMIC_SETTINGS,
     GRID_DECAY,
     GRID_LR,
+    Adaptation,
     DynamicSetting,
     Statistics,
     adaptable,
-    dynamic_nll,
     factors,
     gather,
 )
@@ -117,10 +117,10 @@ def test_the_trajectory_is_the_published_one(head: dict[str, Any], setting: Dyna
         expected, _, count = as_published(trained, train, ids, setting, streams=8)
     statistics = statistics_of(trained)
     assert statistics.windows == count == 10
-    np.testing.assert_allclose(dynamic_nll(trained, ids, statistics, setting), expected, atol=1e-9)
+    np.testing.assert_allclose(Adaptation(trained, statistics, setting).nll(ids), expected, atol=1e-9)
     converted = setting.normalised(count, len(list(trained.model.parameters())))
     assert converted.scaling == ("elements" if setting.scaling == "elements" else "normalised")
-    np.testing.assert_allclose(dynamic_nll(trained, ids, statistics, converted), expected, atol=1e-9)
+    np.testing.assert_allclose(Adaptation(trained, statistics, converted).nll(ids), expected, atol=1e-9)
     assert np.abs(np.array(expected) - token_nll(trained, ids)).max() > 0.05, "nothing was learnt"
 
 
@@ -145,27 +145,27 @@ def test_learning_nothing_is_static_evaluation(cell: dict[str, Any], paper: bool
     trained = tiny_lm(cell=cell, **HEADS[1])
     ids = ids_of(trained, 58)
     statistics = statistics_of(trained, paper=paper)
-    nll = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0), paper=paper)
+    nll = Adaptation(trained, statistics, DynamicSetting(0, 0), paper=paper).nll(ids)
     np.testing.assert_allclose(nll, token_nll(trained, ids, paper=paper), atol=1e-12)
-    pulled = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0.5), paper=paper)
+    pulled = Adaptation(trained, statistics, DynamicSetting(0, 0.5), paper=paper).nll(ids)
     assert pulled.tolist() == nll.tolist(), "weights that never moved have nowhere to go back to"
 
 
 def test_a_window_is_scored_before_it_is_learnt_from() -> None:
     trained = tiny_lm()
     ids = ids_of(trained, 40)
-    nll = dynamic_nll(trained, ids, statistics_of(trained), DynamicSetting(1e-2, 1e-3))
+    nll = Adaptation(trained, statistics_of(trained), DynamicSetting(1e-2, 1e-3)).nll(ids)
     static = token_nll(trained, ids)
     np.testing.assert_allclose(nll[:5], static[:5], atol=1e-12)
     assert np.abs(nll[5:10] - static[5:10]).max() > 1e-4
-    again = dynamic_nll(trained, ids[:23], statistics_of(trained), DynamicSetting(1e-2, 1e-3))
+    again = Adaptation(trained, statistics_of(trained), DynamicSetting(1e-2, 1e-3)).nll(ids[:23])
     np.testing.assert_allclose(again, nll[:23], atol=1e-12, err_msg="the future is not seen")
 
 
 def test_learning_from_a_text_that_repeats_itself_helps() -> None:
     trained = tiny_lm(**HEADS[1])
     ids = np.tile(ids_of(trained, 20), 20)
-    nll = dynamic_nll(trained, ids, statistics_of(trained), DynamicSetting(5e-3, 1e-3, 1e-3))
+    nll = Adaptation(trained, statistics_of(trained), DynamicSetting(5e-3, 1e-3, 1e-3)).nll(ids)
     assert nll[-20:].mean() < nll[:20].mean() - 0.3
 
 
@@ -187,8 +187,8 @@ def test_the_past_decoder_of_training_changes_nothing(setting: DynamicSetting) -
     assert [*statistics.squares] == [name for name, _ in plain.model.named_parameters()]
     assert all(torch.equal(statistics.squares[name], squares) for name, squares in expected.squares.items())
     before, ids = weights(trained), ids_of(trained, 50)
-    nll = dynamic_nll(trained, ids, statistics, setting)
-    assert np.array_equal(nll, dynamic_nll(plain, ids, expected, setting))
+    nll = Adaptation(trained, statistics, setting).nll(ids)
+    assert np.array_equal(nll, Adaptation(plain, expected, setting).nll(ids))
     assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
 
 
@@ -211,12 +211,12 @@ def test_weights_and_modes_are_restored_also_when_interrupted() -> None:
             raise Interrupted("stop")
 
     with pytest.raises(Interrupted):
-        dynamic_nll(trained, ids, statistics, DynamicSetting(1e-2, 1e-3), advance=interrupt)
+        Adaptation(trained, statistics, DynamicSetting(1e-2, 1e-3)).nll(ids, interrupt)
     assert moved[0] == 0, "the first window is scored by the trained weights"
     assert moved[2] > 1e-4
     with pytest.raises(DivergenceError, match="--lr"):
-        dynamic_nll(trained, ids, statistics, DynamicSetting(1e308, 0))
-    dynamic_nll(trained, ids, statistics, DynamicSetting(1e-2, 1e-3))
+        Adaptation(trained, statistics, DynamicSetting(1e308, 0)).nll(ids)
+    Adaptation(trained, statistics, DynamicSetting(1e-2, 1e-3)).nll(ids)
     assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
     assert not any(module.training for module in trained.model.modules())
     layers = [layer for layer in trained.model.layers if isinstance(layer, WeightDropLSTM)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, DivergenceError
-from lm.language.adaptation import DYNAMIC_SETTINGS, RANGES, DynamicSetting, Statistics, dynamic_nll, gather
+from lm.language.adaptation import DYNAMIC_SETTINGS, RANGES, Adaptation, DynamicSetting, Statistics, gather
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
@@ -35,9 +35,9 @@ def statistics_of(trained: TrainedLm) -> Statistics:
 def test_a_temperature_is_in_the_loss_that_is_learnt_from(head: dict[str, object]) -> None:
     trained = tiny_lm(**head)
     statistics, ids, temperature = statistics_of(trained), ids_of(trained, 23), 1.25
-    plain = dynamic_nll(trained, ids, statistics, DynamicSetting(0, 0), temperature=temperature)
+    plain = Adaptation(trained, statistics, DynamicSetting(0, 0), temperature=temperature).nll(ids)
     np.testing.assert_allclose(plain, token_nll(trained, ids, temperature=temperature), atol=1e-9)
-    nll = dynamic_nll(trained, ids, statistics, MILD, temperature=temperature)
+    nll = Adaptation(trained, statistics, MILD, temperature=temperature).nll(ids)
     np.testing.assert_allclose(nll[:5], plain[:5], atol=1e-9)
     hidden, targets = next(iter(trained.readings(ids, window=5)))
     bias = trained.model.head.bias
@@ -47,7 +47,7 @@ def test_a_temperature_is_in_the_loss_that_is_learnt_from(head: dict[str, object
     loss = trained.model.head.loss(hidden, targets, component_temperature=temperature)
     (found,) = torch.autograd.grad(loss, bias)
     torch.testing.assert_close(found, wanted)
-    assert not np.allclose(nll[5:], dynamic_nll(trained, ids, statistics, MILD)[5:], atol=1e-6)
+    assert not np.allclose(nll[5:], Adaptation(trained, statistics, MILD).nll(ids)[5:], atol=1e-6)
 
 
 def test_passes_with_dropout_adapt_each_on_its_own() -> None:
@@ -56,13 +56,13 @@ def test_passes_with_dropout_adapt_each_on_its_own() -> None:
     before = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
     none, some = (with_dropout(trained.model, rate) for rate in (0.0, 0.9))
     kept = {name: tensor.clone() for name, tensor in some.state_dict().items()}
-    still = dynamic_nll(trained, ids, statistics, MILD, sampler=none)
-    np.testing.assert_allclose(still, dynamic_nll(trained, ids, statistics, MILD), atol=1e-9)
+    still = Adaptation(trained, statistics, MILD, sampler=none).nll(ids)
+    np.testing.assert_allclose(still, Adaptation(trained, statistics, MILD).nll(ids), atol=1e-9)
     torch.manual_seed(3)
-    first = dynamic_nll(trained, ids, statistics, MILD, sampler=some)
-    second = dynamic_nll(trained, ids, statistics, MILD, sampler=some)
+    first = Adaptation(trained, statistics, MILD, sampler=some).nll(ids)
+    second = Adaptation(trained, statistics, MILD, sampler=some).nll(ids)
     torch.manual_seed(3)
-    assert np.array_equal(first, dynamic_nll(trained, ids, statistics, MILD, sampler=some))
+    assert np.array_equal(first, Adaptation(trained, statistics, MILD, sampler=some).nll(ids))
     assert not np.allclose(first, second), "masks are drawn anew"
     assert some.training, "the sampler goes on dropping"
     for model, weights in ((trained.model, before), (some, kept)):

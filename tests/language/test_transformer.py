@@ -14,7 +14,7 @@ from lm.engine.events import no_report
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.registry import HEADS
-from lm.language.adaptation import DynamicSetting, Statistics, dynamic_nll, gather
+from lm.language.adaptation import Adaptation, DynamicSetting, Statistics, gather
 from lm.language.config import LmConfig, ModelConfig
 from lm.language.describe import describe
 from lm.language.generate import GenerateOptions, generate
@@ -153,8 +153,10 @@ def test_dynamic_evaluation_of_rate_zero_is_static_and_of_another_is_not() -> No
     statistics = Statistics.empty(trained.model, 4)
     gather(trained, [ids_of(trained, 200, seed=1)], statistics)
     static = token_nll(trained, ids)
-    assert dynamic_nll(trained, ids, statistics, DynamicSetting(0.0, 0.0)) == pytest.approx(static, rel=1e-9)
-    assert not np.allclose(dynamic_nll(trained, ids, statistics, DynamicSetting(1e-3, 0.0)), static)
+    assert Adaptation(trained, statistics, DynamicSetting(0.0, 0.0)).nll(ids) == pytest.approx(
+        static, rel=1e-9
+    )
+    assert not np.allclose(Adaptation(trained, statistics, DynamicSetting(1e-3, 0.0)).nll(ids), static)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trained.model.state_dict().items())
 
 
