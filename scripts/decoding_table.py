@@ -39,7 +39,7 @@ def numbers(result: Result) -> dict[str, Any]:
         "inter_distinct_1": result["inter_distinct_1"],
         "inter_distinct_2": result["inter_distinct_2"],
         "mean_length": result["mean_length"],
-        "same_answer_percent": 100 * result["most_common_share"],
+        "same_answer": result["most_common_share"],
     }
 
 

@@ -1,16 +1,15 @@
 """The tables of README.md and docs/, drawn from results/*.json by scripts/docs.py.
 
 A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
-command, seeds, machine, version of torch, date, and numbers. Entries of one label with other seeds are one
-row of a table.
+command, seeds, machine, version of torch, date, and numbers. Newer ones have the hash of the config, and
+those of scripts/train_table.py the nats of the units of the text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from seed_tests import seed_tests
+from seed_tables import by_label, seed_tests
 from table_columns import TABLES
 from table_forms import Column, Number
 
@@ -113,47 +112,15 @@ def mean(value: Number) -> float:
     return sum(value) / len(value) if isinstance(value, list) else float(value)
 
 
-def by_label(entries: Sequence[Any]) -> list[Any]:
-    """Entries in their order, those of one label and other seeds as one."""
-    groups: list[list[Any]] = []
-    for entry in entries:
-        for group in groups:
-            known = {seed for one in group for seed in one["seeds"]}
-            if group[0]["label"] == entry["label"] and known.isdisjoint(entry["seeds"]):
-                group.append(entry)
-                break
-        else:
-            groups.append([entry])
-    return [group[0] if len(group) == 1 else over_seeds(group) for group in groups]
-
-
-def over_seeds(entries: Sequence[Any]) -> Any:
-    """Entries of single seeds as one, with the numbers that the seeds have."""
-    numbers: dict[str, Number] = {}
-    for key in dict.fromkeys(key for entry in entries for key in entry["numbers"]):
-        values = [entry["numbers"].get(key) for entry in entries]
-        numbers[key] = of_seeds([value for value in values if value is not None])
-    seeds_of_all = [seed for entry in entries for seed in entry["seeds"]]
-    return {**entries[0], "seeds": seeds_of_all, "numbers": numbers}
-
-
-def of_seeds(values: Sequence[Number]) -> Number:
-    """A number of several seeds: mean and range, the mean of each part of a score; None without a value."""
-    if len(values) < 2:
-        return values[0] if values else None
-    if isinstance(values[0], Mapping):
-        return {part: fmean(value[part] for value in values) for part in values[0]}
-    return {"mean": fmean(values), "lowest": min(values), "highest": max(values)}
-
-
 def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
-    """One row an entry; headings of SECOND add a column on its config."""
+    """One row an entry that has one of the columns; headings of SECOND add a column on its config."""
     second = [SECOND[heading]] if heading in SECOND else []
     heads = [heading, *(title for title, _ in second), *(title for title, _, _ in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in by_label(results["entries"]):
-        numbers = entry["numbers"]
-        cells = ["none" if numbers[key] is None else form(numbers[key]) for _, key, form in columns]
+        numbers = [(entry["numbers"].get(key), form) for _, key, form in columns]
+        cells = ["none" if number is None else form(number) for number, form in numbers]
         texts = [text(entry) for _, text in second]
-        lines.append(f"| {' | '.join([entry['label'], *texts, *cells])} |")
+        if any(key in entry["numbers"] for _, key, _ in columns):
+            lines.append(f"| {' | '.join([entry['label'], *texts, *cells])} |")
     return "\n".join(lines)

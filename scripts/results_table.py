@@ -56,11 +56,17 @@ NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py n
     "perplexity_batch_mean": lambda r: r["perplexity_batch_mean"],
     "bleu_legacy_1": lambda r: r["bleu_legacy"]["1"],
     "bleu_legacy_4": lambda r: r["bleu_legacy"]["4"],
+    "bleu_1": lambda r: r["bleu"]["1"],
+    "bleu_4": lambda r: r["bleu"]["4"],
+    "undefined": lambda r: r["legacy_undefined_share"],
     "inter_distinct_2": lambda r: r["inter_distinct_2"],
     "mean_length": lambda r: r["mean_length"],
     "same_answer": lambda r: r["most_common_share"],
     "rank": lambda r: r["rank"],
     "divergence": lambda r: r["expected_divergence"],
+    "gradient_share": lambda r: r["share"],
+    "gradient_rank_of_states": lambda r: r["states"]["effective_rank"],
+    "gradient_rank_of_update": lambda r: r["update"]["effective_rank"],
     "best_at": lambda r: r["best_at"],
     "minutes": lambda r: r["minutes"],
 }
@@ -124,9 +130,14 @@ def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: 
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of a run's config without its seed, so that all seeds of a model have the same."""
-    train = {key: value for key, value in config.get("train", {}).items() if key != "seed"}
-    return hashlib.sha256(canonical_json({**config, "train": train})).hexdigest()[:16]
+    """Hash of a config without its seed and products, which a measurement may choose."""
+    free = {"train": ("seed",), "head": ("products",), "decode": ("products",)}
+    kept = config | {
+        section: {key: value for key, value in config[section].items() if key not in keys}
+        for section, keys in free.items()
+        if section in config
+    }
+    return hashlib.sha256(canonical_json(kept)).hexdigest()[:16]
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Columns of the tables of README.md and docs/: headings, keys in results/*.json, forms of numbers."""
 
-from table_forms import Column, fixed, p_value, precision_recall, seconds, share, times
+from table_forms import Column, fixed, p_value, percent, precision_recall, seconds, share, times
 
 PARAMETERS = ("parameters", "parameters", fixed(0))
 MINUTES = ("minutes", "minutes", fixed(1))
@@ -27,7 +27,7 @@ DECODED: tuple[Column, ...] = (
     ("distinct-1", "inter_distinct_1", share),
     ("distinct-2", "inter_distinct_2", share),
     ("length", "mean_length", fixed(1)),
-    ("same answer, %", "same_answer_percent", fixed(0)),
+    ("same answer, %", "same_answer", percent(0)),
 )
 # name of the table: file, heading of the labels, columns
 TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
@@ -51,10 +51,19 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             VALID,
             ("best at", "best_at", fixed(0)),
             TEST,
-            ("rank of 4,000", "rank_of_4000", fixed(0)),
+            ("rank of 4,000", "rank", fixed(0)),
             ("divergence", "divergence", fixed(2)),
             ("three short trials: valid ppl", "short_trials_valid_perplexity", fixed(1)),
             MINUTES,
+        ),
+    ),
+    "ptb_small, gradients": (
+        "ptb_small",
+        "head",
+        (
+            ("share of the norm", "gradient_share", fixed(3)),
+            ("effective rank at the states", "gradient_rank_of_states", fixed(0)),
+            ("of the update", "gradient_rank_of_update", fixed(0)),
         ),
     ),
     "switchboard_bleu, short": (
@@ -72,7 +81,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("batch mean", "perplexity_batch_mean", fixed(2)),
             ("inter-distinct-2", "inter_distinct_2", share),
             ("length", "mean_length", fixed(1)),
-            ("same answer, %", "same_answer_percent", fixed(0)),
+            ("same answer, %", "same_answer", percent(0)),
             MINUTES,
         ),
     ),
@@ -84,12 +93,12 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             TEST,
             ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
             ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
-            ("undefined, %", "undefined_percent", fixed(1)),
+            ("undefined, %", "undefined", percent(1)),
             ("one reference: BLEU-1 P/R", "bleu_legacy_1_one_reference", precision_recall),
             ("current NLTK: BLEU-1 P/R", "bleu_1", precision_recall),
             ("BLEU-4 P/R", "bleu_4", precision_recall),
             ("length", "mean_length", fixed(1)),
-            ("same answer, %", "same_answer_percent", fixed(0)),
+            ("same answer, %", "same_answer", percent(0)),
             ("minutes", "minutes", fixed(0)),
         ),
     ),

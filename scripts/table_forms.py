@@ -25,6 +25,19 @@ def fixed(digits: int) -> Form:
     return shown
 
 
+def percent(digits: int) -> Form:
+    """Shares in per cent, in the forms of :func:`fixed`."""
+
+    def of_share(value: Number) -> Number:
+        if isinstance(value, list):
+            return [of_share(item) for item in value]
+        if isinstance(value, Mapping):
+            return {part: of_share(item) for part, item in value.items()}
+        return 100.0 * value
+
+    return lambda value: fixed(digits)(of_share(value))
+
+
 def seconds(value: float) -> str:
     """A time or a speed in its first three digits."""
     return f"{value:.3g}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"

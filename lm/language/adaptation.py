@@ -163,7 +163,7 @@ class AdaptedWindow(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Dynamic evaluation of a model. Its weights and mode are restored after each text, also after an error.
+    """Dynamic evaluation of a model, whose weights and mode are restored after each text.
 
     ``temperature`` divides the logits of every component, also in the loss that is learnt from. ``sampler``
     is a model with active dropout that is adapted instead of the trained model. In the authors' code
@@ -193,15 +193,19 @@ class Adaptation:
         return torch.cat(losses).double().cpu().numpy()
 
     def readings(self, ids: Ids) -> Generator[tuple[Layers, Tensor]]:
-        """Yield states and targets of each window, as :meth:`TrainedLm.readings` does of a fixed model."""
+        """Yield states, without gradients, and targets of each window, as ``TrainedLm.readings`` does.
+
+        Close the generator, as that of :meth:`windows`.
+        """
         with closing(self.windows(ids)) as windows:
             for window in windows:
-                yield window.hidden, window.targets
+                yield window.hidden.map(Tensor.detach), window.targets
 
     def windows(self, ids: Ids) -> Generator[AdaptedWindow]:
         """Yield each window of a text before the weights adapt to it.
 
-        While the caller has a window, the weights of the model are those that scored it.
+        While the caller has a window, the weights of the model are those that scored it. The end of the text
+        and closing the generator restore the trained weights.
         """
         model = self.sampler or self.trained.model
         parameters: list[Tensor] = list(scoring(model).values())

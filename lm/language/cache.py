@@ -27,6 +27,7 @@ from lm.language.results import CacheChoice, CacheUse, TriedCache
 from lm.language.scoring import no_advance, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.steps import OnProgress, Steps, no_progress
 
 Reading = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
 Readings = Callable[[Ids], Generator[Reading]]
@@ -110,7 +111,7 @@ def cache_scores(
         with torch.no_grad():
             log_probs = head.log_probs(hidden)[:, 0].double()
         _require_sums(log_probs.exp().sum(1))
-        states = hidden.last[:, 0].detach().double()
+        states = hidden.last[:, 0].double()
         keys, words = torch.cat((keys, states)), torch.cat((words, targets))
         rows = max(1, _BLOCK // len(keys))
         new = range(len(keys) - len(states), len(keys))
@@ -158,13 +159,15 @@ def cached_nll(
     setting: CacheSetting,
     readings: Readings,
     advance: Callable[[int], None] = no_advance,
+    progress: OnProgress = no_progress,
 ) -> tuple[CacheUse, Floats]:
     """The setting, with its search if it leaves θ and λ open, and −log P of every token in nats.
 
-    ``readings`` returns the windows of a text by the static or adapted model.
+    ``readings`` returns the windows of a text by the fixed or adapted model. ``progress`` is that of the
+    search.
     """
     if setting.theta is None or setting.share is None:
-        choice = search_cache(trained, setting.size, readings)
+        choice = search_cache(trained, setting.size, readings, progress)
     else:
         choice = CacheChoice(setting.theta, setting.share)
     with closing(readings(ids)) as windows:
@@ -172,11 +175,13 @@ def cached_nll(
     return CacheUse(setting.size, choice), scores.nll(0, choice.share)
 
 
-def search_cache(trained: TrainedLm, size: int, readings: Readings) -> CacheChoice:
+def search_cache(
+    trained: TrainedLm, size: int, readings: Readings, progress: OnProgress = no_progress
+) -> CacheChoice:
     """The best θ and λ of the grid on the first tokens of the run's own validation split, in one pass."""
     source, ids = searched_text(trained)
     with closing(readings(ids)) as windows:
-        scores = cache_scores(trained, windows, size, THETAS)
+        scores = cache_scores(trained, windows, size, THETAS, advance=Steps(len(ids), progress).advance)
     tokens = len(scores.model)
     searched = [  # the best λ of every θ
         min(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -126,12 +127,13 @@ def dynamic(
         return replace(adapted, sampler=model, temperature=temperature).nll(text.ids, advance)
 
     static = token_nll(trained, text.ids, paper=paper, advance=advance)
-    refinements = refined(trained, wanted, sampler, scores, paper=paper)
-    if wanted.cache:
-        refinements["cache"] = cached_nll(trained, text.ids, wanted.cache, adapted.readings, advance)
+    nll = scores()  # first: its errors name the remedy if adapting diverges
+    cached = partial(
+        cached_nll, trained, text.ids, readings=adapted.readings, advance=advance, progress=progress
+    )
     found = Measures.of(
-        scores(),
-        refinements,
+        nll,
+        refined(trained, wanted, sampler, scores, cached, paper=paper),
         lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
     )
     parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]

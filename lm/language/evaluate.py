@@ -177,11 +177,15 @@ def _measured(
     if members:
         each = [score(model) for model in members]
         nll = math.log(1 + len(each)) - np.logaddexp.reduce([-nll, *(-other for other in each)])
-    found = refined(trained, wanted, sampler, scores, paper=paper)
-    if wanted.cache:
-        found["cache"] = cached_nll(
-            trained, text.ids, wanted.cache, partial(trained.readings, paper=paper), advance
-        )
+    cached = partial(
+        cached_nll,
+        trained,
+        text.ids,
+        readings=partial(trained.readings, paper=paper),
+        advance=advance,
+        progress=progress,
+    )
+    found = refined(trained, wanted, sampler, scores, cached, paper=paper)
     return Measures.of(nll, found, lambda nll: likelihood(nll, trained, text))
 
 

@@ -19,12 +19,13 @@ from lm.arrays import Floats
 from lm.errors import ConfigError
 from lm.language.cache import CacheSetting
 from lm.language.model import LanguageModel
-from lm.language.results import DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
+from lm.language.results import CacheUse, DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
 from lm.language.scoring import hidden_nll, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
 from lm.parallel.slices import joined_rows, own_slice
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
+Cached = Callable[[CacheSetting], tuple[CacheUse, Floats]]
 
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
 FORGIVEN = 2  # patience of the search: multipliers in a row without improvement
@@ -74,10 +75,11 @@ def refined(
     wanted: Refinements,
     sampler: LanguageModel | None,
     scores: Scores,
+    cached: Cached,
     *,
     paper: bool = False,
 ) -> dict[str, tuple[RefinementChoice, Floats]]:
-    """The parameters of each refinement, and its −log P of every token from ``scores``."""
+    """The parameters of each refinement, and its −log P of every token from ``scores`` or ``cached``."""
     found: dict[str, tuple[RefinementChoice, Floats]] = {}
     if wanted.temperature_search:
         chosen = search_temperature(trained, paper=paper)
@@ -91,6 +93,8 @@ def refined(
             one_pass = partial(scores, sampler, chosen.temperature)
             of_passes = DropoutPasses(samples, rate, chosen)
             found["mc_temperature"] = of_passes, mean_of_passes(trained, samples, one_pass)
+    if wanted.cache:
+        found["cache"] = cached(wanted.cache)
     return found
 
 

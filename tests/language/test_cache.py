@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lm.cli import main
-from lm.errors import ConfigError, DivergenceError
+from lm.errors import ConfigError, DivergenceError, Interrupted
 from lm.language.adaptation import Adaptation, DynamicSetting, Statistics, gather
 from lm.language.cache import SHARES, THETAS, CacheScores, CacheSetting, cache_scores, search_cache
 from lm.language.corpus import load_split
@@ -158,8 +158,7 @@ def test_in_dynamic_evaluation_the_cache_has_the_adapted_model() -> None:
     still, mild = DynamicSetting(0.0, 0.0), DynamicSetting(1e-2, 1e-3)
 
     def scores(setting: DynamicSetting, text: np.ndarray = ids) -> CacheScores:
-        windows = Adaptation(trained, statistics, setting).windows(text)
-        return cache_scores(trained, ((one.hidden, one.targets) for one in windows), 20, [0.5])
+        return cache_scores(trained, Adaptation(trained, statistics, setting).readings(text), 20, [0.5])
 
     static = cache_scores(trained, trained.readings(ids), 20, [0.5])
     np.testing.assert_allclose(scores(still).nll(0, 0.3), static.nll(0, 0.3), rtol=1e-9)
@@ -170,20 +169,57 @@ def test_in_dynamic_evaluation_the_cache_has_the_adapted_model() -> None:
     np.testing.assert_allclose(adapted.nll(0, 0.3)[:23], begun, rtol=1e-9)
 
 
-@pytest.mark.parametrize("cache", ["50", "50,0.5,0.1"])
-def test_lm_dynamic_reports_a_cache_and_restores_the_weights(
-    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+@pytest.mark.parametrize(
+    "options",
+    [("50",), ("50,0.5,0.1",), ("50,0.5,0.1", "--compat", "paper"), ("50,0.5,0.1", "--mc-samples", "2")],
+    ids=str,
+)
+def test_lm_dynamic_reports_a_cache(
+    ending: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
 ) -> None:
     write_run(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
-    assert ending(main, "dynamic", "a", "--lr", "1e-3", "--json", "plain.json")[::2] == (0, "")
-    code, out, err = ending(main, "dynamic", "a", "--lr", "1e-3", "--cache", cache, "--json", "cached.json")
+    dynamic = ("dynamic", "a", "--lr", "1e-3", *options[1:])
+    assert ending(main, *dynamic, "--json", "plain.json")[::2] == (0, "")
+    code, out, err = ending(main, *dynamic, "--cache", options[0], "--json", "cached.json")
     assert (code, err) == (0, "")
     assert "perplexity, continuous cache" in out
     plain, cached = (json.loads(Path(name).read_text()) for name in ("plain.json", "cached.json"))
     assert cached["perplexity"] == plain["perplexity"]
     assert cached["static"]["perplexity"] == plain["static"]["perplexity"]
     assert cached["cache"]["perplexity"] != plain["perplexity"]
+
+
+def test_a_search_that_stops_restores_the_weights(tmp_path: Path) -> None:
+    trained = TrainedLm.load(write_run(tmp_path / "run"))
+    before = [parameter.clone() for parameter in trained.model.parameters()]
+    statistics = Statistics.empty(trained.model, 2)
+    gather(trained, [ids_of(trained, 61)], statistics)
+    adapted, calls = Adaptation(trained, statistics, DynamicSetting(1e-2, 1e-3)), []
+
+    def interrupt(done: int, total: int) -> None:
+        calls.append(total)
+        moved = any(not p.equal(q) for p, q in zip(trained.model.parameters(), before, strict=True))
+        if moved:
+            raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        search_cache(trained, 30, adapted.readings, interrupt)
+    assert calls[0] == len(load_split(trained.config.data.valid, trained.codec).ids())
+    assert all(p.equal(q) for p, q in zip(trained.model.parameters(), before, strict=True))
+
+
+def test_a_rate_at_which_adapting_diverges_is_named_also_with_a_cache(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ending(main, "dynamic", "a", "--lr", "1e300", "--cache", "5,1,0.1")
+    assert code == 5
+    assert "lower --lr" in err
 
 
 @pytest.mark.parametrize(

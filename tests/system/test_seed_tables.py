@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
+from lm.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCKS = 20
 
 
 def entry(label: str, seed: int, nats: float, **numbers: Any) -> dict[str, Any]:
     """A training whose blocks of the text have equal nats, so that the text is no source of noise."""
-    units = {"nats": " ".join([f"{1000 * nats:.2f}"] * BLOCKS), "tokens": " ".join(["1000"] * BLOCKS)}
+    units = {
+        "text_sha256": "a",
+        "nats": " ".join([f"{1000 * nats:.2f}"] * BLOCKS),
+        "tokens": " ".join(["1000"] * BLOCKS),
+    }
     return {"label": label, "config": label, "seeds": [seed], "units": units, "numbers": numbers}
 
 
@@ -24,19 +30,34 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_the_test_over_seeds_is_that_of_welch() -> None:
-    from seed_tests import seed_tests
+    from seed_tables import seed_tests
 
     nats = {"softmax": [4.50, 4.52, 4.57], "MoS": [4.45, 4.46, 4.44], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
-    older = {"label": "softmax", "seeds": [9], "numbers": {}}  # without units, so it has no part in a test
+    older = {
+        "label": "softmax",
+        "config": "softmax",
+        "seeds": [9],
+        "numbers": {},
+    }  # without units, so it has no part in a test
     header, _, softmax, mos = seed_tests([older, *entries], ["softmax", "MoC"]).splitlines()
     assert header == "| head | seeds | nats ahead of softmax |"
-    assert softmax == "| softmax | 0, 1, 2 | none |"
+    assert softmax == "| softmax | 3 | none |"
     expected = ttest_ind(nats["MoS"], nats["softmax"], equal_var=False)
     low, high = expected.confidence_interval()
     ahead = np.mean(nats["softmax"]) - np.mean(nats["MoS"])
     p = f"{expected.pvalue:.2g}".removeprefix("0")
-    assert mos == f"| MoS | 0, 1, 2 | {ahead:.3f} ± {(high - low) / 2:.3f}, p = {p} |"
+    assert mos == f"| MoS | 3 | {ahead:.3f} ± {(high - low) / 2:.3f}, p = {p} |"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_entries_of_another_text_are_refused() -> None:
+    from seed_tables import seed_tests
+
+    entries = [entry("softmax", 1, 4.5), entry("softmax", 2, 4.5)]
+    entries[1]["units"]["text_sha256"] = "b"
+    with pytest.raises(ConfigError, match="entries of one table have other texts"):
+        seed_tests(entries, ["softmax"])
 
 
 @pytest.mark.usefixtures("scripts")

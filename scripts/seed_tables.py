@@ -1,0 +1,86 @@
+"""Entries of several seeds in tables: means with ranges, and tests over seeds."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, geometric_mean
+from typing import Any
+
+import numpy as np
+from table_forms import Number, p_value
+
+from lm.bootstrap import FEWEST_UNITS, draws
+from lm.errors import require
+from lm.runs.pooling import Sums, welch
+
+Entry = Mapping[str, Any]
+RESAMPLES = 10_000
+
+
+def by_label(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries in their order. Those of one label and preset that have one seed each become one entry."""
+    groups: dict[object, list[Entry]] = {}
+    for number, entry in enumerate(entries):
+        row, (first, *others) = (entry["label"], entry["config"]), entry["seeds"]
+        taken = {one["seeds"][0] for one in groups.get(row, ())}
+        alone = bool(others) or first in taken
+        groups.setdefault(number if alone else row, []).append(entry)
+    return [group[0] if len(group) == 1 else _over_seeds(group) for group in groups.values()]
+
+
+def _over_seeds(entries: Sequence[Entry]) -> Entry:
+    """Entries of single seeds as one, with the numbers that each seed has."""
+    found: dict[str, Number] = {}
+    for key in dict.fromkeys(key for entry in entries for key in entry["numbers"]):
+        values = [entry["numbers"].get(key) for entry in entries]
+        found[key] = _of_seeds(key, [value for value in values if value is not None])
+    return {**entries[0], "seeds": [entry["seeds"][0] for entry in entries], "numbers": found}
+
+
+def _of_seeds(key: str, values: Sequence[Number]) -> Number:
+    """Mean and range of a number, or the mean of each part of a score; None without a value.
+
+    The mean of perplexities is the exponential of mean nats, as in ``compare``.
+    """
+    if len(values) < 2:
+        return values[0] if values else None
+    if isinstance(values[0], Mapping):
+        return {part: fmean(value[part] for value in values) for part in values[0]}
+    mean = geometric_mean(values) if "perplexity" in key else fmean(values)
+    whole = all(isinstance(value, int) for value in values)
+    return {"mean": round(mean) if whole else mean, "lowest": min(values), "highest": max(values)}
+
+
+def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
+    """Table of heads with two or more seeds: nats ahead of each baseline, 95 % interval and p-value.
+
+    An entry without units does not count, because its text cannot be resampled. ConfigError for entries of
+    different texts.
+    """
+    pools = {label: list(own.values()) for label, own in _pools(entries).items() if len(own) > 1}
+    against = [label for label in baselines if label in pools]
+    heads = [f"nats ahead of {label}" for label in against]
+    lines = [f"| {' | '.join(['head', 'seeds', *heads])} |", "|---" * (2 + len(heads)) + "|"]
+    if not pools:
+        return "\n".join(lines)
+    counts = draws(len(next(iter(pools.values()))[0][0]), RESAMPLES, seed=1)
+    for label, own in pools.items():
+        cells = ["none" if label == base else _cell(*welch(own, pools[base], counts)) for base in against]
+        lines.append(f"| {' | '.join([label, str(len(own)), *cells])} |")
+    return "\n".join(lines)
+
+
+def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, Sums]]:
+    """Nats and tokens by unit, by label and seed."""
+    measured = [entry for entry in entries if "units" in entry]
+    texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
+    require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
+    pools: dict[str, dict[int, Sums]] = {}
+    for entry in measured:
+        (seed,) = entry["seeds"]
+        nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
+        require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
+        pools.setdefault(entry["label"], {})[seed] = (nats, tokens)
+    return pools
+
+
+def _cell(p: float, change: Any) -> str:
+    return f"{-change.estimate:.3f} ± {(change.high - change.low) / 2:.3f}, p = {p_value(p)}"

@@ -1,0 +1,291 @@
+"""Train, evaluate and analyse the heads of a table with several seeds. A second call resumes.
+
+python scripts/train_table.py scripts/tables/ptb_small.toml --machine '2-core AMD EPYC'
+python scripts/train_table.py scripts/tables/ptb_small.toml --heads mos,moc --seeds 2 --jobs 2 --machine '…'
+python scripts/train_table.py scripts/tables/ptb_small.toml --status
+
+results/NAME.json gets one entry a training: its numbers, the hash of its config, and the nats of each block
+or dialog of the test text. So the pages have means and tests over seeds after the runs are gone. A training
+is repeated only if its entry lacks these, or if its config has changed since.
+"""
+
+import argparse
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from results_table import config_sha256, entry, load
+from run_logs import errors_in_one_line
+
+from dialog.config import DialogConfig
+from lm.bootstrap import by_unit
+from lm.config.load import load_config
+from lm.config.tomlfile import read_toml
+from lm.disk.filelock import alone
+from lm.disk.storage import make_folder, read_json, require_writable, write_json
+from lm.errors import ConfigError, HighrankError, require
+from lm.language.config import LmConfig
+from lm.stop import StopFlag
+
+Entry = dict[str, Any]
+
+
+class FailedError(HighrankError):
+    """A command failed; the exit code is that of the command."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Table(BaseModel):
+    """Trainings of a table, and their measurements.
+
+    The preset of a head is ``preset`` and its name. ``unit`` is the column of an evaluation's contexts that
+    numbers the units of the text; if "", every row is a unit. ``analyses`` are options by name of the command
+    of ``lm analyze``, and ``heads`` labels by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    about: str
+    program: Literal["lm", "dialog"]
+    preset: str
+    settings: list[str]
+    seeds: list[int]
+    evaluation: str
+    evaluate: list[str]
+    unit: str
+    heads: dict[str, str]
+    analyses: dict[str, list[str]] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> "Table":
+        """Read a table from a TOML file; ConfigError with the line of the first mistake."""
+        data, lines = read_toml(path)
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = tuple(str(part) for part in first["loc"] if isinstance(part, str))
+            line = f":{lines[key]}" if key in lines else ""
+            raise ConfigError(f"{path}{line}: {'.'.join(key)}: {first['msg'].lower()}") from None
+
+    def trainings(self, heads: Sequence[str], seeds: Sequence[int], runs: Path) -> list["Training"]:
+        """Trainings of heads with seeds, seed by seed. ConfigError for an unknown head or a bad preset."""
+        unknown = ",".join(head for head in heads if head not in self.heads)
+        require(not unknown, f"--heads {unknown}: choose from {', '.join(self.heads)}")
+        return [
+            Training(self, head, seed, runs / f"{head}-{seed}", self._hash(head))
+            for seed in dict.fromkeys(seeds)
+            for head in dict.fromkeys(heads)
+        ]
+
+    def _hash(self, head: str) -> str:
+        schema = LmConfig if self.program == "lm" else DialogConfig
+        resolved = load_config(f"{self.preset}{head}", schema, family=self.program, overrides=self.settings)
+        return config_sha256(resolved.config.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A head with a seed, the folder of its run, and the hash of its config."""
+
+    table: Table
+    head: str
+    seed: int
+    run: Path
+    config_sha256: str
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.run.name
+
+    @property
+    def preset(self) -> str:
+        """Preset of the head."""
+        return f"{self.table.preset}{self.head}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """Commands that train, evaluate and analyse. The training resumes; the others begin anew."""
+        settings = [*self.table.settings, f"train.seed={self.seed}"]
+        sets = [part for setting in settings for part in ("--set", setting)]
+        yield [self.table.program, "train", self.preset, *sets, "--run", str(self.run)]
+        yield [self.table.program, "evaluate", str(self.run), *self.table.evaluate]
+        for analysis, options in self.table.analyses.items():
+            written = ["--json", str(self._analysis(analysis))]
+            yield ["lm", "analyze", analysis, str(self.run), *options, *written]
+
+    def measured(self, machine: str) -> Entry:
+        """The entry of a finished training, in the form of results/*.json."""
+        analyses: list[Any] = [read_json(self._analysis(name)) for name in self.table.analyses]
+        result = load(self.run, self.table.evaluation, analyses)
+        made = entry(self.table.heads[self.head], [self.run], [result], machine)
+        # the settings are in the command; those of an entry name what its row has beside its preset
+        made |= {
+            "config": self.preset,
+            "settings": [],
+            "command": "; ".join(map(shlex.join, self.commands())),
+        }
+        return made | {"units": self._units()}
+
+    def _units(self) -> dict[str, str]:
+        """Hash of the test text, and nats and tokens of its units as one text, which keeps files short."""
+        record: Any = read_json(self.run / "evaluation" / f"{self.table.evaluation}.json")
+        contexts, unit = record["contexts"], self.table.unit
+        require(not unit or unit in contexts, f"unit = {unit!r}: the evaluation has no such column")
+        rows = contexts[unit] if unit else range(len(contexts["tokens"]))
+        nats, tokens = (by_unit(rows, contexts[column]) for column in ("nll", "tokens"))
+        return {
+            "text_sha256": record["result"]["data"]["sha256"][:16],
+            "nats": " ".join(f"{value:.2f}" for value in nats),
+            "tokens": " ".join(f"{value:.0f}" for value in tokens),
+        }
+
+    def _analysis(self, name: str) -> Path:
+        return self.run / f"{name}.json"
+
+
+class Results:
+    """A file of results, which gets an entry for each training."""
+
+    def __init__(self, path: Path, table: Table) -> None:
+        self.path, self.table = path, table
+
+    def _content(self) -> Any:
+        return read_json(self.path) if self.path.exists() else {"about": self.table.about, "entries": []}
+
+    def has(self, training: Training) -> bool:
+        """True if a training has an entry with units, of today's config."""
+        return any(
+            "units" in one and one["config_sha256"] == training.config_sha256
+            for one in self._content()["entries"]
+            if (one["config"], one["seeds"]) == (training.preset, [training.seed])
+        )
+
+    def add(self, made: Entry) -> None:
+        """Write an entry in the order of heads and seeds. It replaces an entry of its preset and seed."""
+        order = [f"{self.table.preset}{head}" for head in self.table.heads]
+        content = self._content()
+
+        def place(one: Entry) -> tuple[int, list[int]]:
+            return (order.index(one["config"]) if one["config"] in order else len(order)), one["seeds"]
+
+        own = made["config"], made["seeds"]
+        others = [one for one in content["entries"] if (one["config"], one["seeds"]) != own]
+        content["entries"] = sorted([*others, made], key=place)
+        write_json(self.path, content)
+
+
+class Runner:
+    """Commands of trainings in processes of their own, which a signal stops so that trainings are saved."""
+
+    def __init__(self, stop: StopFlag) -> None:
+        self._stop = stop
+        self._live: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, training: Training) -> None:
+        """Run the commands of a training, with their output in ``RUN.log``. FailedError if one fails."""
+        make_folder(training.run.parent)
+        log = training.run.with_name(f"{training.name}.log")
+        for command in training.commands():
+            self._stop.check()
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                self._live.add(process)
+                code = process.wait()
+                self._live.discard(process)
+            if code:
+                last = log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+                raise FailedError(f"{shlex.join(command)}: exit code {code}: {last}", code)
+
+    def interrupt(self) -> None:
+        """Signal all running commands."""
+        for process in list(self._live):
+            process.send_signal(signal.SIGINT)
+
+
+def run_all(left: Sequence[Training], results: Results, jobs: int, machine: str) -> int:
+    """Run trainings and add their entries. Return the exit code of the last that failed, or 0.
+
+    One that fails does not stop the others. Interrupted after a signal, when all have stopped.
+    """
+    code = 0
+    pool = ThreadPoolExecutor(jobs)
+    with StopFlag() as stop:
+        runner = Runner(stop)
+        running = {pool.submit(runner.run, training): training for training in left}
+        try:
+            with stop.raising():
+                for ended in as_completed(running):
+                    training = running[ended]
+                    try:
+                        ended.result()
+                        results.add(training.measured(machine))
+                        print(f"{training.name}: added to {results.path}", flush=True)
+                    except HighrankError as error:
+                        code = error.exit_code
+                        print(f"{training.name}: {error}", file=sys.stderr, flush=True)
+        finally:
+            runner.interrupt()
+            pool.shutdown(cancel_futures=True)
+    return code
+
+
+def names(text: str) -> list[str]:
+    """Names between commas."""
+    return [name for name in text.split(",") if name]
+
+
+def numbers(text: str) -> list[int]:
+    """Integers between commas."""
+    return [int(name) for name in names(text)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", type=Path, help="file of scripts/tables")
+    parser.add_argument("--machine", default="", help="the machine, as the results name it")
+    parser.add_argument("--heads", type=names, help="names of heads between commas; default: all")
+    parser.add_argument("--seeds", type=numbers, help="seeds between commas; default: those of the table")
+    parser.add_argument(
+        "--jobs", type=int, choices=range(1, 65), metavar="N", default=1, help="trainings at a time"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs/NAME")
+    parser.add_argument("--results", type=Path, help="file of the results; default: results/NAME.json")
+    parser.add_argument("--status", action="store_true", help="only list what is missing")
+    options = parser.parse_args()
+    table, name = Table.read(options.table), options.table.stem
+    results = Results(options.results or Path("results") / f"{name}.json", table)
+    runs = options.runs or Path("runs") / name
+    chosen = table.trainings(options.heads or list(table.heads), options.seeds or table.seeds, runs)
+    left = [training for training in chosen if not results.has(training)]
+    listed = ", ".join(training.name for training in left)
+    print(f"missing: {len(left)} of {len(chosen)} trainings{': ' if left else ''}{listed}", flush=True)
+    if options.status or not left:
+        return
+    require(options.machine, "name the machine with --machine TEXT")
+    require_writable(results.path)
+    make_folder(runs)
+    with alone(runs / "lock", f"{runs}: another train_table.py is training there; wait for it to end"):
+        sys.exit(run_all(left, results, options.jobs, options.machine))
+
+
+if __name__ == "__main__":
+    with errors_in_one_line():
+        main()

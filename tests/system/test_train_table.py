@@ -1,0 +1,154 @@
+"""Trainings of several heads and seeds, whose entries outlive the runs."""
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
+TABLE = """
+about = "Two heads."
+program = "dialog"
+preset = "smalltalk_"
+settings = ["train.threads=1", "train.max_steps=2", "optim.decay_steps=2", "optim.warmup_steps=0"]
+seeds = [1]
+evaluation = "smalltalk-test.first-20.beam-1.nbest-1"
+unit = "dialog"
+evaluate = ["--limit", "20", "--set", "decode.beam=1", "--set", "decode.nbest=1"]
+
+[heads]
+softmax = "softmax"
+mos = "MoS"
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "two.toml"
+    path.write_text(TABLE, encoding="utf-8")
+    (tmp_path / "results").mkdir()
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(SCRIPTS / "train_table.py"), *map(str, arguments)]
+
+
+def train(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+
+
+def entries() -> list[Any]:
+    found: list[Any] = json.loads(Path("results/two.json").read_text(encoding="utf-8"))["entries"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_missing_is_trained_and_what_tests_need_is_kept(table: Path) -> None:
+    older = {"label": "softmax", "config": "smalltalk_softmax", "seeds": [1], "numbers": {}}
+    Path("results/two.json").write_text(json.dumps({"about": "", "entries": [older]}))
+    first = train(table, "--machine", "a test", "--heads", "mos", "--seeds", "2,2")
+    assert first.returncode == 0, first.stderr
+    second = train(table, "--machine", "a test", "--jobs", "2")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.startswith("missing: 2 of 2 trainings: softmax-1, mos-1\n")
+    assert train(table, "--seeds", "1").stdout == "missing: 0 of 2 trainings\n"
+    softmax, mos, other = entries()
+    assert [one["seeds"] for one in (softmax, mos, other)] == [[1], [1], [2]]
+    assert softmax["config_sha256"] != mos["config_sha256"] == other["config_sha256"]
+    assert softmax["units"]["tokens"] == mos["units"]["tokens"]
+    nats, tokens = (np.array(softmax["units"][name].split(), float).sum() for name in ("nats", "tokens"))
+    assert np.exp(nats / tokens) == pytest.approx(softmax["numbers"]["test_perplexity"], rel=1e-3)
+    table.write_text(TABLE.replace("max_steps=2", "max_steps=3"), encoding="utf-8")
+    assert train(table, "--status").stdout == "missing: 2 of 2 trainings: softmax-1, mos-1\n"
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_and_stops_no_other_training(table: Path) -> None:
+    Path("runs/two").mkdir(parents=True)
+    Path("runs/two/softmax-1").write_text("in the way")
+    ended = train(table, "--machine", "a test")
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("softmax-1: dialog train smalltalk_softmax")
+    assert "exit code 4: runs/two/softmax-1: not a directory" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert [one["config"] for one in entries()] == ["smalltalk_mos"]
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_training_and_the_same_command_resumes(table: Path) -> None:
+    table.write_text(TABLE.replace("max_steps=2", "max_steps=200000"), encoding="utf-8")
+    running = subprocess.Popen(command(table, "--machine", "a test"), stderr=subprocess.PIPE, text=True)
+    log = Path("runs/two/softmax-1/metrics.jsonl")
+    until = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.2)
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 75
+    assert err == "error: interrupted by SIGTERM; the same command resumes it\n"
+    assert list(Path("runs/two/softmax-1/checkpoints").glob("step-*"))
+    assert not Path("runs/two/mos-1").exists()
+
+
+def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
+    for wrong, message in (
+        (("--heads", "mof"), "error: --heads mof: choose from softmax, mos\n"),
+        ((), "error: name the machine with --machine TEXT\n"),
+    ):
+        ended = train(table, *wrong)
+        assert (ended.returncode, ended.stderr) == (2, message)
+    for old, new, message in (
+        ("smalltalk_", "smallchat_", "error: smallchat_softmax: no such preset or file"),
+        ("seeds = [1]", 'seeds = "12"', f"error: {table}:6: seeds: input should be a valid list\n"),
+        ("unit =", "units =", f"error: {table}: unit: field required\n"),
+    ):
+        table.write_text(TABLE.replace(old, new), encoding="utf-8")
+        ended = train(table, "--status")
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(message)
+        assert ended.stderr.count("\n") == 1
+    assert list(Path("results").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    module, tables = importlib.import_module("train_table"), importlib.import_module("page_tables")
+    table = module.Table.read(path)
+    trainings = table.trainings(list(table.heads), table.seeds, Path("runs"))
+    assert len(trainings) == len(table.heads) * len(table.seeds)
+    assert path.stem in tables.TESTED
+
+
+def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    results, tables = importlib.import_module("results_table"), importlib.import_module("page_tables")
+    score = {"precision": 0.2, "recall": 0.1}
+    measured = {
+        **{"valid_perplexity": 90.0, "perplexity": 95.0, "perplexity_batch_mean": 96.0, "minutes": 3.5},
+        **{"bleu_legacy": {"1": score, "4": score}, "bleu": {"1": score, "4": score}},
+        **{"legacy_undefined_share": 0.1, "inter_distinct_2": 0.4, "mean_length": 5.5},
+        **{"most_common_share": 0.5, "rank": 130, "expected_divergence": 4.5, "best_at": 11000, "share": 0.1},
+        **{"states": {"effective_rank": 80.0}, "update": {"effective_rank": 54.0}},
+    }
+    numbers = {name: value(measured) for name, value in results.NUMBERS.items()}
+    new = {"label": "new", "config": "x_new", "settings": [], "numbers": numbers}
+    by_hand = {"short_trials_valid_perplexity", "bleu_legacy_1_one_reference"}
+    for name, (file, heading, columns) in tables.TABLES.items():
+        if file in tables.TESTED:
+            both = {"entries": [new | {"seeds": [seed]} for seed in (1, 2)]}
+            *_, row = tables.table(both, heading, columns).splitlines()
+            assert row.startswith("| new |"), name
+            assert row.count("none") == len(by_hand & {key for _, key, _ in columns}), name
