@@ -28,6 +28,7 @@ from run_logs import errors_in_one_line, records, saved_config, validations
 from lm.disk.storage import canonical_json, read_json, write_json
 from lm.errors import require
 from lm.runs.evaluations import load_evaluation
+from lm.runs.pooling import FREE_KEYS
 
 Result = dict[str, Any]
 
@@ -130,12 +131,13 @@ def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: 
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of a config without its seed and products, which a measurement may choose."""
-    free = {"train": ("seed",), "head": ("products",), "decode": ("products",)}
-    kept = config | {
-        section: {key: value for key, value in config[section].items() if key not in keys}
-        for section, keys in free.items()
-        if section in config
+    """Hash of a config without the keys in which runs of one pool may differ, such as the seed."""
+    kept = {
+        f"{section}.{key}": value
+        for section, keys in config.items()
+        if isinstance(keys, Mapping)
+        for key, value in keys.items()
+        if f"{section}.{key}" not in FREE_KEYS and section != "decode"  # the evaluation has these
     }
     return hashlib.sha256(canonical_json(kept)).hexdigest()[:16]
 

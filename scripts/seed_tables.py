@@ -16,14 +16,24 @@ RESAMPLES = 10_000
 
 
 def by_label(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries in their order. Those of one label and preset that have one seed each become one entry."""
-    groups: dict[object, list[Entry]] = {}
-    for number, entry in enumerate(entries):
-        row, (first, *others) = (entry["label"], entry["config"]), entry["seeds"]
-        taken = {one["seeds"][0] for one in groups.get(row, ())}
-        alone = bool(others) or first in taken
-        groups.setdefault(number if alone else row, []).append(entry)
-    return [group[0] if len(group) == 1 else _over_seeds(group) for group in groups.values()]
+    """Entries in their order. Those of one label, preset and config that have one seed each become one entry.
+
+    Older entries have no hash of their config, and count as of the same.
+    """
+    groups: list[list[Entry]] = []
+    for entry in entries:
+        own = next((group for group in groups if all(_belong(entry, one) for one in group)), None)
+        if own is None:
+            groups.append(own := [])
+        own.append(entry)
+    return [group[0] if len(group) == 1 else _over_seeds(group) for group in groups]
+
+
+def _belong(entry: Entry, other: Entry) -> bool:
+    """True if two entries are of one model with other seeds."""
+    hashes = {one["config_sha256"] for one in (entry, other) if "config_sha256" in one}
+    same = all(entry[key] == other[key] for key in ("label", "config")) and len(hashes) < 2
+    return same and len(entry["seeds"]) == len(other["seeds"]) == 1 and entry["seeds"] != other["seeds"]
 
 
 def _over_seeds(entries: Sequence[Entry]) -> Entry:

@@ -5,11 +5,13 @@ python scripts/train_table.py scripts/tables/ptb_small.toml --heads mos,moc --se
 python scripts/train_table.py scripts/tables/ptb_small.toml --status
 
 results/NAME.json gets one entry a training: its numbers, the hash of its config, and the nats of each block
-or dialog of the test text. So the pages have means and tests over seeds after the runs are gone. A training
-is repeated only if its entry lacks these, or if its config has changed since.
+or dialog of the test text. So the pages have means and tests over seeds after the runs are gone. NAME is that
+of the table's file. A training is repeated if its entry lacks these, or is of another config or evaluation.
+Runs are in runs/NAME, with the output of their commands in HEAD-SEED.log.
 """
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -20,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from results_table import config_sha256, entry, load
-from run_logs import errors_in_one_line
+from run_logs import errors_in_one_line, saved_config
 
 from dialog.config import DialogConfig
 from lm.bootstrap import by_unit
@@ -32,6 +34,7 @@ from lm.disk.filelock import alone
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
 from lm.language.config import LmConfig
+from lm.runs.evaluations import evaluation_names
 from lm.stop import StopFlag
 
 Entry = dict[str, Any]
@@ -46,11 +49,12 @@ class FailedError(HighrankError):
 
 
 class Table(BaseModel):
-    """Trainings of a table, and their measurements.
+    """Trainings of a table, and their measurements; the keys of its file.
 
-    The preset of a head is ``preset`` and its name. ``unit`` is the column of an evaluation's contexts that
-    numbers the units of the text; if "", every row is a unit. ``analyses`` are options by name of the command
-    of ``lm analyze``, and ``heads`` labels by name.
+    The preset of a head is ``preset`` and its name. ``evaluation`` is the name of the evaluation that
+    ``evaluate``, options of the command, writes into RUN/evaluation. ``unit`` is the column of its contexts
+    that numbers the units of the text, such as ``dialog``; if "", every row is a unit. ``analyses`` are
+    options by name of the command of ``lm analyze``. ``heads`` are labels by name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -59,11 +63,11 @@ class Table(BaseModel):
     program: Literal["lm", "dialog"]
     preset: str
     settings: list[str]
-    seeds: list[int]
+    seeds: list[int] = Field(min_length=1)
     evaluation: str
     evaluate: list[str]
     unit: str
-    heads: dict[str, str]
+    heads: dict[str, str] = Field(min_length=1)
     analyses: dict[str, list[str]] = {}
 
     @classmethod
@@ -71,26 +75,34 @@ class Table(BaseModel):
         """Read a table from a TOML file; ConfigError with the line of the first mistake."""
         data, lines = read_toml(path)
         try:
-            return cls.model_validate(data)
+            table = cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             key = tuple(str(part) for part in first["loc"] if isinstance(part, str))
             line = f":{lines[key]}" if key in lines else ""
             raise ConfigError(f"{path}{line}: {'.'.join(key)}: {first['msg'].lower()}") from None
+        require(not table.analyses or table.program == "lm", f"{path}: analyses: only `lm` has analyses")
+        seeded = any(setting.startswith("train.seed=") for setting in table.settings)
+        require(not seeded, f"{path}: settings: leave out train.seed, which seeds sets")
+        return table
+
+    @property
+    def measured(self) -> list[str]:
+        """How the numbers of an entry are measured."""
+        return [self.evaluation, self.unit, *self.evaluate]
 
     def trainings(self, heads: Sequence[str], seeds: Sequence[int], runs: Path) -> list["Training"]:
-        """Trainings of heads with seeds, seed by seed. ConfigError for an unknown head or a bad preset."""
-        unknown = ",".join(head for head in heads if head not in self.heads)
-        require(not unknown, f"--heads {unknown}: choose from {', '.join(self.heads)}")
+        """Trainings of heads with seeds, seed by seed. ConfigError for a bad preset or setting."""
         return [
-            Training(self, head, seed, runs / f"{head}-{seed}", self._hash(head))
+            Training(self, head, seed, runs / f"{head}-{seed}", self._hash(head, seed))
             for seed in dict.fromkeys(seeds)
             for head in dict.fromkeys(heads)
         ]
 
-    def _hash(self, head: str) -> str:
+    def _hash(self, head: str, seed: int) -> str:
         schema = LmConfig if self.program == "lm" else DialogConfig
-        resolved = load_config(f"{self.preset}{head}", schema, family=self.program, overrides=self.settings)
+        settings = [*self.settings, f"train.seed={seed}"]
+        resolved = load_config(f"{self.preset}{head}", schema, family=self.program, overrides=settings)
         return config_sha256(resolved.config.model_dump(mode="json"))
 
 
@@ -126,6 +138,9 @@ class Training:
 
     def measured(self, machine: str) -> Entry:
         """The entry of a finished training, in the form of results/*.json."""
+        known = evaluation_names(self.run)
+        named = f"evaluation = {self.table.evaluation!r} in the table: {self.run} has {', '.join(known)}"
+        require(self.table.evaluation in known, f"{named}; correct the key")
         analyses: list[Any] = [read_json(self._analysis(name)) for name in self.table.analyses]
         result = load(self.run, self.table.evaluation, analyses)
         made = entry(self.table.heads[self.head], [self.run], [result], machine)
@@ -135,13 +150,14 @@ class Training:
             "settings": [],
             "command": "; ".join(map(shlex.join, self.commands())),
         }
-        return made | {"units": self._units()}
+        return made | {"measured": self.table.measured, "units": self._units()}
 
     def _units(self) -> dict[str, str]:
         """Hash of the test text, and nats and tokens of its units as one text, which keeps files short."""
         record: Any = read_json(self.run / "evaluation" / f"{self.table.evaluation}.json")
         contexts, unit = record["contexts"], self.table.unit
-        require(not unit or unit in contexts, f"unit = {unit!r}: the evaluation has no such column")
+        columns = ", ".join(contexts)
+        require(not unit or unit in contexts, f"unit = {unit!r} in the table: choose from {columns}")
         rows = contexts[unit] if unit else range(len(contexts["tokens"]))
         nats, tokens = (by_unit(rows, contexts[column]) for column in ("nll", "tokens"))
         return {
@@ -149,6 +165,12 @@ class Training:
             "nats": " ".join(f"{value:.2f}" for value in nats),
             "tokens": " ".join(f"{value:.0f}" for value in tokens),
         }
+
+    def require_same_config(self) -> None:
+        """ConfigError if the folder of the run has a run of another config."""
+        if (self.run / "config.json").exists():
+            same = config_sha256(saved_config(self.run)["config"]) == self.config_sha256
+            require(same, f"{self.run}: has another config; remove it, or name another folder with --runs")
 
     def _analysis(self, name: str) -> Path:
         return self.run / f"{name}.json"
@@ -161,12 +183,22 @@ class Results:
         self.path, self.table = path, table
 
     def _content(self) -> Any:
-        return read_json(self.path) if self.path.exists() else {"about": self.table.about, "entries": []}
+        if not self.path.exists():
+            return {"about": self.table.about, "entries": []}
+        content: Any = read_json(self.path)
+        entries = content.get("entries") if isinstance(content, dict) else None
+        whole = isinstance(entries, list) and all(
+            isinstance(one, dict) and {"config", "seeds"} <= one.keys() for one in entries
+        )
+        require(whole, f"{self.path}: has no entries of results; name another file with --results")
+        return content
 
     def has(self, training: Training) -> bool:
-        """True if a training has an entry with units, of today's config."""
+        """True if a training has an entry with units, of today's config and evaluation."""
         return any(
-            "units" in one and one["config_sha256"] == training.config_sha256
+            "units" in one
+            and one.get("config_sha256") == training.config_sha256
+            and one.get("measured") == training.table.measured
             for one in self._content()["entries"]
             if (one["config"], one["seeds"]) == (training.preset, [training.seed])
         )
@@ -186,10 +218,15 @@ class Results:
 
 
 class Runner:
-    """Commands of trainings in processes of their own, which a signal stops so that trainings are saved."""
+    """Commands of trainings in processes of their own, which a signal stops so that trainings are saved.
 
-    def __init__(self, stop: StopFlag) -> None:
+    ``jobs`` of them share the processors, as more threads than processors wait for each other.
+    """
+
+    def __init__(self, stop: StopFlag, jobs: int) -> None:
         self._stop = stop
+        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        self._environment = {"OMP_NUM_THREADS": threads} | os.environ
         self._live: set[subprocess.Popen[bytes]] = set()
 
     def run(self, training: Training) -> None:
@@ -199,18 +236,20 @@ class Runner:
         for command in training.commands():
             self._stop.check()
             with log.open("ab") as output:
+                begin = output.tell()
                 process = subprocess.Popen(
                     [sys.executable, "-m", *command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
+                    env=self._environment,
                 )
                 self._live.add(process)
                 code = process.wait()
                 self._live.discard(process)
             if code:
-                last = log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
-                raise FailedError(f"{shlex.join(command)}: exit code {code}: {last}", code)
+                last = log.read_bytes()[begin:].decode(errors="replace").strip().rpartition("\n")[2]
+                raise FailedError(f"{' '.join(command[:2])}: exit code {code}: {last} ({log})", code)
 
     def interrupt(self) -> None:
         """Signal all running commands."""
@@ -225,8 +264,8 @@ def run_all(left: Sequence[Training], results: Results, jobs: int, machine: str)
     """
     code = 0
     pool = ThreadPoolExecutor(jobs)
-    with StopFlag() as stop:
-        runner = Runner(stop)
+    with StopFlag(notice="stopping when the trainings have saved; another signal ends at once") as stop:
+        runner = Runner(stop, jobs)
         running = {pool.submit(runner.run, training): training for training in left}
         try:
             with stop.raising():
@@ -247,12 +286,22 @@ def run_all(left: Sequence[Training], results: Results, jobs: int, machine: str)
 
 def names(text: str) -> list[str]:
     """Names between commas."""
-    return [name for name in text.split(",") if name]
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("give at least one name")
+    return found
 
 
-def numbers(text: str) -> list[int]:
-    """Integers between commas."""
+def seeds(text: str) -> list[int]:
+    """Seeds between commas."""
     return [int(name) for name in names(text)]
+
+
+def count(text: str) -> int:
+    """A number of trainings."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(text)
 
 
 def main() -> None:
@@ -262,27 +311,32 @@ def main() -> None:
     parser.add_argument("table", type=Path, help="file of scripts/tables")
     parser.add_argument("--machine", default="", help="the machine, as the results name it")
     parser.add_argument("--heads", type=names, help="names of heads between commas; default: all")
-    parser.add_argument("--seeds", type=numbers, help="seeds between commas; default: those of the table")
-    parser.add_argument(
-        "--jobs", type=int, choices=range(1, 65), metavar="N", default=1, help="trainings at a time"
-    )
+    parser.add_argument("--seeds", type=seeds, help="seeds between commas; default: those of the table")
+    parser.add_argument("--jobs", type=count, metavar="N", default=1, help="trainings at a time")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs/NAME")
     parser.add_argument("--results", type=Path, help="file of the results; default: results/NAME.json")
     parser.add_argument("--status", action="store_true", help="only list what is missing")
     options = parser.parse_args()
     table, name = Table.read(options.table), options.table.stem
     results = Results(options.results or Path("results") / f"{name}.json", table)
-    runs = options.runs or Path("runs") / name
-    chosen = table.trainings(options.heads or list(table.heads), options.seeds or table.seeds, runs)
+    runs, heads = options.runs or Path("runs") / name, options.heads or list(table.heads)
+    unknown = ",".join(head for head in heads if head not in table.heads)
+    require(not unknown, f"--heads {unknown}: choose from {', '.join(table.heads)}")
+    try:
+        chosen = table.trainings(heads, options.seeds or table.seeds, runs)
+    except ConfigError as error:
+        raise ConfigError(f"{options.table}: {error}") from None
     left = [training for training in chosen if not results.has(training)]
     listed = ", ".join(training.name for training in left)
     print(f"missing: {len(left)} of {len(chosen)} trainings{': ' if left else ''}{listed}", flush=True)
     if options.status or not left:
         return
     require(options.machine, "name the machine with --machine TEXT")
+    for training in left:
+        training.require_same_config()
     require_writable(results.path)
-    make_folder(runs)
-    with alone(runs / "lock", f"{runs}: another train_table.py is training there; wait for it to end"):
+    lock, refusal = results.path.with_suffix(".lock"), "another train_table.py adds to it; wait for it to end"
+    with alone(lock, f"{results.path}: {refusal}"):
         sys.exit(run_all(left, results, options.jobs, options.machine))
 
 

@@ -22,7 +22,7 @@ from lm.runs.inputs import saved_settings
 Sums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
 UnitSums = Mapping[str, Sums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
-_FREE = {
+FREE_KEYS = {
     "train.seed",
     "about",
     "extends",
@@ -151,7 +151,7 @@ def _experiment(evaluation: Evaluation) -> str:
         return ""
     if not settings or result.get("members"):
         return ""
-    config = {key: settings[key] for key in settings.keys() - _FREE if not key.startswith("decode.")}
+    config = {key: settings[key] for key in settings.keys() - FREE_KEYS if not key.startswith("decode.")}
     decode = {
         key: value for key, value in (result.get("decode") or {}).items() if key not in ("seed", "products")
     }

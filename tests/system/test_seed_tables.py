@@ -72,7 +72,11 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
         entry("MoS", 2, 4.5, ppl=92.0, bleu={"precision": 0.4, "recall": 0.3}),
         entry("MoS", 1, 4.5, ppl=70.0, bleu={"precision": 0.2, "recall": 0.1}, rank=9),  # another experiment
     ]
-    *_, mos, moc, other = table({"entries": entries}, "head", columns).splitlines()
+    entries[0]["config_sha256"] = entries[2]["config_sha256"] = "a"
+    entries.append(entry("MoC", 2, 4.5, ppl=60.0) | {"config_sha256": "b"})
+    entries.append(entry("MoC", 3, 4.5, ppl=50.0) | {"config_sha256": "c"})  # of another config
+    *_, mos, moc, other, third = table({"entries": entries}, "head", columns).splitlines()
     assert mos == "| MoS | 91.00 (90.00–92.00) | .300/.200 | 130 |"
-    assert moc == "| MoC | 88.00 | .200/.100 | none |"
+    assert moc == "| MoC | 74.00 (60.00–88.00) | .200/.100 | none |"
+    assert third == "| MoC | 50.00 | none | none |"
     assert other == "| MoS | 70.00 | .200/.100 | 9 |"

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from lm.errors import ConfigError, HighrankError
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 TABLE = """
@@ -36,6 +39,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(TABLE, encoding="utf-8")
     (tmp_path / "results").mkdir()
     return path
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("train_table")
 
 
 def command(*arguments: object) -> list[str]:
@@ -78,8 +87,10 @@ def test_a_failure_is_told_and_stops_no_other_training(table: Path) -> None:
     Path("runs/two/softmax-1").write_text("in the way")
     ended = train(table, "--machine", "a test")
     assert ended.returncode == 4
-    assert ended.stderr.startswith("softmax-1: dialog train smalltalk_softmax")
-    assert "exit code 4: runs/two/softmax-1: not a directory" in ended.stderr
+    assert ended.stderr.startswith(
+        "softmax-1: dialog train: exit code 4: runs/two/softmax-1: not a directory"
+    )
+    assert ended.stderr.endswith("(runs/two/softmax-1.log)\n")
     assert ended.stderr.count("\n") == 1
     assert [one["config"] for one in entries()] == ["smalltalk_mos"]
 
@@ -95,37 +106,83 @@ def test_a_signal_saves_the_training_and_the_same_command_resumes(table: Path) -
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 75
-    assert err == "error: interrupted by SIGTERM; the same command resumes it\n"
+    notice, error = err.splitlines()
+    assert notice == "stopping when the trainings have saved; another signal ends at once"
+    assert error == "error: interrupted by SIGTERM; the same command resumes it"
     assert list(Path("runs/two/softmax-1/checkpoints").glob("step-*"))
     assert not Path("runs/two/mos-1").exists()
 
 
 def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
+    negative = f"error: {table}: --set: train.seed must be greater than or equal to 0, got -1\n"
     for wrong, message in (
         (("--heads", "mof"), "error: --heads mof: choose from softmax, mos\n"),
+        (("--seeds", "-1"), negative),
         ((), "error: name the machine with --machine TEXT\n"),
     ):
         ended = train(table, *wrong)
         assert (ended.returncode, ended.stderr) == (2, message)
-    for old, new, message in (
-        ("smalltalk_", "smallchat_", "error: smallchat_softmax: no such preset or file"),
-        ("seeds = [1]", 'seeds = "12"', f"error: {table}:6: seeds: input should be a valid list\n"),
-        ("unit =", "units =", f"error: {table}: unit: field required\n"),
-    ):
-        table.write_text(TABLE.replace(old, new), encoding="utf-8")
-        ended = train(table, "--status")
-        assert ended.returncode == 2
-        assert ended.stderr.startswith(message)
-        assert ended.stderr.count("\n") == 1
     assert list(Path("results").iterdir()) == []
 
 
-@pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("smalltalk_", "smallchat_", "smallchat_mos: no such preset or file"),
+        ("seeds = [1]", 'seeds = "12"', r"two\.toml:6: seeds: input should be a valid list"),
+        ("seeds = [1]", "seeds = []", r"two\.toml:6: seeds: list should have at least 1 item"),
+        ("unit =", "units =", r"two\.toml: unit: field required"),
+        ("max_steps=2", "max_steps=x", r"train\.max_steps must be an integer"),
+        ("train.max_steps=2", "train.seed=2", r"two\.toml: settings: leave out train\.seed"),
+        ("[heads]", "[analyses]\nrank = []\n[heads]", r"two\.toml: analyses: only `lm`"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named(
+    module: ModuleType, table: Path, old: str, new: str, message: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    module, tables = importlib.import_module("train_table"), importlib.import_module("page_tables")
+    table.write_text(TABLE.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        module.Table.read(table).trainings(["mos"], [1], Path("runs"))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"entries": 3}', '{"entries": [{}]}', '{"entries": [0]}']
+)
+def test_a_file_that_has_no_results_is_refused(module: ModuleType, table: Path, content: str) -> None:
+    path = Path("results/two.json")
+    path.write_text(content)
+    (training,) = module.Table.read(table).trainings(["mos"], [1], Path("runs"))
+    with pytest.raises(HighrankError, match=r"^results/two\.json: "):
+        module.Results(path, training.table).has(training)
+
+
+def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleType, table: Path) -> None:
+    path, read = Path("results/two.json"), module.Table.read
+    (training,) = read(table).trainings(["mos"], [1], Path("runs"))
+    entry = {"config": training.preset, "seeds": [1], "config_sha256": training.config_sha256, "units": {}}
+    path.write_text(json.dumps({"entries": [entry | {"measured": training.table.measured}]}))
+    assert module.Results(path, training.table).has(training)
+    for old, new in (
+        ("max_steps=2", "max_steps=3"),
+        ('"--limit", "20"', '"--limit", "30"'),
+        ('unit = "dialog"', 'unit = ""'),
+    ):
+        table.write_text(TABLE.replace(old, new), encoding="utf-8")
+        (other,) = read(table).trainings(["mos"], [1], Path("runs"))
+        assert not module.Results(path, other.table).has(other), new
+    (other,) = training.table.trainings(["mos"], [2], Path("runs"))
+    assert other.config_sha256 == training.config_sha256
+    assert not module.Results(path, training.table).has(other)
+    run = Path("runs/mos-1")
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"config": {"train": {"max_steps": 3}}}))
+    with pytest.raises(ConfigError, match="runs/mos-1: has another config; remove it"):
+        training.require_same_config()
+
+
+@pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: ModuleType, path: Path) -> None:
+    tables = importlib.import_module("page_tables")
     table = module.Table.read(path)
     trainings = table.trainings(list(table.heads), table.seeds, Path("runs"))
     assert len(trainings) == len(table.heads) * len(table.seeds)
