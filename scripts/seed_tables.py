@@ -1,5 +1,6 @@
 """Entries of several seeds in tables: means with ranges, and tests over seeds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -62,10 +63,11 @@ def _of_seeds(key: str, values: Sequence[Number]) -> Number:
 def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     """Table of heads with two or more seeds: nats ahead of each baseline, 95 % interval and p-value.
 
-    An entry without units does not count, because its text cannot be resampled. ConfigError for entries of
-    different texts.
+    The text of an older entry without units is resampled like that of the other seeds of its head, scaled to
+    its own perplexity. ConfigError for entries of different texts.
     """
-    pools = {label: list(own.values()) for label, own in _pools(entries).items() if len(own) > 1}
+    by_seed = {label: own for label, own in _pools(entries).items() if len(own) > 1}
+    pools = {label: list(own.values()) for label, own in by_seed.items()}
     against = [label for label in baselines if label in pools]
     heads = [f"nats ahead of {label}" for label in against]
     lines = [f"| {' | '.join(['head', 'seeds', *heads])} |", "|---" * (2 + len(heads)) + "|"]
@@ -74,21 +76,28 @@ def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     counts = draws(len(next(iter(pools.values()))[0][0]), RESAMPLES, seed=1)
     for label, own in pools.items():
         cells = ["none" if label == base else _cell(*welch(own, pools[base], counts)) for base in against]
-        lines.append(f"| {' | '.join([label, str(len(own)), *cells])} |")
+        seeds = ", ".join(map(str, sorted(by_seed[label])))
+        lines.append(f"| {' | '.join([label, seeds, *cells])} |")
     return "\n".join(lines)
 
 
 def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, Sums]]:
-    """Nats and tokens by unit, by label and seed."""
-    measured = [entry for entry in entries if "units" in entry]
+    """Nats and tokens by unit, by label and seed, of labels of which an entry has units."""
+    single = [entry for entry in entries if len(entry["seeds"]) == 1]
+    measured = [entry for entry in single if "units" in entry]
     texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
     require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
     pools: dict[str, dict[int, Sums]] = {}
     for entry in measured:
-        (seed,) = entry["seeds"]
         nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
         require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
-        pools.setdefault(entry["label"], {})[seed] = (nats, tokens)
+        pools.setdefault(entry["label"], {})[entry["seeds"][0]] = (nats, tokens)
+    for entry in single:
+        known, (seed,) = pools.get(entry["label"], {}), entry["seeds"]
+        if known and seed not in known:
+            nats, tokens = (np.mean(column, 0) for column in zip(*known.values(), strict=True))
+            own = math.log(entry["numbers"]["test_perplexity"]) * tokens.sum()
+            known[seed] = (nats * (own / nats.sum()), tokens)
     return pools
 
 

@@ -13,13 +13,14 @@ Column = tuple[str, str, Form]
 
 
 def fixed(digits: int) -> Form:
-    """Values with a number of digits after the point; the seeds follow each other, a range is in brackets."""
+    """Values with a number of digits after the point; seeds follow each other, their range is in brackets."""
 
     def shown(value: Number) -> str:
         if isinstance(value, list):
             return ", ".join(shown(item) for item in value)
         if isinstance(value, Mapping):
-            return f"{shown(value['mean'])} ({shown(value['lowest'])}–{shown(value['highest'])})"
+            lowest, highest = shown(value["lowest"]), shown(value["highest"])
+            return lowest if lowest == highest else f"{shown(value['mean'])} ({lowest}–{highest})"
         return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
 
     return shown
