@@ -14,6 +14,7 @@ from lm.runs.pooling import Sums, welch
 
 Entry = Mapping[str, Any]
 RESAMPLES = 10_000
+LEAST_P = 0.001  # below, a few seeds do not tell the tails of the distribution
 
 
 def by_label(entries: Sequence[Entry]) -> list[Entry]:
@@ -102,4 +103,5 @@ def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, Sums]]:
 
 
 def _cell(p: float, change: Any) -> str:
-    return f"{-change.estimate:.3f} ± {(change.high - change.low) / 2:.3f}, p = {p_value(p)}"
+    shown = f"p = {p_value(p)}" if p >= LEAST_P else f"p < {p_value(LEAST_P)}"
+    return f"{-change.estimate:.3f} ± {(change.high - change.low) / 2:.3f}, {shown}"

@@ -103,9 +103,10 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields() -> 
     files = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*.json")}
     assert {name.partition(",")[0] for name in drawn} == set(files)
     fields = {"label", "config", "command", "seeds", "machine", "torch", "date", "numbers"}
+    optional = {"settings", "config_sha256", "measured", "units"}
     for results in files.values():
         assert results["about"]
-        assert all(set(entry) - {"settings"} == fields for entry in results["entries"])
+        assert all(set(entry) - optional == fields for entry in results["entries"])
 
 
 def test_the_command_of_a_published_number_has_its_presets_and_settings() -> None:
@@ -139,10 +140,14 @@ def test_lists_of_p_values_are_read_to_their_end() -> None:
     assert p_values("p = .0002. It gains .4 and p = .03 at .5 nats or .6 %") == [".0002", ".03"]
 
 
-def test_every_p_value_of_the_pages_is_in_a_file_of_results() -> None:
+def test_every_p_value_of_the_pages_is_in_a_file_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    tables = importlib.import_module("page_tables")
+    drawn = tables.page_tables(ROOT / "results")
     files = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/comparisons*.json")]
     numbers = [number for file in files for entry in file["entries"] for number in entry["numbers"].values()]
     measured = [p for number in numbers for p in (number if isinstance(number, list) else [number])]
+    measured += [float(p) for file in tables.TESTED for p in p_values(drawn[f"{file}, tests"])]
     cited = [p for page in PAGES for p in p_values(page.read_text("utf-8"))]
     assert len(cited) > 50
     assert not {p for p in cited if float(p) not in (round(one, len(p) - 1) for one in measured)}
