@@ -10,7 +10,7 @@ from table_forms import Number, p_value
 
 from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
-from lm.runs.pooling import Sums, welch
+from lm.runs.pooling import ScoreSums, welch
 
 Entry = Mapping[str, Any]
 RESAMPLES = 10_000
@@ -82,13 +82,13 @@ def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, Sums]]:
+def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, ScoreSums]]:
     """Nats and tokens by unit, by label and seed, of labels of which an entry has units."""
     single = [entry for entry in entries if len(entry["seeds"]) == 1]
     measured = [entry for entry in single if "units" in entry]
     texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
     require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
-    pools: dict[str, dict[int, Sums]] = {}
+    pools: dict[str, dict[int, ScoreSums]] = {}
     for entry in measured:
         nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
         require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")

@@ -29,8 +29,8 @@ from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
 
-Reading = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
-Readings = Callable[[Ids], Generator[Reading]]
+StatesRead = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
+Readings = Callable[[Ids], Generator[StatesRead]]
 
 _OF_SHORT_STATES = (7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0)  # an activation penalty shortens states
 THETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, *_OF_SHORT_STATES)
@@ -93,7 +93,7 @@ class CacheScores:
 
 def cache_scores(
     trained: TrainedLm,
-    readings: Iterable[Reading],
+    readings: Iterable[StatesRead],
     size: int,
     thetas: Sequence[float],
     *,

@@ -19,8 +19,8 @@ from lm.errors import StorageError
 from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
 
-Sums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
-UnitSums = Mapping[str, Sums]  # by score
+ScoreSums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
+UnitSums = Mapping[str, ScoreSums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
 FREE_KEYS = {
     "train.seed",
@@ -60,7 +60,7 @@ class _Pool(NamedTuple):
     members: Sequence[Evaluation]
     sums: Sequence[UnitSums]
 
-    def of(self, score: str) -> list[Sums]:
+    def of(self, score: str) -> list[ScoreSums]:
         """The sums of a score of every run."""
         return [own[score] for own in self.sums]
 
@@ -104,7 +104,7 @@ def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
     )
 
 
-def welch(runs: Sequence[Sums], baseline: Sequence[Sums], counts: Floats) -> tuple[float, Interval]:
+def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Floats) -> tuple[float, Interval]:
     """P-value and 95 % interval of the difference of two mean scores, each over two or more seeds.
 
     ``counts`` of units, (R, U), are those of :func:`lm.bootstrap.draws`.
@@ -127,12 +127,12 @@ def welch(runs: Sequence[Sums], baseline: Sequence[Sums], counts: Floats) -> tup
     return p, Interval(difference, difference - half, difference + half)
 
 
-def _means(runs: Sequence[Sums]) -> Floats:
+def _means(runs: Sequence[ScoreSums]) -> Floats:
     """The score of every run, (S,)."""
     return np.array([sums.sum() / sizes.sum() for sums, sizes in runs])
 
 
-def _resampled(runs: Sequence[Sums], counts: Floats) -> Floats:
+def _resampled(runs: Sequence[ScoreSums], counts: Floats) -> Floats:
     """The mean score of resampled texts, (R,)."""
     found: Floats = counts @ np.mean([sums for sums, _ in runs], 0) / (counts @ runs[0][1])
     return found
