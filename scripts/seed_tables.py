@@ -22,13 +22,18 @@ def by_label(entries: Sequence[Entry]) -> list[Entry]:
 
     Older entries have no hash of their config, and count as of the same.
     """
+    return [group[0] if len(group) == 1 else _over_seeds(group) for group in _models(entries)]
+
+
+def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries of each model, in their order."""
     groups: list[list[Entry]] = []
     for entry in entries:
         own = next((group for group in groups if all(_belong(entry, one) for one in group)), None)
         if own is None:
             groups.append(own := [])
         own.append(entry)
-    return [group[0] if len(group) == 1 else _over_seeds(group) for group in groups]
+    return groups
 
 
 def _belong(entry: Entry, other: Entry) -> bool:
@@ -67,39 +72,48 @@ def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     The text of an older entry without units is resampled like that of the other seeds of its head, scaled to
     its own perplexity. ConfigError for entries of different texts.
     """
-    by_seed = {label: own for label, own in _pools(entries).items() if len(own) > 1}
-    pools = {label: list(own.values()) for label, own in by_seed.items()}
-    against = [label for label in baselines if label in pools]
+    pools = [(label, own) for label, own in _pools(entries) if len(own) > 1]
+    known = {label: list(own.values()) for label, own in reversed(pools)}  # the first of a label
+    against = [label for label in baselines if label in known]
     heads = [f"nats ahead of {label}" for label in against]
     lines = [f"| {' | '.join(['head', 'seeds', *heads])} |", "|---" * (2 + len(heads)) + "|"]
     if not pools:
         return "\n".join(lines)
-    counts = draws(len(next(iter(pools.values()))[0][0]), RESAMPLES, seed=1)
-    for label, own in pools.items():
-        cells = ["none" if label == base else _cell(*welch(own, pools[base], counts)) for base in against]
-        seeds = ", ".join(map(str, sorted(by_seed[label])))
+    counts = draws(len(next(iter(known.values()))[0][0]), RESAMPLES, seed=1)
+    for label, own in pools:
+        runs, seeds = list(own.values()), ", ".join(map(str, sorted(own)))
+        cells = ["none" if label == base else _cell(*welch(runs, known[base], counts)) for base in against]
         lines.append(f"| {' | '.join([label, seeds, *cells])} |")
     return "\n".join(lines)
 
 
-def _pools(entries: Sequence[Entry]) -> dict[str, dict[int, ScoreSums]]:
-    """Nats and tokens by unit, by label and seed, of labels of which an entry has units."""
-    single = [entry for entry in entries if len(entry["seeds"]) == 1]
-    measured = [entry for entry in single if "units" in entry]
+def _pools(entries: Sequence[Entry]) -> list[tuple[str, dict[int, ScoreSums]]]:
+    """Label, and nats and tokens by unit by seed, of each model of which an entry has units."""
+    measured = [entry for entry in entries if "units" in entry]
     texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
     require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
-    pools: dict[str, dict[int, ScoreSums]] = {}
-    for entry in measured:
-        nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
-        require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
-        pools.setdefault(entry["label"], {})[entry["seeds"][0]] = (nats, tokens)
-    for entry in single:
-        known, (seed,) = pools.get(entry["label"], {}), entry["seeds"]
-        if known and seed not in known:
-            nats, tokens = (np.mean(column, 0) for column in zip(*known.values(), strict=True))
-            own = math.log(entry["numbers"]["test_perplexity"]) * tokens.sum()
-            known[seed] = (nats * (own / nats.sum()), tokens)
-    return pools
+    tested = [group for group in _models(entries) if any("units" in one for one in group)]
+    return [(group[0]["label"], _sums(group)) for group in tested]
+
+
+def _sums(group: Sequence[Entry]) -> dict[int, ScoreSums]:
+    """Nats and tokens by unit, by seed."""
+    known: dict[int, ScoreSums] = {}
+    for entry in group:
+        if "units" in entry:
+            nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
+            require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
+            known[entry["seeds"][0]] = (nats, tokens)
+    nats, tokens = (np.mean(column, 0) for column in zip(*known.values(), strict=True))
+    scaled = {
+        entry["seeds"][0]: (
+            nats * (math.log(entry["numbers"]["test_perplexity"]) * tokens.sum() / nats.sum()),
+            tokens,
+        )
+        for entry in group
+        if "units" not in entry
+    }
+    return known | scaled
 
 
 def _cell(p: float, change: Any) -> str:

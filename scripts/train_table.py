@@ -34,7 +34,7 @@ from lm.disk.filelock import alone
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
 from lm.language.config import LmConfig
-from lm.runs.evaluations import evaluation_names
+from lm.runs.evaluations import evaluation_names, load_evaluation
 from lm.stop import StopFlag
 
 Entry = dict[str, Any]
@@ -99,10 +99,13 @@ class Table(BaseModel):
             for head in dict.fromkeys(heads)
         ]
 
+    def seeded(self, seed: int) -> list[str]:
+        """The settings of a training."""
+        return [*self.settings, f"train.seed={seed}"]
+
     def _hash(self, head: str, seed: int) -> str:
-        schema = LmConfig if self.program == "lm" else DialogConfig
-        settings = [*self.settings, f"train.seed={seed}"]
-        resolved = load_config(f"{self.preset}{head}", schema, family=self.program, overrides=settings)
+        schema, preset = LmConfig if self.program == "lm" else DialogConfig, f"{self.preset}{head}"
+        resolved = load_config(preset, schema, family=self.program, overrides=self.seeded(seed))
         return config_sha256(resolved.config.model_dump(mode="json"))
 
 
@@ -128,8 +131,7 @@ class Training:
 
     def commands(self) -> Iterator[list[str]]:
         """Commands that train, evaluate and analyse. The training resumes; the others begin anew."""
-        settings = [*self.table.settings, f"train.seed={self.seed}"]
-        sets = [part for setting in settings for part in ("--set", setting)]
+        sets = [part for setting in self.table.seeded(self.seed) for part in ("--set", setting)]
         yield [self.table.program, "train", self.preset, *sets, "--run", str(self.run)]
         yield [self.table.program, "evaluate", str(self.run), *self.table.evaluate]
         for analysis, options in self.table.analyses.items():
@@ -154,14 +156,14 @@ class Training:
 
     def _units(self) -> dict[str, str]:
         """Hash of the test text, and nats and tokens of its units as one text, which keeps files short."""
-        record: Any = read_json(self.run / "evaluation" / f"{self.table.evaluation}.json")
-        contexts, unit = record["contexts"], self.table.unit
+        kept = load_evaluation(self.run, self.table.evaluation, (), (), self.table.program)
+        contexts, unit = kept.contexts, self.table.unit
         columns = ", ".join(contexts)
         require(not unit or unit in contexts, f"unit = {unit!r} in the table: choose from {columns}")
         rows = contexts[unit] if unit else range(len(contexts["tokens"]))
         nats, tokens = (by_unit(rows, contexts[column]) for column in ("nll", "tokens"))
         return {
-            "text_sha256": record["result"]["data"]["sha256"][:16],
+            "text_sha256": kept.result["data"]["sha256"][:16],
             "nats": " ".join(f"{value:.2f}" for value in nats),
             "tokens": " ".join(f"{value:.0f}" for value in tokens),
         }

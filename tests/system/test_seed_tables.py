@@ -49,6 +49,16 @@ def test_the_test_over_seeds_is_that_of_welch() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
+    from seed_tables import seed_tests
+
+    entries = [entry("MoS", seed, 4.4 + seed / 100) | {"config_sha256": "a"} for seed in (1, 2)]
+    alone = seed_tests(entries, ["MoS"])
+    assert alone.endswith("| MoS | 1, 2 | none |")
+    assert seed_tests([*entries, entry("MoS", 3, 9.0) | {"config_sha256": "b"}], ["MoS"]) == alone
+
+
+@pytest.mark.usefixtures("scripts")
 def test_entries_of_another_text_are_refused() -> None:
     from seed_tables import seed_tests
 
