@@ -23,18 +23,14 @@ class NamedSplits(Protocol):
     def test(self) -> str: ...
 
 
-def missing(source: str, command: str, instead: str = "") -> DataError:
-    """The error for a missing source, with the commands that prepare a split or train without one."""
+def missing(source: str, command: str, other: str = "") -> DataError:
+    """The error for a missing source, with the command that prepares a split, or another remedy."""
     path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{source}: no such file or folder; check the path")
     origin, out = (shlex.quote(visible(one)) for one in (f"path/to/{path.parent.name}", path.parent))
-    other = (
-        f"train on a file of your own with: {instead}"
-        if instead
-        else f"name yours with --set data.{path.name}=…"
-    )
-    return DataError(f"{source}: no such corpus; make it with: {command} {origin} --out {out}; or {other}")
+    made = f"{source}: no such corpus; make it with: {command} {origin} --out {out}"
+    return DataError(f"{made}; or {other}" if other else made)
 
 
 def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[str]:
@@ -44,7 +40,8 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
         if not source:
             raise DataError(f"data.{name} is empty; name a corpus, in the config or with --set data.{name}=…")
         if not source.startswith(_MADE_UP) and not os.path.exists(source):
-            raise missing(source, command, instead)
+            own = f"train on a file of your own with: {instead}" if instead else ""
+            raise missing(source, command, own or f"name yours with --set data.{name}=…")
     return [
         f"warning: data.{one} and data.{other} are both {visible(getattr(data, one))}; "
         "scores do not measure generalisation to other text"

@@ -112,6 +112,7 @@ def dynamic(
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
+    wanted.require_searched(trained)
     tried: SearchedSettings | None = None
     with _alone_in(run / DYNAMIC_FOLDER):
         statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)

@@ -102,6 +102,7 @@ def evaluate(
         text = group.every(lambda: load_text(trained, data or trained.config.data.test, limit))
         group.require_equal({"checkpoint": weights, "text": text.sha256})
         compat = compat or trained.config.train.compat
+        group.every(lambda: wanted.require_searched(trained))
         joined = group.every(lambda: _members(trained, others, checkpoint, wanted))
         models = [model for model, _ in joined]
         measures = _measured(trained, models, text, compat, wanted, progress)

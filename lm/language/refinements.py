@@ -69,6 +69,11 @@ class Refinements(NamedTuple):
             raise ConfigError(f"--mc-rate {self.mc_rate:g}: does nothing without --mc-samples; give both")
         return with_dropout(model, self.mc_rate) if self.mc_samples else None
 
+    def require_searched(self, trained: TrainedLm) -> None:
+        """DataError if a parameter is chosen on the run's validation split and that cannot be read."""
+        if self.temperature_search or (self.cache is not None and self.cache.theta is None):
+            searched_text(trained)
+
 
 def refined(
     trained: TrainedLm,

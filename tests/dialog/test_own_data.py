@@ -335,7 +335,7 @@ def test_missing_data_is_told_at_once(
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=in_tmp,  # the repository's folder may have the data
     )
     assert found.stdout == "[]\n", "before anything heavy is loaded"
 

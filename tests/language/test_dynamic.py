@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from lm.cells.lstm import WeightDropLSTM
 from lm.errors import ConfigError, DataError, DivergenceError, Interrupted
 from lm.language.adaptation import (
     DYNAMIC_SETTINGS,
-    GRID_DECAY,
-    GRID_LR,
     Adaptation,
     DynamicSetting,
     Statistics,
@@ -27,11 +24,9 @@ from lm.language.corpus import load_split
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.scoring import token_nll
-from lm.language.setting_search import Grid, require_free
+from lm.language.setting_search import Grid
 from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
-from lm.results import as_json
-from tests.support.signals import signal_at
 from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_lm, write_run
 
 HEADS: list[dict[str, Any]] = [
@@ -292,17 +287,6 @@ def test_impossible_settings_are_refused() -> None:
             DynamicSetting(**({"lr": 1e-3, "decay": 1e-3} | values))
 
 
-def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
-    assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
-    grid, base = Grid(), DynamicSetting(1, 1, 7e-5, "normalised", 10)
-    settings = [grid.propose(base, [{}] * place) for place in range(grid.count)]
-    assert len({(s.lr, s.decay) for s in settings}) == 24 == grid.count
-    assert settings[0] == DynamicSetting(6e-5, 2e-3, 7e-5, "normalised", 10)
-    squares = Statistics.empty(tiny_lm().model, 1).squares
-    setting = DYNAMIC_SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
-    assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
-
-
 def test_a_run_is_evaluated_and_its_statistics_are_kept(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     strong = DynamicSetting(1e-3, 1e-3, 1e-3)
@@ -338,65 +322,3 @@ def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch
     assert search is not None
     assert search.searched[0].nll == pytest.approx(found.nll, rel=1e-12)
     assert result.static.tokens == scored + 1
-
-
-def test_a_killed_grid_goes_on_and_reports_the_best_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5, 2e-3, 1e30))
-    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
-    run = write_run(tmp_path / "run")
-
-    with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
-        dynamic(run, search=Grid())
-    finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
-    assert len(finished) == 1
-    told: list[tuple[int, int]] = []
-    result = dynamic(run, search=Grid(), progress=lambda done, total: told.append((done, total)))
-    reached = {total for done, total in told if done == total}
-    assert reached == {total for _, total in told}, "the search too, though one of its settings diverges"
-    assert result.search is not None
-    searched = result.search.searched
-    assert as_json(searched[0]) == finished[0]
-    assert len(searched) == 6
-    values = [row.nll for row in searched]
-    assert values[4] is values[5] is None, "what diverges has no result"
-    best = min((row for row in searched if row.nll), key=lambda row: row.nll or 0)
-    assert (result.setting.lr, result.setting.decay) == (best.lr, best.decay)
-    assert result.subject.data.name == "test"
-    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=DynamicSetting(best.lr, best.decay))
-    assert alone.likelihood.nll == pytest.approx(best.nll, abs=1e-9)
-    rows = cells(dynamic_tables(result)[0])
-    assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
-    assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
-
-
-def test_grids_are_kept_apart_and_override_nothing_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5,))
-    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
-    run = write_run(tmp_path / "run", lines=(120, 10, 10))
-    for setting, label in [
-        (DYNAMIC_SETTINGS["default"], "grid"),
-        (replace(DYNAMIC_SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
-        (DYNAMIC_SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
-        (replace(DYNAMIC_SETTINGS["default"], window=10), "grid-window-10"),
-    ]:
-        result = dynamic(run, setting=setting, search=Grid())
-        assert result.name == f"test.dynamic.{label}"
-        windows, tensors = result.statistics.windows, result.statistics.tensors
-        assert result.search is not None
-        eps = setting.normalised(windows, tensors).eps
-        assert {row.eps for row in result.search.searched} == {eps} == {result.setting.eps}
-        assert result.setting.scaling == "normalised"
-    kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
-    assert len(kept) == 4
-    for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
-        with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
-            require_free(Grid(), changed)
-        assert "\n" not in str(error.value)
-    assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
-    require_free(Grid(), ["eps", "scaling", "window"])
-    named = dynamic(run, setting=DYNAMIC_SETTINGS["paper-awd"])
-    assert named.name == "test.dynamic.paper-awd"

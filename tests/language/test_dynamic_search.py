@@ -1,4 +1,4 @@
-"""Dynamic evaluation as Melis et al. (2020) have it: settings that are drawn, temperature, dropout."""
+"""Dynamic evaluation with settings from a grid or drawn (Melis et al. 2020), temperature and dropout."""
 
 import json
 import math
@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, DivergenceError
-from lm.language.adaptation import DYNAMIC_SETTINGS, RANGES, Adaptation, DynamicSetting, Statistics, gather
+from lm.language.adaptation import (
+    DYNAMIC_SETTINGS,
+    GRID_DECAY,
+    GRID_LR,
+    RANGES,
+    Adaptation,
+    DynamicSetting,
+    Statistics,
+    gather,
+)
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
 from lm.language.scoring import token_nll
-from lm.language.setting_search import Draws, TriedSetting, require_free
+from lm.language.setting_search import Draws, Grid, TriedSetting, require_free
 from lm.language.tables import dynamic_tables
 from lm.language.trained import TrainedLm
 from lm.results import as_json
@@ -89,6 +98,79 @@ def test_a_run_is_evaluated_with_temperature_and_dropout(tmp_path: Path) -> None
         "perplexity, best temperature", "perplexity, MC dropout",
         "perplexity, MC dropout, best temperature", "perplexity, static",
     ]  # fmt: skip
+
+
+def test_the_grid_is_the_published_one_in_proportion_to_the_window() -> None:
+    assert (GRID_LR, GRID_DECAY) == ((3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3))
+    grid, base = Grid(), DynamicSetting(1, 1, 7e-5, "normalised", 10)
+    settings = [grid.propose(base, [{}] * place) for place in range(grid.count)]
+    assert len({(s.lr, s.decay) for s in settings}) == 24 == grid.count
+    assert settings[0] == DynamicSetting(6e-5, 2e-3, 7e-5, "normalised", 10)
+    squares = Statistics.empty(tiny_lm().model, 1).squares
+    setting = DYNAMIC_SETTINGS["paper-mos-ptb"].normalised(1859, len(squares))
+    assert setting.eps == pytest.approx(2.32e-5, rel=1e-3), "the papers' ε is for the other scaling"
+
+
+def test_a_killed_grid_goes_on_and_reports_the_best_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5, 2e-3, 1e30))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
+    run = write_run(tmp_path / "run")
+
+    with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
+        dynamic(run, search=Grid())
+    finished = json.loads((run / "dynamic" / "grid.json").read_text())["results"]
+    assert len(finished) == 1
+    told: list[tuple[int, int]] = []
+    result = dynamic(run, search=Grid(), progress=lambda done, total: told.append((done, total)))
+    reached = {total for done, total in told if done == total}
+    assert reached == {total for _, total in told}, "the search too, though one of its settings diverges"
+    assert result.search is not None
+    searched = result.search.searched
+    assert as_json(searched[0]) == finished[0]
+    assert len(searched) == 6
+    values = [row.nll for row in searched]
+    assert values[4] is values[5] is None, "what diverges has no result"
+    best = min((row for row in searched if row.nll), key=lambda row: row.nll or 0)
+    assert (result.setting.lr, result.setting.decay) == (best.lr, best.decay)
+    assert result.subject.data.name == "test"
+    alone = dynamic(run, data=str(tmp_path / "valid.txt"), setting=DynamicSetting(best.lr, best.decay))
+    assert alone.likelihood.nll == pytest.approx(best.nll, abs=1e-9)
+    rows = cells(dynamic_tables(result)[0])
+    assert list(rows[0]) == ["lr", "decay", "eps", "nll", "perplexity"]
+    assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
+
+
+def test_grids_are_kept_apart_and_override_nothing_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    for setting, label in [
+        (DYNAMIC_SETTINGS["default"], "grid"),
+        (replace(DYNAMIC_SETTINGS["default"], eps=1e-3), "grid-eps-0.001"),
+        (DYNAMIC_SETTINGS["paper-mos-ptb"], "grid-eps-0.001-original"),
+        (replace(DYNAMIC_SETTINGS["default"], window=10), "grid-window-10"),
+    ]:
+        result = dynamic(run, setting=setting, search=Grid())
+        assert result.name == f"test.dynamic.{label}"
+        windows, tensors = result.statistics.windows, result.statistics.tensors
+        assert result.search is not None
+        eps = setting.normalised(windows, tensors).eps
+        assert {row.eps for row in result.search.searched} == {eps} == {result.setting.eps}
+        assert result.setting.scaling == "normalised"
+    kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
+    assert len(kept) == 4
+    for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
+        with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
+            require_free(Grid(), changed)
+        assert "\n" not in str(error.value)
+    assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
+    require_free(Grid(), ["eps", "scaling", "window"])
+    named = dynamic(run, setting=DYNAMIC_SETTINGS["paper-awd"])
+    assert named.name == "test.dynamic.paper-awd"
 
 
 def test_settings_are_drawn_from_the_published_ranges() -> None:
