@@ -103,31 +103,52 @@ def has(result: Result, column: str) -> bool:
     return True
 
 
-def entry(model: str, runs: Sequence[Path], results: Sequence[Result], machine: str) -> Result:
-    """A model in the form of results/*.json, with the numbers of each seed and the keys that were set."""
-    saved = saved_config(runs[0])
-    settings = [
-        f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
-        for key, where in saved.get("provenance", {}).items()
-        if where != "default"
-    ]
+def entry(
+    label: str,
+    results: Sequence[Result],
+    machine: str,
+    *,
+    config: str,
+    config_hash: str,
+    settings: Sequence[str],
+    command: str,
+) -> Result:
+    """A model in the form of results/*.json, with the numbers of each seed."""
     numbers: Result = {"parameters": results[0]["parameters"]}
     for name, value in NUMBERS.items():
         with suppress(KeyError):
             found = [value(result) for result in results]
             numbers[name] = found if len(found) > 1 else found[0]
     return {
-        "label": model,
-        "config": model,
-        "config_sha256": config_sha256(saved["config"]),
-        "settings": settings,
-        "command": f"python {' '.join(sys.argv)}",
+        "label": label,
+        "config": config,
+        "config_sha256": config_hash,
+        "settings": list(settings),
+        "command": command,
         "seeds": [result["seed"] for result in results],
         "machine": machine,
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
         "numbers": numbers,
     }
+
+
+def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], machine: str) -> Result:
+    """The entry of a model from runs of one config, with the keys that were set."""
+    saved = saved_config(runs[0])
+    return entry(
+        model,
+        results,
+        machine,
+        config=model,
+        config_hash=config_sha256(saved["config"]),
+        settings=[
+            f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
+            for key, where in saved.get("provenance", {}).items()
+            if where != "default"
+        ],
+        command=f"python {' '.join(sys.argv)}",
+    )
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:
@@ -170,7 +191,9 @@ def main() -> None:
         seeds = ", ".join(str(result["seed"]) for result in found)
         print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
     if options.json:
-        entries = [entry(model, folders[model], found, options.machine) for model, found in models.items()]
+        entries = [
+            entry_of_runs(model, folders[model], found, options.machine) for model, found in models.items()
+        ]
         write_json(options.json, {"about": f"evaluation {options.name}", "entries": entries})
 
 

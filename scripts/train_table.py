@@ -29,6 +29,7 @@ from run_logs import errors_in_one_line, saved_config
 from dialog.config import DialogConfig
 from lm.bootstrap import by_unit
 from lm.config.load import load_config
+from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import read_toml
 from lm.disk.filelock import alone
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
@@ -77,10 +78,13 @@ class Table(BaseModel):
         try:
             table = cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
             key = tuple(str(part) for part in first["loc"] if isinstance(part, str))
             line = f":{lines[key]}" if key in lines else ""
-            raise ConfigError(f"{path}{line}: {'.'.join(key)}: {first['msg'].lower()}") from None
+            message = first["msg"].lower()
+            if first["type"] == "extra_forbidden":
+                message = f"unknown key{did_you_mean(key[0], cls.model_fields)}"
+            raise ConfigError(f"{path}{line}: {'.'.join(key)}: {message}") from None
         require(not table.analyses or table.program == "lm", f"{path}: analyses: only `lm` has analyses")
         seeded = any(setting.startswith("train.seed=") for setting in table.settings)
         require(not seeded, f"{path}: settings: leave out train.seed, which seeds sets")
@@ -145,13 +149,15 @@ class Training:
         require(self.table.evaluation in known, f"{named}; correct the key")
         analyses: list[Any] = [read_json(self._analysis(name)) for name in self.table.analyses]
         result = load(self.run, self.table.evaluation, analyses)
-        made = entry(self.table.heads[self.head], [self.run], [result], machine)
-        # the settings are in the command; those of an entry name what its row has beside its preset
-        made |= {
-            "config": self.preset,
-            "settings": [],
-            "command": "; ".join(map(shlex.join, self.commands())),
-        }
+        made = entry(
+            self.table.heads[self.head],
+            [result],
+            machine,
+            config=self.preset,
+            config_hash=self.config_sha256,
+            settings=[],  # they are in the command; those of an entry are beside its preset
+            command="; ".join(map(shlex.join, self.commands())),
+        )
         return made | {"measured": self.table.measured, "units": self._units()}
 
     def _units(self) -> dict[str, str]:
@@ -195,15 +201,18 @@ class Results:
         require(whole, f"{self.path}: has no entries of results; name another file with --results")
         return content
 
-    def has(self, training: Training) -> bool:
-        """True if a training has an entry with units, of today's config and evaluation."""
-        return any(
-            "units" in one
-            and one.get("config_sha256") == training.config_sha256
-            and one.get("measured") == training.table.measured
+    def missing(self, trainings: Sequence[Training]) -> list[Training]:
+        """Trainings without an entry with units, of today's config and evaluation."""
+        found = [
+            (one["config"], one["seeds"], one.get("config_sha256"), one.get("measured"))
             for one in self._content()["entries"]
-            if (one["config"], one["seeds"]) == (training.preset, [training.seed])
-        )
+            if "units" in one
+        ]
+        return [
+            one
+            for one in trainings
+            if (one.preset, [one.seed], one.config_sha256, one.table.measured) not in found
+        ]
 
     def add(self, made: Entry) -> None:
         """Write an entry in the order of heads and seeds. It replaces an entry of its preset and seed."""
@@ -328,7 +337,7 @@ def main() -> None:
         chosen = table.trainings(heads, options.seeds or table.seeds, runs)
     except ConfigError as error:
         raise ConfigError(f"{options.table}: {error}") from None
-    left = [training for training in chosen if not results.has(training)]
+    left = results.missing(chosen)
     listed = ", ".join(training.name for training in left)
     print(f"missing: {len(left)} of {len(chosen)} trainings{': ' if left else ''}{listed}", flush=True)
     if options.status or not left:

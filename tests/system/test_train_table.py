@@ -131,7 +131,8 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
         ("smalltalk_", "smallchat_", "smallchat_mos: no such preset or file"),
         ("seeds = [1]", 'seeds = "12"', r"two\.toml:6: seeds: input should be a valid list"),
         ("seeds = [1]", "seeds = []", r"two\.toml:6: seeds: list should have at least 1 item"),
-        ("unit =", "units =", r"two\.toml: unit: field required"),
+        ("unit =", "units =", r"two\.toml:8: units: unknown key; did you mean unit\?"),
+        ('unit = "dialog"\n', "", r"two\.toml: unit: field required"),
         ("max_steps=2", "max_steps=x", r"train\.max_steps must be an integer"),
         ("train.max_steps=2", "train.seed=2", r"two\.toml: settings: leave out train\.seed"),
         ("[heads]", "[analyses]\nrank = []\n[heads]", r"two\.toml: analyses: only `lm`"),
@@ -153,7 +154,7 @@ def test_a_file_that_has_no_results_is_refused(module: ModuleType, table: Path, 
     path.write_text(content)
     (training,) = module.Table.read(table).trainings(["mos"], [1], Path("runs"))
     with pytest.raises(HighrankError, match=r"^results/two\.json: "):
-        module.Results(path, training.table).has(training)
+        module.Results(path, training.table).missing([training])
 
 
 def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleType, table: Path) -> None:
@@ -161,7 +162,7 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
     (training,) = read(table).trainings(["mos"], [1], Path("runs"))
     entry = {"config": training.preset, "seeds": [1], "config_sha256": training.config_sha256, "units": {}}
     path.write_text(json.dumps({"entries": [entry | {"measured": training.table.measured}]}))
-    assert module.Results(path, training.table).has(training)
+    assert module.Results(path, training.table).missing([training]) == []
     for old, new in (
         ("max_steps=2", "max_steps=3"),
         ('"--limit", "20"', '"--limit", "30"'),
@@ -169,10 +170,10 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
     ):
         table.write_text(TABLE.replace(old, new), encoding="utf-8")
         (other,) = read(table).trainings(["mos"], [1], Path("runs"))
-        assert not module.Results(path, other.table).has(other), new
+        assert module.Results(path, other.table).missing([other]) == [other], new
     (other,) = training.table.trainings(["mos"], [2], Path("runs"))
     assert other.config_sha256 == training.config_sha256
-    assert not module.Results(path, training.table).has(other)
+    assert module.Results(path, training.table).missing([other]) == [other]
     run = Path("runs/mos-1")
     run.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"config": {"train": {"max_steps": 3}}}))
