@@ -49,7 +49,7 @@ def stream(batch: Batch, *, begun: bool = True, together: bool = True) -> tuple[
     Only the first utterance keeps its ``<s>``, and only if ``begun``. The sequences end ``together``, or else
     begin together.
     """
-    tokens, floors, lengths = join_context(batch)
+    tokens, floors, lengths, _ = join_context(batch)
     places = torch.arange(tokens.shape[1], device=tokens.device)
     marked = not begun or batch.context.shape[1] > 1  # unlike a prompt, which is a single utterance
     begins = (tokens == batch.utterances[0, 0]) & (places >= begun) & marked  # <s>, or all except the first

@@ -9,6 +9,7 @@ U distinct utterances · R responses · S context utterances · C encoded contex
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,15 @@ from lm.cells.stack import recurrent_stack
 from lm.regularize import dropout
 
 
+class ContextWords(NamedTuple):
+    """The words of the contexts, in their order, and the encoder's state of each."""
+
+    ids: Tensor  # (R, P)
+    exists: Tensor  # (R, P) false at padding
+    states: Tensor  # (Q, W) of different words
+    places: Tensor  # (R, P) rows of ``states``
+
+
 @dataclass(frozen=True)
 class Memory:
     """Encoded contexts, one row per response."""
@@ -30,67 +40,98 @@ class Memory:
     summary: Tensor  # (R, C) the encoder's last state
     states: Tensor  # (R, M, C) states to attend to
     mask: Tensor  # (R, M) false at padding
+    words: ContextWords | None = None  # for heads that read them
 
     def select(self, rows: Tensor) -> "Memory":
-        """Memory of some rows, which may repeat."""
+        """Memory of some rows, which may repeat, without words."""
         return Memory(self.summary[rows], self.states[rows], self.mask[rows])
 
 
 class HierarchicalEncoder(nn.Module):
-    """Encodes each utterance, then the sequence of utterance vectors."""
+    """Encodes each utterance, then the sequence of utterance vectors.
 
-    def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
+    Args:
+        words: also hand over the states of the words, which takes some time.
+
+    Attributes:
+        word_size: W of :class:`ContextWords`.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        cell: CellConfig,
+        embedding_size: int,
+        dropout: float,
+        words: bool = False,
+    ) -> None:
         super().__init__()
+        self.words = words
         self.utterance = recurrent_stack(cell, embedding_size, config.utterance_size, bidirectional=True)
         self.context = recurrent_stack(
             cell, 2 * config.utterance_size + 2, config.context_size, config.layers
         )
-        self.dropout = dropout
+        self.dropout, self.word_size = dropout, 2 * config.utterance_size
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         words = embed(
             embedding, _pack(batch.utterances, batch.utterance_lengths), self.dropout, self.training
         )
-        last = _hidden(self.utterance(words)[1])  # (2, U, size)
+        states, state = self.utterance(words)
+        last = _hidden(state)  # (2, U, size)
         vectors = dropout(torch.cat((last[0], last[1]), -1), self.dropout, self.training)
         heard = torch.cat(
             (vectors[batch.context], F.one_hot(batch.floors, 2).to(vectors.dtype)), -1
         )  # (R, S, ·)
         outputs, _ = self.context(_pack(heard, batch.context_lengths))
-        return memory_of(padded(outputs), batch.context_lengths)
+        said = None
+        if self.words:
+            ids, _, lengths, places = join_context(batch)
+            said = ContextWords(ids, _exist(lengths, ids), padded(states).flatten(0, 1), places)
+        return memory_of(padded(outputs), batch.context_lengths, said)
 
 
 class FlatEncoder(nn.Module):
-    """Encodes the context as one token sequence, in which every token is marked with its floor."""
+    """Encodes the context as one token sequence, in which every token is marked with its floor.
+
+    Attributes:
+        word_size: W of :class:`ContextWords`.
+    """
 
     def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
         self.context = recurrent_stack(cell, embedding_size, config.context_size, config.layers)
         self.floor = nn.Embedding(2, embedding_size)
-        self.dropout = dropout
+        self.dropout, self.word_size = dropout, config.context_size
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
-        tokens, floors, lengths = join_context(batch)
+        tokens, floors, lengths, _ = join_context(batch)
         words, spoken = _pack(tokens, lengths), _pack(floors, lengths)
         marked = embedding(words.data) + self.floor(spoken.data)
         marked = dropout(marked, self.dropout, self.training)  # (tokens, E)
         outputs, _ = self.context(words._replace(data=marked))
-        return memory_of(padded(outputs), lengths)
+        return memory_of_words(padded(outputs), tokens, lengths)
 
 
-def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Join each context into one padded sequence: tokens (R, M), floors (R, M), lengths (R,)."""
+def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Join each context into one padded sequence.
+
+    Returns:
+        Tokens (R, M), floors (R, M), lengths (R,), and places (R, M) of the tokens in the flattened
+        ``batch.utterances``. Padding is 0.
+    """
     device = batch.context.device
     exists = torch.arange(batch.context.shape[1], device=device) < batch.context_lengths.to(device)[:, None]
     sizes = batch.utterance_lengths.to(device)[batch.context] * exists  # (R, S)
     inside = torch.arange(batch.utterances.shape[1], device=device) < sizes[..., None]  # (R, S, L)
     lengths = sizes.sum(1)
     wide = torch.arange(int(lengths.max()), device=device) < lengths[:, None]  # (R, M)
-    tokens = torch.zeros_like(wide, dtype=torch.long)
-    floors = torch.zeros_like(tokens)
-    tokens[wide] = batch.utterances[batch.context][inside]
+    tokens, floors, places = (torch.zeros_like(wide, dtype=torch.long) for _ in range(3))
+    every = torch.arange(batch.utterances.numel(), device=device).view_as(batch.utterances)
+    places[wide] = every[batch.context][inside]
+    tokens[wide] = batch.utterances.flatten()[places[wide]]
     floors[wide] = batch.floors[..., None].expand(inside.shape)[inside]
-    return tokens, floors, lengths.cpu()
+    return tokens, floors, lengths.cpu(), places
 
 
 def _pack(rows: Tensor, lengths: Tensor) -> PackedSequence:
@@ -108,9 +149,20 @@ def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return state[0] if isinstance(state, tuple) else state
 
 
-def memory_of(outputs: Tensor, lengths: Tensor) -> Memory:
+def memory_of(outputs: Tensor, lengths: Tensor, words: ContextWords | None) -> Memory:
     """Memory from outputs (R, M, C), with the last output of each row as its summary."""
-    lengths = lengths.to(outputs.device)
-    last = outputs[torch.arange(outputs.shape[0], device=outputs.device), lengths - 1]
-    mask = torch.arange(outputs.shape[1], device=outputs.device) < lengths[:, None]
-    return Memory(last, outputs, mask)
+    rows = torch.arange(outputs.shape[0], device=outputs.device)
+    last = outputs[rows, lengths.to(outputs.device) - 1]
+    return Memory(last, outputs, _exist(lengths, outputs), words)
+
+
+def memory_of_words(outputs: Tensor, tokens: Tensor, lengths: Tensor) -> Memory:
+    """Memory from an output (R, M, C) of every token (R, M) of the contexts."""
+    every = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
+    words = ContextWords(tokens, _exist(lengths, tokens), outputs.flatten(0, 1), every)
+    return memory_of(outputs, lengths, words)
+
+
+def _exist(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Mask (R, M) of the first ``lengths`` (R,) of the rows (R, M, ...)."""
+    return torch.arange(rows.shape[1], device=rows.device) < lengths.to(rows.device)[:, None]

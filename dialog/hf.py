@@ -24,6 +24,7 @@ from dialog.config import DialogConfig
 from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
+from lm.heads.partitions import SourceWords
 from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, tuples
 from lm.huggingface.starting import with_trunk
@@ -79,6 +80,8 @@ class EncodedContexts(ModelOutput):
     last_hidden_state: Tensor | None = None  # (B, S, C)
     summary: Tensor | None = None  # (B, C), or (B, P, E) as of the memory of a pretrained encoder
     mask: Tensor | None = None  # (B, S) false at padding
+    source_words: Tensor | None = None  # (B, M) of a head that reads the words of the contexts
+    source_keys: Tensor | None = None  # (B, M, E)
 
 
 class ContextEncoder:
@@ -97,8 +100,11 @@ class ContextEncoder:
         return_dict: bool | None = None,
     ) -> EncodedContexts:
         """Encode contexts (B, M), see :meth:`HighrankDialogModel.forward`. The last three are ignored."""
-        memory = self._model.model.encode(self._model.batch(input_ids, attention_mask, token_type_ids))
-        return EncodedContexts(memory.states, memory.summary, memory.mask)
+        model = self._model.model
+        memory = model.encode(self._model.batch(input_ids, attention_mask, token_type_ids))
+        source = model.source(memory)
+        read = () if source is None else (source.words, source.keys)
+        return EncodedContexts(memory.states, memory.summary, memory.mask, *read)
 
     __call__ = forward
 
@@ -216,9 +222,11 @@ class HighrankDialogModel(ExportedModel):
         assert encoded.summary is not None
         assert encoded.last_hidden_state is not None
         assert encoded.mask is not None
-        state: RowState = self.model.decoder.start(
-            Memory(encoded.summary, encoded.last_hidden_state, encoded.mask)
-        )
+        source = None
+        if encoded.source_words is not None and encoded.source_keys is not None:
+            source = SourceWords(encoded.source_words, encoded.source_keys)
+        memory = Memory(encoded.summary, encoded.last_hidden_state, encoded.mask)
+        state: RowState = self.model.begin(memory, source)
         return state
 
     def _loss(self, batch: Batch) -> Tensor:

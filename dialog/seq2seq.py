@@ -3,6 +3,7 @@
 R responses · N tokens of all responses, packed · V words.
 """
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -23,12 +24,24 @@ from lm.cells.layers import uniform_parameters
 from lm.errors import DataError
 from lm.heads.head import Head
 from lm.heads.output_layer import words_before
+from lm.heads.partitions import SourceWords
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture, read_architecture
 from lm.huggingface.starting import start_pretrained
 from lm.trunks.blocks import BlockStack
 from lm.trunks.names import pretrained_path
 from lm.trunks.trunk import RowState
+
+
+@dataclass(frozen=True)
+class SourcedState:
+    """A state of decoding, and the words that are answered."""
+
+    decoder: RowState
+    source: SourceWords
+
+    def select(self, rows: Tensor) -> "SourcedState":
+        return SourcedState(self.decoder.select(rows), self.source.select(rows))
 
 
 class Seq2Seq(nn.Module):
@@ -59,15 +72,27 @@ class Seq2Seq(nn.Module):
             for parameter in uniform_parameters(self, BlockStack):
                 nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
         embedding = cast(nn.Parameter, self.embedding.weight)
-        self.head = Head(config.head, self.decoder.size, vocab_size, embedding, self.decoder.lower_sizes)
+        lower, word_size = self.decoder.lower_sizes, getattr(self.encoder, "word_size", 0)
+        self.head = Head(config.head, self.decoder.size, vocab_size, embedding, lower, word_size)
 
     def encode(self, batch: Batch) -> Memory:
         """Encode the contexts of a batch. Equal utterances are encoded once."""
         return cast(Memory, self.encoder(self.embedding, batch))
 
+    def source(self, memory: Memory) -> SourceWords | None:
+        """The words of the contexts in the form that the head reads; None if it reads none."""
+        if self.head.source is None or memory.words is None:
+            return None
+        return cast(SourceWords, self.head.source(*memory.words))
+
+    def begin(self, memory: Memory, source: SourceWords | None) -> RowState:
+        """Decoding states of encoded contexts, in the order of the rows."""
+        state = cast(RowState, self.decoder.start(memory))
+        return state if source is None else SourcedState(state, source)
+
     def hidden(self, batch: Batch) -> tuple[Layers, Tensor, Tensor]:
         """Teacher-forced decoding: hidden states (N, ·), targets (N,), row of every token (N,)."""
-        state = self.decoder.start(self.encode(batch))
+        memory = self.encode(batch)
         inputs = pack_padded_sequence(batch.inputs, batch.lengths, batch_first=True)
         targets = pack_padded_sequence(batch.targets, batch.lengths, batch_first=True).data
         rows = torch.cat([torch.arange(alive) for alive in inputs.batch_sizes.tolist()]).to(targets.device)
@@ -76,7 +101,10 @@ class Seq2Seq(nn.Module):
             lost[: batch.inputs.shape[0]] = False  # <s> is kept, since it begins a response
             inputs = inputs._replace(data=inputs.data.masked_fill(lost, self.unk))
         words = embed(self.embedding, inputs, self.config.model.dropout, self.training)
-        return self.decoder(words, state, rows), targets, rows
+        read = self.decoder(words, self.decoder.start(memory), rows)
+        if (source := self.source(memory)) is not None:
+            read = read._replace(source=replace(source, rows=rows))
+        return read, targets, rows
 
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Training objective, and Σ −log P(response) of the batch in nats, both scalars."""
@@ -99,8 +127,8 @@ class Seq2Seq(nn.Module):
 
     def start(self, batch: Batch) -> RowState:
         """Decoding states for the contexts of a batch, in the order of the items."""
-        state: RowState = self.decoder.start(self.encode(batch))
-        return state.select(torch.argsort(batch.order))
+        memory = self.encode(batch)
+        return self.begin(memory, self.source(memory)).select(torch.argsort(batch.order))
 
     def step(
         self,
@@ -127,7 +155,11 @@ class Seq2Seq(nn.Module):
         return self.head.component_log_probs(hidden), after
 
     def _decoded(self, tokens: Tensor, state: RowState) -> tuple[Layers, RowState]:
-        return self.decoder.step(self.embedding(tokens.to(self.embedding.weight.device)), state)
+        words = self.embedding(tokens.to(self.embedding.weight.device))
+        if not isinstance(state, SourcedState):
+            return self.decoder.step(words, state)
+        hidden, after = self.decoder.step(words, state.decoder)
+        return hidden._replace(source=state.source), replace(state, decoder=after)
 
 
 def by_item(nll: Tensor, rows: Tensor, batch: Batch) -> Tensor:
@@ -139,9 +171,10 @@ def by_item(nll: Tensor, rows: Tensor, batch: Batch) -> Tensor:
 def _encoder(config: DialogConfig) -> nn.Module:
     if config.encoder.kind == "transformer":
         return TransformerEncoder(config)
-    kind = HierarchicalEncoder if config.encoder.kind == "hierarchical" else FlatEncoder
-    cell = config.cell.of(config.encoder.cell)
-    return kind(config.encoder, cell, config.model.embedding_size, config.model.dropout)
+    sizes = (config.encoder, config.cell.of(config.encoder.cell), config.model.embedding_size)
+    if config.encoder.kind == "flat":
+        return FlatEncoder(*sizes, config.model.dropout)
+    return HierarchicalEncoder(*sizes, config.model.dropout, words=config.head.source != "none")
 
 
 def _pretrained_parts(

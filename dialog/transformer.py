@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.batches import Batch
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Memory, join_context, memory_of
+from dialog.encoders import Memory, join_context, memory_of_words
 from lm.heads.states import Layers
 from lm.regularize import dropout
 from lm.trunks.attention import AttentionMask, KeysValues, added, turns
@@ -27,17 +27,21 @@ ROWS_TOGETHER = 12
 
 
 class TransformerEncoder(nn.Module):
-    """Reads the context as one token sequence, in both directions; every token is marked with its floor."""
+    """Reads the context as one token sequence, in both directions; every token is marked with its floor.
+
+    Attributes:
+        word_size: W of :class:`dialog.encoders.ContextWords`.
+    """
 
     def __init__(self, config: DialogConfig) -> None:
         super().__init__()
         size, encoder = config.model.embedding_size, config.encoder
-        self.dropout = config.model.dropout
+        self.dropout, self.word_size = config.model.dropout, encoder.context_size
         self.stack = BlockStack(config.transformer, size, encoder.context_size, encoder.layers, self.dropout)
         self.floor = nn.Embedding(2, size)
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
-        tokens, floors, lengths = join_context(batch)
+        tokens, floors, lengths, _ = join_context(batch)
         together = _together(tokens.device, len(tokens))
         order = lengths.argsort(descending=True, stable=True)
         outputs = []
@@ -45,7 +49,7 @@ class TransformerEncoder(nn.Module):
             longest = int(lengths[rows[0]])
             read = self._read(embedding, tokens[rows, :longest], floors[rows, :longest], lengths[rows])
             outputs.append(F.pad(read, (0, 0, 0, tokens.shape[1] - longest)))
-        return memory_of(torch.cat(outputs)[order.argsort()], lengths)
+        return memory_of_words(torch.cat(outputs)[order.argsort()], tokens, lengths)
 
     def _read(self, embedding: nn.Embedding, tokens: Tensor, floors: Tensor, lengths: Tensor) -> Tensor:
         """Outputs (R, M, C) of rows of joined contexts (R, M)."""

@@ -33,7 +33,7 @@ def steps(kind: str, row: HeadRow) -> list[Box]:
     if not row.is_mixture:
         bend = [Box("learned f")] if kind == "plif" else []
         return [Box("h"), Box("W h + b"), *bend, Box(normalised)]
-    states = "h of several layers" if kind in ("doc", "mfs") else "h"
+    states = "h of several layers" if kind in ("doc", "mfs", "cpr") else "h"
     contexts = [Box(states), Box("cₖ = s · tanh(Wₖ h + bₖ)", each=True)]
     if row.mixes == "contexts":
         return [*contexts, Box("Σ πₖ cₖ", mixes=True), Box("W c + b"), Box(normalised)]

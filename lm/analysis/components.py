@@ -36,7 +36,7 @@ def components_of_run(trained: TrainedLm, ids: Ids, shown: int = WORDS) -> Compo
         of = f"with {components} component{'s' if components > 1 else ''}"
         raise ConfigError(
             f"head.kind = {kind!r} {of} has no prior to analyse; "
-            "name a run of moc, mos, moss, doc or mfs with head.components > 1"
+            "name a run of moc, mos, moss, doc, mfs or cpr with head.components > 1"
         )
     rows = block_rows(head)
     windows, group = windows_of(ids, rows), trained.group

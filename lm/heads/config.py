@@ -1,6 +1,7 @@
 """Config schema of the output head."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -47,7 +48,7 @@ class HeadConfig(Section):
     components: Size = Field(
         1,
         description="number of components K: contexts (moc), logits (mixtape, a power of 2) or softmaxes"
-        " (mos, moss, doc, mfs) that are mixed",
+        " (mos, moss, doc, mfs, cpr) that are mixed",
     )
     embedding_size: Size | None = Field(None, description="size E of a context vector; none = hidden size")
     tied: bool = Field(False, description="share the output matrix with the input embedding")
@@ -71,8 +72,8 @@ class HeadConfig(Section):
     )
     prior_bias: bool = Field(
         False,
-        description="moc, mos, moss, doc, mfs: add a bias of every component to the logits of the prior. A"
-        " doc head needs it to begin as a pretrained output layer",
+        description="moc, mos, moss, doc, mfs, cpr: add a bias of every component to the logits of the prior."
+        " A doc head needs it to begin as a pretrained output layer",
     )
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(
@@ -109,12 +110,23 @@ class HeadConfig(Section):
         " component. Word v is in part v mod partitions",
     )
     facet_layers: Count = Field(
-        0, description="mfs: number of layers below the last that every context reads, too"
+        0, description="mfs, cpr: number of layers below the last that every context reads, too"
+    )
+    candidates: tuple[Size, ...] = Field(
+        (),
+        strict=False,
+        description="cpr: numbers of most probable words, increasing; the logits of each number's words come"
+        " from a context of their own",
+    )
+    source: Literal["none", "words", "pointer"] = Field(
+        "none",
+        description="cpr, in dialog models: words of the dialog's context have a context vector of their own"
+        " (words), and one that multiplies the encoder's states of these words, too (pointer)",
     )
     prior_penalty: NotNegative = Field(
         0.0,
-        description="mos, moss, doc, mfs: weight of the penalty on unequal use of components, their squared"
-        " coefficient of variation in a batch; 0 = off",
+        description="mos, moss, doc, mfs, cpr: weight of the penalty on unequal use of components, their"
+        " squared coefficient of variation in a batch; 0 = off",
     )
     prior_penalty_of: Literal["batch", "streams"] = Field(
         "batch",
@@ -169,9 +181,19 @@ class HeadConfig(Section):
         return self.facet_layers or len(self.lower_components)
 
     @property
+    def source_contexts(self) -> int:
+        """Number of contexts of a token for the words of the source."""
+        return ("none", "words", "pointer").index(self.source)
+
+    @property
+    def own_contexts(self) -> int:
+        """Number of contexts of a token that belong to the first component, besides its first."""
+        return self.partitions - 1 + len(self.candidates) + self.source_contexts
+
+    @property
     def contexts(self) -> int:
-        """Number of contexts of a token: K, or K + J − 1 with J parts of the vocabulary."""
-        return self.components + self.partitions - 1
+        """Number of contexts of a token: K, and those of parts of the vocabulary."""
+        return self.components + self.own_contexts
 
     @model_validator(mode="after")
     def _own_fields(self) -> Self:
@@ -206,6 +228,8 @@ class HeadConfig(Section):
                 f"skip_below = {self.skip_below:g}: skips no gradient with label_smoothing, unlikelihood or"
                 " past_decode; set it to 0"
             )
+        if any(one >= other for one, other in pairwise(self.candidates)):
+            raise ValueError(f"candidates = {list(self.candidates)}: must increase, as in [20, 100]")
         lower = sum(self.lower_components)
         if self.kind == "doc" and not 0 < lower < self.components:
             raise ValueError(

@@ -11,6 +11,8 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     doc                   mos with contexts of several layers    (Takase et al. 2018)
     mfs                   mos whose first component has contexts of its own for parts of the vocabulary; all
                           contexts may read several layers    (:mod:`lm.heads.facets`)
+    cpr                   the same, with parts that depend on the token: its most probable words, and words of
+                          the text that is answered    (:mod:`lm.heads.partitions`)
 
 with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss), with
 a bias if ``prior_bias``.
@@ -31,11 +33,13 @@ from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.facets import FacetInputs
 from lm.heads.links import LINKS
-from lm.heads.loss_options import LossOptions
-from lm.heads.mixer import Mixer, rows_of_last
+from lm.heads.loss_options import LossOptions, Output
+from lm.heads.mixer import Mixer, Mixture, rows_of_last
 from lm.heads.mixtape import WordGates
 from lm.heads.output_layer import OutputLayer, PastDecoder
+from lm.heads.partitions import source_reader
 from lm.heads.plif import PiecewiseLinear
+from lm.heads.precision import precise
 from lm.heads.registry import HEADS
 from lm.heads.states import Layers, States
 from lm.heads.temperature import WordTemperature
@@ -60,10 +64,11 @@ class Head(nn.Module):
         lower_sizes: sizes of the layers below the last that the model provides, the highest first. The head
             reads the first ``config.lower_layers`` of them from its ``Layers``. A head that reads none also
             takes a plain tensor.
+        word_size: size of the encoder's states of the words of the source; 0 = the model has no source.
 
     Raises:
-        ConfigError: if ``config.tied`` lacks an embedding of the right shape, or ``config.lower_components``
-            or ``config.facet_layers`` lacks layers of the model.
+        ConfigError: if ``config.tied`` lacks an embedding of the right shape, ``config.lower_components``
+            or ``config.facet_layers`` lacks layers of the model, or ``config.source`` lacks a source.
     """
 
     bias: nn.Parameter | None  # (V,)
@@ -76,6 +81,7 @@ class Head(nn.Module):
         vocab_size: int,
         embedding: nn.Parameter | None = None,
         lower_sizes: Sequence[int] = (),
+        word_size: int = 0,
     ) -> None:
         super().__init__()
         self.config, self.row = config, HEADS[config.kind]
@@ -86,6 +92,7 @@ class Head(nn.Module):
         self.options = LossOptions(self.link, bf16_products=bf16, skip_below=config.skip_below)
         self._add_mixer(tuple(lower_sizes))
         self._add_output(embedding)
+        self.source = source_reader(config.source, word_size, self.size)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
@@ -149,6 +156,18 @@ class Head(nn.Module):
         if config.past_decode:
             self.past = PastDecoder(self.size, self.vocab_size)
 
+    def _mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
+        """Contexts and prior of the tokens, and logits of the words of their sources."""
+        mixture = self.mixer.mixture(hidden, streams)
+        if self.source is None:
+            return mixture
+        first, count = 1 + len(self.config.candidates), self.config.source_contexts
+        output = Output(precise(self.weight), None if self.bias is None else precise(self.bias), None)
+        with torch.autocast(mixture.contexts.device.type, enabled=False):
+            contexts = mixture.contexts[:, first : first + count]
+            words, logits = self.source.logits(Layers.of(hidden).source, contexts, output)
+        return mixture._replace(words=words, word_logits=logits)
+
     def matrix_blocks(self) -> dict[str, int]:
         """Number of components whose contexts are blocks of rows; none for prior and output."""
         counts = self.config.lower_components
@@ -182,6 +201,8 @@ class Head(nn.Module):
             bias=self.bias,
             shift=self.shift,
             partitions=self.config.partitions,
+            candidates=self.config.candidates,
+            source_contexts=self.config.source_contexts,
             gates=self.gates,
             pointwise=self.pointwise,
             temperature=self.temperature,
@@ -207,7 +228,7 @@ class Head(nn.Module):
         of :func:`lm.heads.output_layer.words_before`. ``past_decode`` needs the ``present`` words (...), each
         the one before its target.
         """
-        mixture, output, config = self.mixer.mixture(hidden, streams), self.output, self.config
+        mixture, output, config = self._mixture(hidden, streams), self.output, self.config
         weights = mixture.contexts.new_ones(targets.numel())
         if output.penalised:
             words = None if repeated is None else repeated.flatten(0, -2)
@@ -240,7 +261,7 @@ class Head(nn.Module):
             hidden: (..., H).  targets: (...) word ids.  weights: (...) or None for ones.
             streams: see ``mixer.contexts``.  component_temperature: that of :meth:`log_probs`.
         """
-        mixture = self.mixer.mixture(hidden, streams)
+        mixture = self._mixture(hidden, streams)
         flat = mixture.contexts.new_ones(targets.numel()) if weights is None else weights.reshape(-1)
         flat = flat.to(mixture.contexts.dtype)
         return self.output.loss(mixture, targets.reshape(-1), flat, component_temperature)
@@ -256,7 +277,7 @@ class Head(nn.Module):
 
         ``component_temperature`` is that of :meth:`log_probs`.
         """
-        mixture = self.mixer.mixture(hidden, streams)
+        mixture = self._mixture(hidden, streams)
         return self.output.nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(
@@ -270,16 +291,16 @@ class Head(nn.Module):
         ``component_temperature`` divides the logits of every component. For a mixture, this differs from
         tempering the mixed distribution, which callers do on the result.
         """
-        mixture = self.mixer.mixture(hidden)
+        mixture = self._mixture(hidden)
         log_probs = self.output.log_probs(mixture, component_temperature, operand)
         return log_probs.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
 
     def component_log_probs(self, hidden: States) -> Tensor:
-        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss, doc or mfs.
+        """log π_k + log p_k(v), (..., K, V), at least float32; K = 1 unless mos, moss, doc, mfs or cpr.
 
         The logsumexp over K is :meth:`log_probs`, and the logsumexp over V is the log prior.
         """
-        joint = self.output.joint_log_probs(self.mixer.mixture(hidden))
+        joint = self.output.joint_log_probs(self._mixture(hidden))
         return joint.view(*Layers.of(hidden).last.shape[:-1], *joint.shape[1:])
 
     def temperatures(self, hidden: States) -> Tensor:

@@ -20,9 +20,11 @@ from lm.regularize import dropout_mask
 class Mixture(NamedTuple):
     """Contexts, prior and hidden states of N tokens, which determine their distributions."""
 
-    contexts: Tensor  # (N, K, E), or (N, K + J − 1, E) where J parts of the vocabulary have their own
+    contexts: Tensor  # (N, K, E), or more where parts of the vocabulary have their own
     log_prior: Tensor  # (N, K) log π; (N, 1) zeros where logits are mixed
     states: Tensor  # (N, H) the hidden states that temperatures and gates are computed from
+    words: Tensor  # (N, M) words of the source, (N, 0) unless the head reads them
+    word_logits: Tensor  # (N, M) their logits in the first component
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,12 @@ class Mixer:
         every token its own stream.
 
         Returns:
-            Contexts (..., K, E), where K = 1 except for mos, moss, doc and mixtape, and log π (..., K).
-            For mfs there are K + J − 1 contexts. log π is None unless probabilities are mixed.
+            Contexts (..., K, E), where K = 1 except for mos, moss, doc, mixtape, mfs and cpr, and log π
+            (..., K), None unless probabilities are mixed. After the first context, mfs and cpr have those of
+            parts of the vocabulary.
         """
-        last, lower = Layers.of(hidden)
+        layers = Layers.of(hidden)
+        last, lower = layers.last, layers.lower
         if self.latent is None:
             if self.projection is None:  # dropout was applied to these states before
                 return last.unsqueeze(-2), None
@@ -85,12 +89,14 @@ class Mixer:
         return states.last if self.facets is None else self.facets(states)
 
     def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
-        """Contexts, log prior and states with one row a token, at least float32."""
+        """Contexts, log prior and states with one row a token, at least float32, without words."""
         contexts, log_prior = self.contexts(hidden, streams)
         contexts = precise(contexts).reshape(-1, *contexts.shape[-2:])
         if log_prior is None:
             log_prior = contexts.new_zeros(len(contexts), 1)
-        return Mixture(contexts, log_prior.reshape(len(contexts), log_prior.shape[-1]), rows_of_last(hidden))
+        none = contexts.new_zeros(len(contexts), 0)
+        log_prior = log_prior.reshape(len(contexts), log_prior.shape[-1])
+        return Mixture(contexts, log_prior, rows_of_last(hidden), none.long(), none)
 
     def _drop(self, states: Tensor, streams: Tensor | None, copies: int = 1) -> Tensor:
         """Latent dropout; all ``copies`` equal parts of a state share one mask."""

@@ -7,6 +7,7 @@ processes it in chunks of tokens (:mod:`lm.heads.chunked_loss`).
 N tokens · H hidden size · K components · E context size · V words.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
 from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nll
+from lm.heads.partitions import replaced, reranked
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.temperature import WordTemperature
@@ -59,6 +61,8 @@ class OutputLayer:
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
     partitions: int  # J
+    candidates: tuple[int, ...]  # numbers of most probable words with contexts of their own
+    source_contexts: int  # contexts of a token for the words of the source
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
@@ -72,7 +76,16 @@ class OutputLayer:
     def one_pass(self) -> bool:
         """True if logits are a fixed function of one product."""
         plain = self.gates is None and self.pointwise is None and self.temperature is None
-        return plain and self.partitions == 1
+        return plain and self.partitions == 1 and not self.dynamic
+
+    @property
+    def dynamic(self) -> bool:
+        """True if parts of the vocabulary with contexts of their own depend on the token."""
+        return self._own > 0
+
+    @property
+    def _own(self) -> int:
+        return len(self.candidates) + self.source_contexts
 
     @property
     def penalised(self) -> bool:
@@ -206,55 +219,46 @@ class OutputLayer:
         return learned
 
     def _log_g(
-        self,
-        contexts: Tensor,
-        states: Tensor,
-        temperature: float,
-        bf16: bool = False,
-        operand: Tensor | None = None,
+        self, mixture: Mixture, temperature: float, bf16: bool = False, operand: Tensor | None = None
     ) -> Tensor:
         """log g of the logits of n tokens, (n, K, V), or (n, 1, V) if logits are mixed."""
-        contexts, output = self.tempered(contexts, temperature)
+        contexts, output = self.tempered(mixture.contexts, temperature)
+        own = contexts[:, :0]  # of parts that depend on the token
+        if self.dynamic:
+            first, own, others = contexts.split((1, count := self._own, contexts.shape[1] - count - 1), 1)
+            contexts = torch.cat((first, others), 1)
         if self.gates is not None:
-            logits = self.gates(contexts, states, output, bf16, operand)[:, None]
+            logits = self.gates(contexts, mixture.states, output, bf16, operand)[:, None]
         elif self.partitions > 1:
             logits = partitioned(contexts, output.weight, self.partitions, bf16, operand)
         else:
             logits = product(contexts, output.weight, bf16, operand)
         if output.bias is not None:
             logits = logits + output.bias
+        if self.dynamic:
+            changed = reranked(logits[:, 0], own, output, self.candidates)
+            changed = replaced(changed, mixture.words, mixture.word_logits / (temperature * self.divisor))
+            logits = torch.cat((changed[:, None], logits[:, 1:]), 1)
         if self.temperature is not None:
-            logits = logits * self.temperature(states).reciprocal()[:, None]
+            logits = logits * self.temperature(mixture.states).reciprocal()[:, None]
         if self.pointwise is not None:
             logits = self.pointwise(logits)
         return self.options.link.log(logits, output.shift)
 
-    def _nll(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        states: Tensor,
-        targets: Tensor,
-        temperature: float = 1.0,
-        bf16: bool = False,
-    ) -> Tensor:
-        """−log P(target) of n tokens, (n,)."""
-        log_g = self._log_g(contexts, states, temperature, bf16)
-        return -(log_prior + log_share(log_g, targets)).logsumexp(1)
+    def _nll(self, *rows: Tensor, temperature: float = 1.0, bf16: bool = False) -> Tensor:
+        """−log P(target) of n tokens, (n,). rows: of the mixture, and targets (n,)."""
+        mixture, (targets,) = _of(rows)
+        log_g = self._log_g(mixture, temperature, bf16)
+        return -(mixture.log_prior + log_share(log_g, targets)).logsumexp(1)
 
-    def _penalised(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        states: Tensor,
-        targets: Tensor,
-        repeated: Tensor,
-        present: Tensor,
-        bf16: bool,
-    ) -> Tensor:
-        """The loss of :meth:`penalised_loss` of n tokens, (n,)."""
-        log_g = self._log_g(contexts, states, 1.0, bf16)
-        log_probs = mixed_log_probs(log_g, log_prior)  # (n, V)
+    def _penalised(self, *rows: Tensor, bf16: bool) -> Tensor:
+        """The loss of :meth:`penalised_loss` of n tokens, (n,).
+
+        rows: of the mixture, targets (n,), repeated (n, C), present (n,).
+        """
+        mixture, (targets, repeated, present) = _of(rows)
+        log_g = self._log_g(mixture, 1.0, bf16)
+        log_probs = mixed_log_probs(log_g, mixture.log_prior)  # (n, V)
         nll = -log_probs.gather(1, targets[:, None])[:, 0]
         loss = (1 - self.smoothing) * nll
         if self.smoothing:
@@ -266,29 +270,22 @@ class OutputLayer:
             loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
         return loss
 
-    def _joint(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        states: Tensor,
-        temperature: float = 1.0,
-        operand: Tensor | None = None,
-    ) -> Tensor:
-        """log π_k + log p_k(v) of n tokens, (n, K, V)."""
-        log_g = self._log_g(contexts, states, temperature, operand=operand)
-        return log_g.log_softmax(2) + log_prior[..., None]
+    def _joint(self, *rows: Tensor, temperature: float = 1.0, operand: Tensor | None = None) -> Tensor:
+        """log π_k + log p_k(v) of n tokens, (n, K, V). rows: of the mixture."""
+        mixture, _ = _of(rows)
+        log_g = self._log_g(mixture, temperature, operand=operand)
+        return log_g.log_softmax(2) + mixture.log_prior[..., None]
 
-    def _log_probs(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        states: Tensor,
-        temperature: float,
-        operand: Tensor | None = None,
-    ) -> Tensor:
-        """log P(v) of n tokens, (n, V)."""
-        joint = self._joint(contexts, log_prior, states, temperature, operand)
+    def _log_probs(self, *rows: Tensor, temperature: float, operand: Tensor | None = None) -> Tensor:
+        """log P(v) of n tokens, (n, V). rows: of the mixture."""
+        joint = self._joint(*rows, temperature=temperature, operand=operand)
         return joint[:, 0] if joint.shape[1] == 1 else joint.logsumexp(1)
+
+
+def _of(rows: Sequence[Tensor]) -> tuple[Mixture, Sequence[Tensor]]:
+    """The mixture of n tokens, and the tensors after it, from n rows of each."""
+    count = len(Mixture._fields)
+    return Mixture(*rows[:count]), rows[count:]
 
 
 def log_of_rest(log_probs: Tensor) -> Tensor:

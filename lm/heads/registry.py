@@ -84,6 +84,12 @@ HEADS: dict[str, HeadRow] = {
         _line("#44AA99", "h", 7) | _DOTTED,
         fields=(*_PENALISED, "partitions", "facet_layers"),
     ),
+    "cpr": HeadRow(
+        "probabilities",
+        "CPR",
+        _line("#661100", "d", 6) | _DASHED,
+        fields=(*_PENALISED, "candidates", "source", "facet_layers"),
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.head import Head
 
-FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape", "doc", "mfs")
+FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape", "doc", "mfs", "cpr")
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
 LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"
@@ -31,8 +31,8 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
 
     Words that only the head has, after the others, begin with a probability of nearly 0.
 
-    Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS and MFS differ by the
-    square of the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so
+    Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS, MFS and CPR differ by
+    the square of the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so
     large that σ is 1. They then train on as softmax and MoS, because the gradient of the shift is 0.
 
     Raises:
@@ -52,7 +52,7 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
         head.shift.fill_(SHIFT)
     if head.latent is not None:
         own = head.config.components - sum(head.config.lower_components)
-        _start_contexts(head.latent, own, head.config.partitions)
+        _start_contexts(head.latent, own, head.config.own_contexts)
     for layer, components in zip(head.lower, head.config.lower_components, strict=True):
         if isinstance(layer, nn.Linear) and layer.in_features == head.size:
             _start_contexts(layer, components)
@@ -65,13 +65,13 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
             nn.init.zeros_(parameter)
 
 
-def _start_contexts(latent: nn.Linear, components: int, parts: int = 1) -> None:
-    """Set c_k = h + ε_k with Σ_k ε_k = 0. The first component has this context for each of its parts."""
-    size = latent.out_features // (components + parts - 1)
+def _start_contexts(latent: nn.Linear, components: int, further: int = 0) -> None:
+    """Set c_k = h + ε_k with Σ_k ε_k = 0. The ``further`` contexts of the first component are its first."""
+    size = latent.out_features // (components + further)
     noise = torch.randn(components, size, size) * (NOISE / size**0.5)
     noise -= noise.mean(0)
-    noise = torch.cat((noise[:1].expand(parts - 1, -1, -1), noise))
-    nn.init.zeros_(latent.weight)  # also for what mfs reads beside h
+    noise = torch.cat((noise[:1].expand(further, -1, -1), noise))
+    nn.init.zeros_(latent.weight)  # also for what mfs and cpr read beside h
     latent.weight[:, :size] = (torch.eye(size) + noise).flatten(0, 1)
     nn.init.zeros_(latent.bias)
 

@@ -250,7 +250,7 @@ def test_a_file_extends_a_preset_by_its_name(tmp_path: Path) -> None:
 
 def test_presets_load_and_are_named_exactly() -> None:
     names = preset_names("dialog")
-    kinds = ("softmax", "sigsoftmax", "moc", "mos", "moss", "mixtape", "plif", "doc", "mfs", "ct_mos")
+    kinds = ("softmax", "sigsoftmax", "moc", "mos", "moss", "mixtape", "plif", "doc", "mfs", "cpr", "ct_mos")
     assert {f"smalltalk_{kind}" for kind in kinds} <= set(names)
     assert not any(name.startswith("_") for name in names)
     for name in names:
@@ -320,7 +320,10 @@ def test_every_key_of_every_config_file_has_its_line() -> None:
 
 # Mistakes
 
-KINDS = "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos', 'moss', 'mixtape', 'plif', 'doc' or 'mfs'"
+KINDS = (
+    "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos', 'moss', 'mixtape', 'plif', 'doc', 'mfs' or"
+    " 'cpr'"
+)
 TWICE = "key or table occurs twice; remove one of the two"
 
 

@@ -56,6 +56,11 @@ PARTS: dict[str, dict[str, Any]] = {
         "transformer": {"heads": 2, "kv_heads": 1},
         "head": {"kind": "doc", "components": 3, "lower_components": [1], "embedding_size": 8},
     },
+    "source": {
+        "encoder": {"kind": "hierarchical", "utterance_size": 5, "context_size": 8},
+        "decoder": {"hidden_size": 8, "attention": "dot"},
+        "head": {"kind": "cpr", "candidates": [2, 5], "source": "pointer", "embedding_size": 8},
+    },
     "mixed": {
         "encoder": {"kind": "transformer", "context_size": 8},
         "decoder": {"hidden_size": 8, **ATTENTIVE},

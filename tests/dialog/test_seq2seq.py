@@ -32,6 +32,9 @@ SHAPES = [
     ("hierarchical", "transformer", "none"),
     ("transformer", "transformer", "none"),
     ("transformer", "transformer_doc", "none"),
+    ("hierarchical", "cpr", "dot"),
+    ("flat", "cpr", "none"),
+    ("transformer", "transformer_cpr", "none"),
 ]
 CELLS: dict[str, dict[str, Any]] = {
     "mogrifier": {"rounds": 3, "rank": 2},
@@ -39,14 +42,18 @@ CELLS: dict[str, dict[str, Any]] = {
     "capped": {"cap_input_gate": True, "init": "truncated"},
 }
 MOS = {"kind": "mos", "components": 3, "embedding_size": 6, "tied": True}
+HEADS: dict[str, dict[str, Any]] = {
+    "doc": {"kind": "doc", "lower_components": [1, 1]},
+    "cpr": {"kind": "cpr", "candidates": [3, 8], "source": "pointer", "facet_layers": 1},
+}
 
 
 def make_model(encoder: str, cell: str, attention: str) -> Seq2Seq:
     """Two layers, dropout and a context fed to every step wherever the architecture allows."""
     settings = CELLS.get(cell, {})
-    head = MOS | {"kind": "doc", "lower_components": [1, 1]} if cell.endswith("doc") else MOS
+    head = MOS | HEADS.get(cell[-3:], {})
     summed, transforms = cell == "summed", cell.startswith("transformer")
-    cell = "lstm" if cell in ("capped", "doc", "summed") or transforms else cell
+    cell = "lstm" if cell in ("capped", "doc", "cpr", "summed") or transforms else cell
     parts = {"kind": "transformer"} if transforms else {"feed_context": True, "layer_sum": summed}
     size = 8 if encoder == "transformer" else 7
     config = DialogConfig.model_validate(
@@ -103,7 +110,7 @@ def test_stepping_equals_teacher_forcing(encoder: str, cell: str, attention: str
 
 
 @pytest.mark.parametrize("encoder", ["hierarchical", "flat", "transformer"])
-@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mogrifier_gru", "transformer"])
+@pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mogrifier_gru", "transformer", "cpr"])
 def test_selected_states_go_on_as_their_rows_would(encoder: str, cell: str) -> None:
     model = make_model(encoder, cell, "none" if cell == "transformer" else "dot")
     state = model.start(batch_of(EXAMPLES))
@@ -163,7 +170,7 @@ def test_the_head_may_read_the_sum_of_all_layers() -> None:
 
 def test_the_flat_encoder_reads_the_context_as_one_sequence() -> None:
     batch = batch_of(EXAMPLES)
-    tokens, floors, lengths = join_context(batch)
+    tokens, floors, lengths, places = join_context(batch)
     items = encode_examples(EXAMPLES, CODEC, 40)
     for row, number in enumerate(batch.order.tolist()):
         wanted = [token for utterance in items[number].context for token in utterance]
@@ -171,6 +178,7 @@ def test_the_flat_encoder_reads_the_context_as_one_sequence() -> None:
         assert tokens[row, : int(lengths[row])].tolist() == wanted
         assert floors[row, : int(lengths[row])].tolist() == speakers
         assert int(lengths[row]) == len(wanted)
+        assert batch.utterances.flatten()[places[row, : int(lengths[row])]].tolist() == wanted
 
 
 @pytest.mark.parametrize(("encoder", "cell", "attention"), SHAPES)

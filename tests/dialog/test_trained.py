@@ -104,8 +104,9 @@ def test_a_signal_ends_the_reading_of_long_conversations(corpus: Path, tmp_path:
         ("head.kind=plif", "head.components=1", "head.context_scale=1.0", "head.temperature=sigmoid"),
         ("head.kind=doc", "head.components=3", "head.lower_components=[1,1]", "decoder.layers=2"),
         ("head.kind=mfs", "head.components=2", "head.partitions=3", "head.facet_layers=1"),
+        ("head.kind=cpr", "head.components=2", "head.candidates=[2,4]", "head.source=pointer"),
     ],
-    ids=["mixtape", "plif", "doc", "mfs"],
+    ids=["mixtape", "plif", "doc", "mfs", "cpr"],
 )
 def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     train(settings(corpus, "mos", 3, *more), tmp_path / "run", no_report)

@@ -190,7 +190,7 @@ def test_a_vocabulary_of_one_word_has_no_loss_and_nothing_to_learn(fused: Any, d
 def test_every_head_has_the_loss_and_gradients_of_the_eager_path(fused: Any, device: str, kind: str) -> None:
     head = make_head(kind).float().to(device)
     hidden, targets, weights = (part.to(device) for part in example())
-    contexts, log_prior, _ = head.mixer.mixture(hidden.detach().float())
+    contexts, log_prior, *_ = head.mixer.mixture(hidden.detach().float())
     contexts, log_prior = (part.detach().requires_grad_() for part in (contexts, log_prior))
     output, options = head.output.tempered(contexts)[1], LossOptions(head.link)
     loss = one_pass_loss(contexts, log_prior, output, targets, weights.float(), options)

@@ -246,7 +246,7 @@ def test_mos_has_the_published_number_of_parameters() -> None:
     ("settings", "message"),
     [
         ({"components": 2}, r"components = 2: a {kind} head has one; set head\.components = 1"),
-        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or mfs; it is {kind}"),
+        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or cpr; it is {kind}"),
         ({"learn_context_scale": True}, "learn_context_scale belongs to head.kind = moc .*; it is {kind}"),
         ({"learn_shift": True}, "learn_shift belongs to head.kind = sigsoftmax or moss; it is {kind}"),
     ],

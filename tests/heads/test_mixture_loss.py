@@ -19,7 +19,7 @@ from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_
 
 
 def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
-    """``head``; afterwards the logits of a relu head at ``hidden`` lie well away from 0, on both sides."""
+    """``head``; afterwards rounding changes no sign of the logits of a relu head, no rank of a cpr head."""
     if head.config.kind == "relu":
         with torch.no_grad():
             head.weight.mul_(0.5)
@@ -28,6 +28,13 @@ def clear_of_kinks(head: Head, hidden: Tensor) -> Head:
             logits = contexts @ head.weight.t() + head.bias
         assert logits.abs().min() > 0.3
         assert logits.min() < 0 < logits.max()
+    if head.config.kind == "cpr":
+        with torch.no_grad():
+            head.weight.mul_(0.1)
+            head.bias.copy_(torch.linspace(-3, 3, V))
+            contexts, _ = head.mixer.contexts(hidden)
+            logits = contexts[:, 0] @ head.weight.t() + head.bias
+        assert logits.sort().values.diff().min() > 0.02
     return head
 
 

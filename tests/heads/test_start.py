@@ -22,6 +22,7 @@ STARTS: list[dict[str, Any]] = [
     {"kind": "mixtape", **LINEAR},
     {"kind": "mixtape", "gated_words": 7, **LINEAR},
     {"kind": "mfs", "partitions": 4, **LINEAR},
+    {"kind": "cpr", "candidates": (2, 5), **LINEAR},
 ]
 
 

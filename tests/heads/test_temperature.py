@@ -35,7 +35,7 @@ def naive_log_probs(head: Head, hidden: Tensor, tau: Tensor) -> Tensor:
     """log P with every tensor written out; τ (N, V)."""
     contexts, log_prior = head.mixer.contexts(hidden)
     logits = contexts @ head.weight.t() + head.bias
-    if head.config.kind == "mfs":
+    if head.config.kind in ("mfs", "cpr"):
         logits = facet_logits(head, contexts)
     if head.config.kind == "mixtape":
         logits = mixed_logits(head, hidden)[:, None]

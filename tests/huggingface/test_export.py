@@ -46,6 +46,7 @@ HEADS: list[dict[str, Any]] = [
     {"kind": "mixtape", "components": 2, "tied": False, "temperature": "exponential"},
     {"kind": "plif", "tied": False, "intervals": 10},
     {"kind": "mfs", "components": 2, "tied": True, "partitions": 3, "facet_layers": 1},
+    {"kind": "cpr", "components": 2, "tied": True, "candidates": (2, 4), "facet_layers": 1},
 ]
 
 

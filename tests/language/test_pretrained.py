@@ -53,6 +53,7 @@ HEADS: list[dict[str, Any]] = [
     {"kind": "doc", "lower_components": (1, 1), "prior_bias": True, **PLAIN},
     {"kind": "mixtape", **PLAIN},
     {"kind": "mfs", "partitions": 3, "facet_layers": 1, **PLAIN},
+    {"kind": "cpr", "candidates": (2, 5), "facet_layers": 1, **PLAIN},
 ]
 CONFIG = f"""
 [data]

@@ -284,9 +284,10 @@ def test_too_many_streams_are_refused(corpus: Path) -> None:
         ("kind=doc", "components=3", "lower_components=[1]", "prior_penalty=0.1"),
         ("kind=mixtape", "gated_words=4"),
         ("kind=mfs", "partitions=3", "facet_layers=2"),
+        ("kind=cpr", "candidates=[3]", "facet_layers=1"),
         ("temperature=contextual", "temperature_loss_scaling=true"),
     ],
-    ids=["doc", "mixtape", "mfs", "contextual"],
+    ids=["doc", "mixtape", "mfs", "cpr", "contextual"],
 )
 def test_every_later_head_trains_reports_its_nll_and_is_scored(corpus: Path, head: tuple[str, ...]) -> None:
     settings = ("head.latent_dropout=0.0", "train.max_steps=12", *(f"head.{key}" for key in head))

@@ -43,6 +43,7 @@ HEADS: dict[str, dict[str, object]] = {
     "mixtape": {"components": 2, "embedding_size": 6, "gated_words": 5},
     "plif": {"intervals": 20, "temperature": "sigmoid", "temperature_rank": 3},
     "mfs": {"components": 3, "embedding_size": 6, "partitions": 2, "facet_layers": 1},
+    "cpr": {"components": 2, "embedding_size": 6, "candidates": (2, 5), "facet_layers": 1},
     "doc": {"components": 3, "embedding_size": 6, "lower_components": [1], "prior_penalty": 1e-3},
 }
 TRAIN: dict[str, object] = {

@@ -214,6 +214,7 @@ def lm_cases() -> list[Case]:
         LmTraining("plif", "plateau", prepared=False),
         LmTraining("doc", "nt-asgd"),
         LmTraining("mfs", "adam"),
+        LmTraining("cpr", "adamw"),
         LmTraining("mos", "lamb", lamb=True),
         LmTraining("mos", "muon"),
         Finetuning(),

@@ -11,8 +11,8 @@ from lm.heads.states import Layers, States
 
 H, V, N = 5, 13, 9
 KINDS = sorted(HEADS)
-MIXTURES = ("moc", "mos", "moss", "mixtape", "doc", "mfs")
-OF_SOFTMAXES = ("mos", "moss", "doc", "mfs")  # whose components are distributions
+MIXTURES = ("moc", "mos", "moss", "mixtape", "doc", "mfs", "cpr")
+OF_SOFTMAXES = ("mos", "moss", "doc", "mfs", "cpr")  # whose components are distributions
 LOWER = 2  # of H, where a head reads two layers
 
 
@@ -53,6 +53,7 @@ def settings_of(kind: str, components: int = 3) -> dict[str, object]:
         "plif": {"intervals": 9, "interval_range": 2.5},
         "doc": {"lower_components": (1,)},
         "mfs": {"partitions": 4, "facet_layers": 1},
+        "cpr": {"candidates": (2, 5), "facet_layers": 1},
     }
     return {"kind": kind, "components": components if kind in MIXTURES else 1, **own.get(kind, {})}
 
@@ -101,7 +102,7 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
             contexts.view(len(hidden), -1, head.size) @ head.weight.t() + head.bias, "mos", None
         )
         return (normalise(head.prior(last), "mos", None)[..., None] * parts).sum(1)
-    if kind == "mfs":
+    if kind in ("mfs", "cpr"):
         return facets(head, hidden)
     if kind not in MIXTURES:
         state = hidden if head.projection is None else hidden @ head.projection.weight.t()
@@ -120,6 +121,8 @@ def naive_probabilities(head: Head, hidden: Tensor) -> Tensor:
 
 def facet_logits(head: Head, contexts: Tensor) -> Tensor:
     """Logits (N, K, V), word by word: each reads the context of its part in the first component."""
+    if head.config.kind == "cpr":
+        return ranked_logits(head, contexts)
     parts = head.config.partitions
     columns = [
         torch.stack((contexts[:, word % parts], *contexts[:, parts:].unbind(1)), 1) @ head.weight[word]
@@ -128,8 +131,25 @@ def facet_logits(head: Head, contexts: Tensor) -> Tensor:
     return torch.stack(columns, 2) + head.bias
 
 
+def ranked_logits(head: Head, contexts: Tensor) -> Tensor:
+    """Logits (N, K, V): in the first component the words of each rank read the context of the rank."""
+    candidates = head.config.candidates
+    others = contexts[:, 1 + len(candidates) :] @ head.weight.t() + head.bias
+    rows = []
+    for token in contexts:
+        first = head.weight @ token[0] + head.bias
+        ranked = first.sort(descending=True).indices.tolist()
+        row = list(first.unbind())
+        for rank, word in enumerate(ranked):
+            part = sum(rank >= most for most in candidates)
+            if part < len(candidates):
+                row[word] = head.weight[word] @ token[1 + part] + head.bias[word]
+        rows.append(torch.stack(row))
+    return torch.cat((torch.stack(rows)[:, None], others), 1)
+
+
 def facets(head: Head, hidden: Tensor) -> Tensor:
-    """The probabilities of MFS, whose contexts read two layers."""
+    """The probabilities of MFS and CPR, whose contexts read two layers."""
     layer = head.facets.layer
     gelu = torch.nn.functional.gelu(hidden @ layer.weight.t() + layer.bias)
     read = torch.cat((hidden[:, :-LOWER], gelu), 1)
