@@ -42,17 +42,20 @@ class SourceWords:
 
     @classmethod
     def of(cls, ids: Tensor, exists: Tensor, keys: Tensor) -> "SourceWords":
-        """Distinct words of the ids (R, P) that ``exists`` (R, P), from keys of their places (R, P, E)."""
-        same = (ids[:, :, None] == ids[:, None]) & exists[:, None]  # (R, P, P)
-        first = same.to(torch.uint8).argmax(2)  # the first place of each place's word
-        distinct = exists & (first == torch.arange(ids.shape[1], device=ids.device))
-        counts = keys.new_zeros(ids.shape).scatter_add(1, first, exists.to(keys.dtype))
-        wide = first[..., None].expand_as(keys)
-        means = torch.zeros_like(keys).scatter_add(1, wide, keys * exists[..., None])
-        means = means / counts.clamp(min=1)[..., None]
-        order = (~distinct).int().argsort(dim=1, stable=True)[:, : int(distinct.sum(1).max())]
-        words = ids.masked_fill(~distinct, ABSENT).gather(1, order)
-        return cls(words, means.gather(1, order[..., None].expand(-1, -1, keys.shape[2])))
+        """Distinct words of ids (R, P) where ``exists`` (R, P), in the order of their ids.
+
+        keys: (R, P, E), of the places.
+        """
+        last = torch.iinfo(ids.dtype).max
+        values, order = ids.masked_fill(~exists, last).sort(dim=1)
+        numbers = F.pad(values[:, 1:] != values[:, :-1], (1, 0)).cumsum(1)  # (R, P) of the sorted words
+        words = torch.full_like(ids[:, : int(numbers.max()) + 1], last).scatter(1, numbers, values)
+        number = torch.empty_like(numbers).scatter(1, order, numbers)  # of the word of each place
+        counts = torch.zeros_like(words).scatter_add(1, number, torch.ones_like(number))
+        sums = keys.new_zeros(*words.shape, keys.shape[2]).scatter_add(
+            1, number[..., None].expand_as(keys), keys
+        )
+        return cls(words.masked_fill(words == last, ABSENT), sums / counts.clamp(min=1)[..., None])
 
 
 class SourceReader(nn.Module):
