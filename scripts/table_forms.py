@@ -50,10 +50,14 @@ def share(value: float) -> str:
 
 
 def p_value(value: Number) -> str:
-    """A p-value in its first two digits; those of the seeds follow each other."""
+    """A p-value in its first two digits; those of the seeds follow each other.
+
+    No bootstrap of 10,000 resamples has one below .0002, and few seeds do not tell the tails of a
+    distribution.
+    """
     if isinstance(value, list):
         return ", ".join(p_value(item) for item in value)
-    return f"{value:.2g}".removeprefix("0")
+    return "< .0001" if value < 0.0001 else f"{value:.2g}".removeprefix("0")
 
 
 def precision_recall(value: Number) -> str:
