@@ -24,8 +24,8 @@ from lm.cells.stack import recurrent_stack
 from lm.regularize import dropout
 
 
-class ContextWords(NamedTuple):
-    """The words of the contexts, in their order, and the encoder's state of each."""
+class EncodedWords(NamedTuple):
+    """Tokens of the contexts, also ``<s>`` and ``</s>``, in their order, and the encoder's states of them."""
 
     ids: Tensor  # (R, P)
     exists: Tensor  # (R, P) false at padding
@@ -40,7 +40,7 @@ class Memory:
     summary: Tensor  # (R, C) the encoder's last state
     states: Tensor  # (R, M, C) states to attend to
     mask: Tensor  # (R, M) false at padding
-    words: ContextWords | None = None  # for heads that read them
+    words: EncodedWords | None = None  # for heads that read them
 
     def select(self, rows: Tensor) -> "Memory":
         """Memory of some rows, which may repeat, without words."""
@@ -51,10 +51,10 @@ class HierarchicalEncoder(nn.Module):
     """Encodes each utterance, then the sequence of utterance vectors.
 
     Args:
-        words: also hand over the states of the words, which takes some time.
+        words: also hand over the words and their states, which takes some time.
 
     Attributes:
-        word_size: W of :class:`ContextWords`.
+        word_size: W of :class:`EncodedWords`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HierarchicalEncoder(nn.Module):
         said = None
         if self.words:
             ids, _, lengths, places = join_context(batch)
-            said = ContextWords(ids, _exist(lengths, ids), padded(states).flatten(0, 1), places)
+            said = EncodedWords(ids, _exist(lengths, ids), padded(states).flatten(0, 1), places)
         return memory_of(padded(outputs), batch.context_lengths, said)
 
 
@@ -95,7 +95,7 @@ class FlatEncoder(nn.Module):
     """Encodes the context as one token sequence, in which every token is marked with its floor.
 
     Attributes:
-        word_size: W of :class:`ContextWords`.
+        word_size: W of :class:`EncodedWords`.
     """
 
     def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
@@ -149,7 +149,7 @@ def _hidden(state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return state[0] if isinstance(state, tuple) else state
 
 
-def memory_of(outputs: Tensor, lengths: Tensor, words: ContextWords | None) -> Memory:
+def memory_of(outputs: Tensor, lengths: Tensor, words: EncodedWords | None) -> Memory:
     """Memory from outputs (R, M, C), with the last output of each row as its summary."""
     rows = torch.arange(outputs.shape[0], device=outputs.device)
     last = outputs[rows, lengths.to(outputs.device) - 1]
@@ -159,7 +159,7 @@ def memory_of(outputs: Tensor, lengths: Tensor, words: ContextWords | None) -> M
 def memory_of_words(outputs: Tensor, tokens: Tensor, lengths: Tensor) -> Memory:
     """Memory from an output (R, M, C) of every token (R, M) of the contexts."""
     every = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
-    words = ContextWords(tokens, _exist(lengths, tokens), outputs.flatten(0, 1), every)
+    words = EncodedWords(tokens, _exist(lengths, tokens), outputs.flatten(0, 1), every)
     return memory_of(outputs, lengths, words)
 
 

@@ -102,7 +102,7 @@ class ContextEncoder:
         """Encode contexts (B, M), see :meth:`HighrankDialogModel.forward`. The last three are ignored."""
         model = self._model.model
         memory = model.encode(self._model.batch(input_ids, attention_mask, token_type_ids))
-        source = model.source(memory)
+        source = model.source_words(memory)
         read = () if source is None else (source.words, source.keys)
         return EncodedContexts(memory.states, memory.summary, memory.mask, *read)
 
@@ -224,7 +224,8 @@ class HighrankDialogModel(ExportedModel):
         assert encoded.mask is not None
         source = None
         if encoded.source_words is not None and encoded.source_keys is not None:
-            source = SourceWords(encoded.source_words, encoded.source_keys)
+            rows = torch.arange(len(encoded.source_words), device=encoded.source_words.device)
+            source = SourceWords(encoded.source_words, encoded.source_keys, rows)
         memory = Memory(encoded.summary, encoded.last_hidden_state, encoded.mask)
         state: RowState = self.model.begin(memory, source)
         return state

@@ -79,11 +79,11 @@ class Seq2Seq(nn.Module):
         """Encode the contexts of a batch. Equal utterances are encoded once."""
         return cast(Memory, self.encoder(self.embedding, batch))
 
-    def source(self, memory: Memory) -> SourceWords | None:
+    def source_words(self, memory: Memory) -> SourceWords | None:
         """The words of the contexts in the form that the head reads; None if it reads none."""
-        if self.head.source is None or memory.words is None:
+        if self.head.source_reader is None or memory.words is None:
             return None
-        return cast(SourceWords, self.head.source(*memory.words))
+        return cast(SourceWords, self.head.source_reader(*memory.words))
 
     def begin(self, memory: Memory, source: SourceWords | None) -> RowState:
         """Decoding states of encoded contexts, in the order of the rows."""
@@ -102,8 +102,8 @@ class Seq2Seq(nn.Module):
             inputs = inputs._replace(data=inputs.data.masked_fill(lost, self.unk))
         words = embed(self.embedding, inputs, self.config.model.dropout, self.training)
         read = self.decoder(words, self.decoder.start(memory), rows)
-        if (source := self.source(memory)) is not None:
-            read = read._replace(source=replace(source, rows=rows))
+        if (source := self.source_words(memory)) is not None:
+            read = read._replace(source=source.select(rows))
         return read, targets, rows
 
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ class Seq2Seq(nn.Module):
     def start(self, batch: Batch) -> RowState:
         """Decoding states for the contexts of a batch, in the order of the items."""
         memory = self.encode(batch)
-        return self.begin(memory, self.source(memory)).select(torch.argsort(batch.order))
+        return self.begin(memory, self.source_words(memory)).select(torch.argsort(batch.order))
 
     def step(
         self,

@@ -161,7 +161,8 @@ class TrainedModel:
     ) -> list[list[Hypothesis]]:
         """Decode the n best responses to every example's context, best first.
 
-        The batch size changes scores by no more than the rounding of float32 products.
+        The batch size changes scores by no more than the rounding of float32 products, except where that
+        changes the ranks of words in a cpr head.
         ``progress`` is called after every batch.
 
         Contexts of similar length are decoded together. A sampled response depends only on the seed and the

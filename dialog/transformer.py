@@ -30,7 +30,7 @@ class TransformerEncoder(nn.Module):
     """Reads the context as one token sequence, in both directions; every token is marked with its floor.
 
     Attributes:
-        word_size: W of :class:`dialog.encoders.ContextWords`.
+        word_size: W of :class:`dialog.encoders.EncodedWords`.
     """
 
     def __init__(self, config: DialogConfig) -> None:
@@ -63,7 +63,7 @@ class TransformerEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerDecoderState:
-    """Keys and values of the tokens read so far, and lengths_of_part of the memory."""
+    """Keys and values of the tokens read so far, and those of the memory."""
 
     past: tuple[KeysValues, ...]  # of each block (R, G, T, d); none before the first token
     memory: tuple[KeysValues, ...]  # of each block (R, G, M, d)

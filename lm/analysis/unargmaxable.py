@@ -132,7 +132,7 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
 
     ConfigError for heads whose logits are no product of one matrix and a context.
     """
-    if head.gates is not None or head.temperature is not None or head.config.partitions > 1:
+    if head.gates is not None or head.temperature is not None or head.config.own_contexts:
         raise ConfigError(
             f"head.kind = {head.config.kind!r}, head.temperature = {head.config.temperature!r}: logits are"
             " not one matrix times a context; name other runs"
@@ -141,7 +141,8 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
     bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
     free = Logits(weight, bias, float("inf"))
     if head.latent is not None:
-        return replace(free, bound=abs(float(head.scale))), free
+        tanh = head.config.context_activation == "tanh"
+        return replace(free, bound=abs(float(head.scale)) if tanh else float("inf")), free
     if head.projection is not None:
         weight = weight @ head.projection.weight.detach().double().cpu().numpy()
     return Logits(weight, bias, state_bound), free

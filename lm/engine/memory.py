@@ -41,9 +41,14 @@ def training_memory(
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers of the loss's temporary memory: logit buffers of a chunk and gradients of parameters."""
     output = head.output
-    rows = min(tokens, output.chunk) * output.rows_per_token
-    logits = rows * head.vocab_size * output.logit_buffers * output.logit_bytes // FLOAT
-    return logits + 2 * sum(parameter.numel() for parameter in output.learned())
+    chunk = min(tokens, output.chunk)
+    logits = chunk * output.rows_per_token * head.vocab_size * output.logit_buffers
+    gathered = chunk * output.gathered
+    return (
+        logits * output.logit_bytes // FLOAT
+        + gathered
+        + 2 * sum(parameter.numel() for parameter in output.learned())
+    )
 
 
 def require_memory(needed: int, device: torch.device, remedy: str) -> None:

@@ -115,8 +115,8 @@ class HeadConfig(Section):
     candidates: tuple[Size, ...] = Field(
         (),
         strict=False,
-        description="cpr: numbers of most probable words, increasing; the logits of each number's words come"
-        " from a context of their own",
+        description="cpr: numbers of most probable words, increasing; words between two numbers have a"
+        " context of their own",
     )
     source: Literal["none", "words", "pointer"] = Field(
         "none",

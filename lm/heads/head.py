@@ -92,7 +92,7 @@ class Head(nn.Module):
         self.options = LossOptions(self.link, bf16_products=bf16, skip_below=config.skip_below)
         self._add_mixer(tuple(lower_sizes))
         self._add_output(embedding)
-        self.source = source_reader(config.source, word_size, self.size)
+        self.source_reader = source_reader(config.source, word_size, self.size)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:
             self.scale = nn.Parameter(torch.tensor(config.context_scale))
@@ -159,13 +159,13 @@ class Head(nn.Module):
     def _mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:
         """Contexts and prior of the tokens, and logits of the words of their sources."""
         mixture = self.mixer.mixture(hidden, streams)
-        if self.source is None:
+        if self.source_reader is None:
             return mixture
         first, count = 1 + len(self.config.candidates), self.config.source_contexts
         output = Output(precise(self.weight), None if self.bias is None else precise(self.bias), None)
         with torch.autocast(mixture.contexts.device.type, enabled=False):
             contexts = mixture.contexts[:, first : first + count]
-            words, logits = self.source.logits(Layers.of(hidden).source, contexts, output)
+            words, logits = self.source_reader.logits(Layers.of(hidden).source, contexts, output)
         return mixture._replace(words=words, word_logits=logits)
 
     def matrix_blocks(self) -> dict[str, int]:
@@ -256,6 +256,8 @@ class Head(nn.Module):
         component_temperature: float = 1.0,
     ) -> Tensor:
         """Σ w·(−log P(target)) in nats, a scalar. Scratch memory does not depend on the number of tokens.
+
+        Only the logits of words of a source are computed for all tokens at once.
 
         Args:
             hidden: (..., H).  targets: (...) word ids.  weights: (...) or None for ones.

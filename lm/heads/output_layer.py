@@ -29,6 +29,7 @@ from lm.heads.temperature import WordTemperature
 # Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and
 # memory that malloc does not return raises that to 10 to 13.
 FORMULA_BUFFERS = 12
+GATHERED_COPIES = 3  # output vectors of likely words, their gradients, and a copy
 PLAIN_TOKENS = 2  # tokens for which calls cost more than memory, so that the formula is the fastest
 
 
@@ -81,11 +82,17 @@ class OutputLayer:
     @property
     def dynamic(self) -> bool:
         """True if parts of the vocabulary with contexts of their own depend on the token."""
-        return self._own > 0
+        return self._dynamic_contexts > 0
 
     @property
-    def _own(self) -> int:
+    def _dynamic_contexts(self) -> int:
         return len(self.candidates) + self.source_contexts
+
+    @property
+    def gathered(self) -> int:
+        """Numbers a token that the training loss holds of the output vectors of likely words."""
+        vectors = min(max(self.candidates, default=0), len(self.weight))
+        return GATHERED_COPIES * vectors * self.weight.shape[1]
 
     @property
     def penalised(self) -> bool:
@@ -199,7 +206,9 @@ class OutputLayer:
     def chunk(self) -> int:
         """Number of tokens in a chunk of the loss."""
         options = self.options if self.trains_in_one_pass else replace(self.options, bf16_products=False)
-        return options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
+        tokens = options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
+        logits = self.rows_per_token * len(self.weight) * self.logit_buffers
+        return max(1, tokens * logits // (logits + self.gathered))
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """Result of a formula for all tokens: in chunks, or at once if gradients are enabled."""
@@ -225,7 +234,9 @@ class OutputLayer:
         contexts, output = self.tempered(mixture.contexts, temperature)
         own = contexts[:, :0]  # of parts that depend on the token
         if self.dynamic:
-            first, own, others = contexts.split((1, count := self._own, contexts.shape[1] - count - 1), 1)
+            first, own, others = contexts.split(
+                (1, count := self._dynamic_contexts, contexts.shape[1] - count - 1), 1
+            )
             contexts = torch.cat((first, others), 1)
         if self.gates is not None:
             logits = self.gates(contexts, mixture.states, output, bf16, operand)[:, None]

@@ -30,19 +30,19 @@ ABSENT = -1  # in place of a word
 
 @dataclass(frozen=True)
 class SourceWords:
-    """The distinct words of R sources, and the means of their keys."""
+    """The distinct words of R sources, the means of their keys, and the source of each token."""
 
     words: Tensor  # (R, M), ABSENT after the last of a source
     keys: Tensor  # (R, M, E), or (R, M, 0) without a pointer
-    rows: Tensor | None = None  # (N,) source of each token; None if token n has source n
+    rows: Tensor  # (N,)
 
-    def select(self, rows: Tensor) -> "SourceWords":
-        """Sources of some rows, which may repeat."""
-        return replace(self, words=self.words[rows], keys=self.keys[rows])
+    def select(self, tokens: Tensor | slice) -> "SourceWords":
+        """The same sources for some of the tokens, which may repeat."""
+        return replace(self, rows=self.rows[tokens])
 
     @classmethod
     def of(cls, ids: Tensor, exists: Tensor, keys: Tensor) -> "SourceWords":
-        """Distinct words of ids (R, P) where ``exists`` (R, P), in the order of their ids.
+        """Distinct words of ids (R, P) where ``exists`` (R, P), in the order of their ids, for R tokens.
 
         keys: (R, P, E), of the places.
         """
@@ -55,7 +55,8 @@ class SourceWords:
         sums = keys.new_zeros(*words.shape, keys.shape[2]).scatter_add(
             1, number[..., None].expand_as(keys), keys
         )
-        return cls(words.masked_fill(words == last, ABSENT), sums / counts.clamp(min=1)[..., None])
+        means = sums / counts.clamp(min=1)[..., None]
+        return cls(words.masked_fill(words == last, ABSENT), means, torch.arange(len(ids), device=ids.device))
 
 
 class SourceReader(nn.Module):
@@ -83,17 +84,13 @@ class SourceReader(nn.Module):
     def logits(self, source: SourceWords | None, contexts: Tensor, output: Output) -> tuple[Tensor, Tensor]:
         """The words of each token's source, and their logits, both (N, M).
 
-        contexts: (N, 1, E) s, or (N, 2, E) s and p. ConfigError without a source.
+        contexts: (N, 1, E) s, or (N, 2, E) s and p.
         """
-        if source is None:
-            raise ConfigError(
-                "head.source: hidden states without the words that are answered are read here; choose a run"
-                ' with head.source = "none"'
-            )
+        assert source is not None, "states for a head that reads the source were taken without it"
         vectors = F.embedding(source.words.clamp(min=0), output.weight)
         keys = torch.cat((vectors, source.keys.to(vectors.dtype)), 2)
         found = products_by_row(contexts.flatten(1), keys, source.rows)
-        words = source.words if source.rows is None else source.words[source.rows]
+        words = source.words[source.rows]
         if output.bias is not None:
             found = found + output.bias[words.clamp(min=0)]
         return words, found
@@ -113,10 +110,8 @@ def source_reader(kind: str, word_size: int, size: int) -> SourceReader | None:
     return SourceReader(word_size if kind == "pointer" else 0, size)
 
 
-def products_by_row(queries: Tensor, keys: Tensor, rows: Tensor | None) -> Tensor:
-    """Products (N, M) of each query (N, E) with the keys (R, M, E) of its row (N,), None = row n."""
-    if rows is None:
-        return (queries[:, None] @ keys.mT)[:, 0]
+def products_by_row(queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+    """Products (N, M) of each query (N, E) with the keys (R, M, E) of its row (N,)."""
     order = rows.argsort(stable=True)
     counts = rows.bincount(minlength=len(keys))
     padded = pad_sequence(queries[order].split(counts.tolist()), batch_first=True)  # (R, T, E)

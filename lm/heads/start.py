@@ -97,6 +97,7 @@ def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
         "head.learn_shift = true": config.kind not in ("sigsoftmax", "moss") or config.learn_shift,
         "head.output_bias = true": not bias or config.output_bias,
         "head.temperature = none": config.temperature == "none",
+        "head.source = none": config.source == "none",
     }
     for key, held in wanted.items():
         if not held:

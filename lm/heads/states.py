@@ -1,6 +1,7 @@
 """Hidden states that a head reads."""
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,8 +16,13 @@ class Layers(NamedTuple):
     lower: tuple[Tensor, ...] = ()  # (..., size of the layer) of each layer below, the highest first
     source: SourceWords | None = None  # words that are answered, for heads that read them
 
+    def rows(self, part: slice) -> "Layers":
+        """A part of the states (N, ...), with the source of each."""
+        source = None if self.source is None else self.source.select(part)
+        return self.map(itemgetter(part))._replace(source=source)
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Layers":
-        """Apply ``function`` to each layer. The result has no source, whose rows may not fit."""
+        """Apply ``function``, which may change shapes, to each layer. The result has no source."""
         return Layers(function(self.last), tuple(map(function, self.lower)))
 
     @staticmethod

@@ -6,7 +6,6 @@ n tokens · K components · V words.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -97,7 +96,7 @@ def use_in_sample(head: Head, states: _States, words: Sequence[str]) -> Componen
 
 def _first(states: _States, left: int) -> Iterator[tuple[Layers, Tensor]]:
     for hidden, targets in states:
-        yield hidden.map(partial(_rows, start=0, count=left)), targets[:left]
+        yield hidden.rows(slice(left)), targets[:left]
         left -= len(targets)
         if left <= 0:
             return
@@ -108,11 +107,8 @@ def _small(states: _States, head: Head) -> Iterator[tuple[Layers, Tensor]]:
     rows = block_rows(head)
     for hidden, targets in states:
         for at in range(0, len(targets), rows):
-            yield hidden.map(partial(_rows, start=at, count=rows)), targets[at : at + rows]
-
-
-def _rows(layer: Tensor, start: int, count: int) -> Tensor:
-    return layer[start : start + count]
+            part = slice(at, at + rows)
+            yield hidden.rows(part), targets[part]
 
 
 def block_rows(head: Head) -> int:

@@ -79,9 +79,22 @@ def test_a_projection_belongs_to_the_matrix_of_a_softmax() -> None:
 
 
 def test_logits_that_are_no_product_are_refused() -> None:
-    for head in (make_head("mixtape"), make_head("softmax", temperature="sigmoid")):
+    for head in (
+        make_head("mixtape"),
+        make_head("mfs"),
+        make_head("cpr"),
+        make_head("softmax", temperature="sigmoid"),
+    ):
         with pytest.raises(ConfigError, match="not one matrix"):
             logits_of_head(head, 1.0)
+
+
+def test_contexts_without_tanh_have_no_bound() -> None:
+    bounds = [
+        [logits.bound for logits in logits_of_head(make_head("mos", context_activation=activation), 1.0)]
+        for activation in ("tanh", "none")
+    ]
+    assert bounds == [[1.0, INFINITE], [INFINITE, INFINITE]]
 
 
 def test_the_command_counts_words_of_runs(

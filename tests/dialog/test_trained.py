@@ -11,6 +11,7 @@ from dialog.batches import list_examples
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.decoding.config import DecodeConfig
+from dialog.evaluate import evaluate
 from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, load_config
@@ -115,6 +116,8 @@ def test_later_heads_train_and_respond(corpus: Path, tmp_path: Path, more: tuple
     assert torch.isfinite(torch.as_tensor(model.nll(dialogs)[0].nll)).all()
     responses = model.respond(list_examples(dialogs, 9)[:2], DecodeConfig(beam=3, nbest=2, max_length=4))
     assert [len(found) for found in responses] == [2, 2]
+    greedy = evaluate(tmp_path / "run", limit=2, overrides=["decode.beam=1", "decode.nbest=1"])
+    assert greedy.likelihood.contexts == 2
 
 
 def test_doc_cannot_read_more_layers_than_the_decoder_has(corpus: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What only Softmax-CPR has; what all heads share is in test_heads and test_mixture_loss."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def by_the_formula(head: Head, hidden: Tensor, said: tuple[Tensor, ...]) -> Tens
             row[word] = head.weight[word] @ token[at] + head.bias[word]
             if head.config.source == "pointer":
                 own = places[source][exists[source] & (ids[source] == word)]
-                mean = torch.stack([head.source.keys.weight @ states[place] for place in own]).mean(0)
+                mean = torch.stack([head.source_reader.keys.weight @ states[place] for place in own]).mean(0)
                 row[word] = row[word] + token[at + 1] @ mean
         rows.append(torch.stack(row).log_softmax(0))
     return torch.stack(rows)
@@ -70,8 +69,8 @@ def test_losses_and_gradients_are_those_of_the_formula(source: str, candidates: 
     nll = -wanted.gather(1, targets[:, None])[:, 0]
     expected = torch.autograd.grad((weights * nll).sum(), learned)
 
-    read = head.source(*said)
-    layers = Layers(hidden, source=replace(read, rows=ROWS))
+    read = head.source_reader(*said)
+    layers = Layers(hidden, source=read.select(ROWS))
     loss = head.loss(layers, targets, weights)
     torch.testing.assert_close(loss, (weights * nll).sum())
     for found, gradient in zip(torch.autograd.grad(loss, learned), expected, strict=True):
@@ -79,8 +78,8 @@ def test_losses_and_gradients_are_those_of_the_formula(source: str, candidates: 
     torch.testing.assert_close(head.nll(layers, targets), nll)
     with torch.no_grad():
         torch.testing.assert_close(head.log_probs(layers), wanted)
-        one_by_one = Layers(hidden, source=read.select(ROWS))
-        torch.testing.assert_close(head.log_probs(one_by_one), wanted)
+        for at in range(len(ROWS)):
+            torch.testing.assert_close(head.log_probs(layers.rows(slice(at, at + 1))), wanted[at : at + 1])
 
 
 def test_equal_contexts_are_mos() -> None:
@@ -92,7 +91,7 @@ def test_equal_contexts_are_mos() -> None:
     }
     head.load_state_dict(own)
     hidden = torch.randn(len(ROWS), H, dtype=torch.float64)
-    read = head.source(*sources())
+    read = head.source_reader(*sources())
     found = head.log_probs(Layers(hidden, source=read.select(ROWS)))
     torch.testing.assert_close(found, mos.log_probs(hidden))
 
@@ -101,10 +100,57 @@ def test_equal_contexts_are_mos() -> None:
 def test_a_temperature_divides_the_logits_of_all_parts(divisor: float) -> None:
     head = reading("pointer")
     hidden = torch.randn(len(ROWS), H, dtype=torch.float64)
-    layers = Layers(hidden, source=head.source(*sources()).select(ROWS))
+    layers = Layers(hidden, source=head.source_reader(*sources()).select(ROWS))
     with torch.no_grad():
         wanted = (head.log_probs(layers) / divisor).log_softmax(1)
         torch.testing.assert_close(head.log_probs(layers, divisor), wanted)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"label_smoothing": 0.1},
+        {"unlikelihood": 0.5},
+        {"past_decode": 0.2},
+        {"temperature": "sigmoid", "temperature_rank": 2},
+        {"components": 3, "prior_penalty": 0.1},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_other_losses_and_temperatures_read_the_source(settings: dict[str, Any]) -> None:
+    """The objective has gradients of all parameters, and the reported loss is that of the probabilities."""
+    head, said = reading("pointer", **settings), sources()
+    layers = Layers(
+        torch.randn(len(ROWS), H, dtype=torch.float64), source=head.source_reader(*said).select(ROWS)
+    )
+    targets = torch.randint(0, V, (len(ROWS),))
+    objective, loss = head.objective(
+        layers, targets, repeated=targets[:, None].roll(1), present=targets.roll(1)
+    )
+    torch.testing.assert_close(loss, -head.log_probs(layers).gather(1, targets[:, None]).sum())
+    assert (objective != loss) == ("temperature" not in settings)
+    gradients = torch.autograd.grad(objective, list(head.parameters()))
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_probabilities_are_float32_and_normalised_in_any_precision(dtype: torch.dtype) -> None:
+    head = reading("pointer").to(dtype)
+    ids, exists, states, places = sources()
+    hidden = torch.randn(len(ROWS), H).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        read = head.source_reader(ids, exists, states.to(dtype), places)
+        log_probs = head.log_probs(Layers(hidden, source=read.select(ROWS)))
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(len(ROWS)))
+
+
+def test_words_with_contexts_of_their_own_need_room() -> None:
+    """The chunk of the loss shrinks, so that its memory does not grow with the number of likely words."""
+    few, many = (reading("none", (most,)).output for most in (1, 10))
+    assert few.chunk > many.chunk > 0
+    size = [output.chunk * (V * output.logit_buffers + output.gathered) for output in (few, many)]
+    assert size[1] == pytest.approx(size[0], rel=0.02)
 
 
 def test_parts_raise_the_rank_of_a_single_softmax() -> None:
@@ -148,8 +194,5 @@ def test_what_lacks_a_source_is_refused() -> None:
     config = HeadConfig(kind="cpr", source="pointer")
     with pytest.raises(ConfigError, match=r'head\.source = "pointer": this model has no encoder'):
         Head(config, H, V)
-    head = reading("words")
-    with pytest.raises(ConfigError, match=r"head\.source: .* choose a run with"):
-        head.log_probs(torch.randn(2, H, dtype=torch.float64))
     with pytest.raises(ValueError, match="must increase"):
         HeadConfig(kind="cpr", candidates=(5, 5))
