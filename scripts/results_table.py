@@ -25,13 +25,17 @@ from typing import Any
 
 from run_logs import errors_in_one_line, records, saved_config, validations
 
+from dialog.config import DialogConfig
 from lm.disk.storage import canonical_json, read_json, write_json
 from lm.errors import require
+from lm.language.config import LmConfig
 from lm.runs.evaluations import load_evaluation
+from lm.runs.inputs import config_of
 from lm.runs.pooling import FREE_KEYS
 
 Result = dict[str, Any]
 
+SCHEMAS: dict[str, type[LmConfig] | type[DialogConfig]] = {"lm": LmConfig, "dialog": DialogConfig}
 COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "valid ppl": (".2f", lambda r: r["valid_perplexity"]),
     "perplexity": (".2f", lambda r: r["perplexity"]),
@@ -141,7 +145,7 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
         results,
         machine,
         config=model,
-        config_hash=config_sha256(saved["config"]),
+        config_hash=hash_of_run(runs[0]),
         settings=[
             f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
             for key, where in saved.get("provenance", {}).items()
@@ -151,11 +155,20 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
     )
 
 
-def config_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of a config without the keys in which runs of one pool may differ, such as the seed."""
+def hash_of_run(run: Path) -> str:
+    """:func:`config_sha256` of the config of a run."""
+    schema = SCHEMAS[saved_config(run)["family"]]
+    return config_sha256(config_of(run, schema).config)
+
+
+def config_sha256(config: LmConfig | DialogConfig) -> str:
+    """Hash of a config without the keys in which runs of one pool may differ, such as the seed.
+
+    Keys with their default values are left out, so that a new key of a later version changes no hash.
+    """
     kept = {
         f"{section}.{key}": value
-        for section, keys in config.items()
+        for section, keys in config.model_dump(mode="json", exclude_defaults=True).items()
         if isinstance(keys, Mapping)
         for key, value in keys.items()
         if f"{section}.{key}" not in FREE_KEYS and section != "decode"  # the evaluation has these

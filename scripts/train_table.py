@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from results_table import config_sha256, entry, load
-from run_logs import errors_in_one_line, saved_config
+from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load
+from run_logs import errors_in_one_line
 
-from dialog.config import DialogConfig
 from lm.bootstrap import by_unit
 from lm.config.load import load_config
 from lm.config.suggest import did_you_mean
@@ -34,7 +33,6 @@ from lm.config.tomlfile import read_toml
 from lm.disk.filelock import alone
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
-from lm.language.config import LmConfig
 from lm.runs.evaluations import evaluation_names, load_evaluation
 from lm.stop import StopFlag
 
@@ -108,9 +106,9 @@ class Table(BaseModel):
         return [*self.settings, f"train.seed={seed}"]
 
     def _hash(self, head: str, seed: int) -> str:
-        schema, preset = LmConfig if self.program == "lm" else DialogConfig, f"{self.preset}{head}"
+        preset, schema = f"{self.preset}{head}", SCHEMAS[self.program]
         resolved = load_config(preset, schema, family=self.program, overrides=self.seeded(seed))
-        return config_sha256(resolved.config.model_dump(mode="json"))
+        return config_sha256(resolved.config)
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,10 @@ class Training:
     def require_same_config(self) -> None:
         """ConfigError if the folder of the run has a run of another config."""
         if (self.run / "config.json").exists():
-            same = config_sha256(saved_config(self.run)["config"]) == self.config_sha256
-            require(same, f"{self.run}: has another config; remove it, or name another folder with --runs")
+            require(
+                hash_of_run(self.run) == self.config_sha256,
+                f"{self.run}: has another config; remove it, or name another folder with --runs",
+            )
 
     def _analysis(self, name: str) -> Path:
         return self.run / f"{name}.json"

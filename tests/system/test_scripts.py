@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lm.config.load import load_config
+from lm.language.config import LmConfig
+
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 
@@ -24,7 +27,8 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
     (folder / "evaluation" / "test.json").write_text(
         json.dumps({"format": 1, "result": result, "contexts": {}})
     )
-    (folder / "config.json").write_text(json.dumps({"family": "lm", "config": {"head": {"kind": head}}}))
+    config = load_config(f"ptb_small_{head}", LmConfig, family="lm").config.model_dump(mode="json")
+    (folder / "config.json").write_text(json.dumps({"family": "lm", "config": config, "provenance": {}}))
     valid = {"split": "valid", "step": 10, "perplexity": perplexity}
     lines = [
         {"split": "train", "step": 5, "nll": 4.0},

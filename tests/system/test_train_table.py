@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dialog.config import DialogConfig
+from lm.config.load import load_config
 from lm.errors import ConfigError, HighrankError
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
@@ -171,12 +173,21 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
         table.write_text(TABLE.replace(old, new), encoding="utf-8")
         (other,) = read(table).trainings(["mos"], [1], Path("runs"))
         assert module.Results(path, other.table).missing([other]) == [other], new
+    table.write_text(
+        TABLE.replace("settings = [", 'settings = ["head.label_smoothing=0.0", '), encoding="utf-8"
+    )
+    (same,) = read(table).trainings(["mos"], [1], Path("runs"))
+    assert same.config_sha256 == training.config_sha256, "a key with its default value changes no hash"
     (other,) = training.table.trainings(["mos"], [2], Path("runs"))
     assert other.config_sha256 == training.config_sha256
     assert module.Results(path, training.table).missing([other]) == [other]
     run = Path("runs/mos-1")
     run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"config": {"train": {"max_steps": 3}}}))
+    longer = load_config(
+        "smalltalk_mos", DialogConfig, family="dialog", overrides=["train.max_steps=3"]
+    ).config
+    saved = {"family": "dialog", "config": longer.model_dump(mode="json"), "provenance": {}}
+    (run / "config.json").write_text(json.dumps(saved))
     with pytest.raises(ConfigError, match="runs/mos-1: has another config; remove it"):
         training.require_same_config()
 
