@@ -135,7 +135,8 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
     if head.gates is not None or head.temperature is not None or head.config.own_contexts:
         raise ConfigError(
             f"head.kind = {head.config.kind!r}, head.temperature = {head.config.temperature!r}: logits are"
-            " not one matrix times a context; name other runs"
+            " not one matrix times a context; name runs without temperature and of other kinds than mixtape,"
+            " mfs and cpr"
         )
     weight = precise(head.weight.detach()).double().cpu().numpy()
     bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()

@@ -120,8 +120,8 @@ class HeadConfig(Section):
     )
     source: Literal["none", "words", "pointer"] = Field(
         "none",
-        description="cpr, in dialog models: words of the dialog's context have a context vector of their own"
-        " (words), and one that multiplies the encoder's states of these words, too (pointer)",
+        description="cpr in dialog models: contexts for words of the dialog: one for their output vectors"
+        " (words), and one for the encoder's states (pointer)",
     )
     prior_penalty: NotNegative = Field(
         0.0,

@@ -92,6 +92,11 @@ class Head(nn.Module):
         self.options = LossOptions(self.link, bf16_products=bf16, skip_below=config.skip_below)
         self._add_mixer(tuple(lower_sizes))
         self._add_output(embedding)
+        if config.candidates and config.candidates[-1] > vocab_size:
+            raise ConfigError(
+                f"head.candidates = {list(config.candidates)}: the vocabulary has {vocab_size:,} words; set"
+                " smaller numbers, since each token takes time for all of them"
+            )
         self.source_reader = source_reader(config.source, word_size, self.size)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:

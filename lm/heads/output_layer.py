@@ -91,8 +91,7 @@ class OutputLayer:
     @property
     def gathered(self) -> int:
         """Numbers a token that the training loss holds of the output vectors of likely words."""
-        vectors = min(max(self.candidates, default=0), len(self.weight))
-        return GATHERED_COPIES * vectors * self.weight.shape[1]
+        return GATHERED_COPIES * max(self.candidates, default=0) * self.weight.shape[1]
 
     @property
     def penalised(self) -> bool:

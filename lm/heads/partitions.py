@@ -25,7 +25,7 @@ from lm.errors import ConfigError
 from lm.heads.loss_options import Output
 from lm.heads.precision import precise
 
-ABSENT = -1  # in place of a word
+ABSENT = -1  # where there is no word
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def source_reader(kind: str, word_size: int, size: int) -> SourceReader | None:
         return None
     if not word_size:
         raise ConfigError(
-            f'head.source = "{kind}": this model has no encoder of its own; set head.source = "none"'
+            f'head.source = "{kind}": a language model or pretrained trunk has no source; set head.source ='
+            ' "none"'
         )
     return SourceReader(word_size if kind == "pointer" else 0, size)
 
@@ -128,7 +129,7 @@ def reranked(logits: Tensor, contexts: Tensor, output: Output, candidates: Seque
     """
     if not candidates:
         return logits
-    ranked = logits.detach().topk(min(candidates[-1], logits.shape[1])).indices  # (n, k)
+    ranked = logits.detach().topk(candidates[-1]).indices  # (n, k)
     vectors = F.embedding(ranked, output.weight)  # (n, k, E)
     starts = (0, *candidates)
     values = torch.cat(

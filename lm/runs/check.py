@@ -24,7 +24,7 @@ from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import CORPUS
 from lm.text.prepared_folder import damaged_outputs
 
-_OLDER = "made by an older version: its files and its log are not compared; the next checkpoint records them"
+_OLDER = "imported, or of an older version, so nothing is known to compare its files and its log with"
 
 
 @dataclass(frozen=True)

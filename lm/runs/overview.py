@@ -46,8 +46,8 @@ def run_row(run: Path) -> dict[str, Any]:
         row["family"] = family
         progress = _progress(run)
         row["state"] = _state(run, config["train"], progress)
-        row["step"] = progress["step"] if progress else None
-        if progress and progress["best"]:
+        row["step"] = progress.get("step") if progress else None
+        if progress and progress.get("best"):
             nll, step = progress["best"][0]
             row |= {"best perplexity": perplexity(float(nll)), "at step": int(step)}
     except (HighrankError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -121,12 +121,12 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _progress(run: Path) -> dict[str, Any] | None:
-    """Progress in the newest checkpoint, whose file sizes are checked; None without a checkpoint."""
+    """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
     store = CheckpointStore(run / CHECKPOINTS)
     while newest := store.newest_folder():
         try:
             require_sizes(newest)
-            progress: dict[str, Any] = Commit.read(newest, tensors=False).state["progress"]
+            progress: dict[str, Any] = Commit.read(newest, tensors=False).state.get("progress", {})
         except StorageError:
             if newest == store.newest_folder():  # otherwise a training has moved it meanwhile
                 raise
@@ -136,13 +136,13 @@ def _progress(run: Path) -> dict[str, Any] | None:
 
 
 def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) -> str:
-    """State of a run: running, finished, diverged, interrupted, or not begun."""
+    """State of a run: running, finished, diverged, interrupted, imported, or not begun."""
     if held(run / LOCK):
         return "running"
     if ended := _ending(run):
         return ended
-    if progress is None:
-        return "not begun"
+    if not progress:
+        return "not begun" if progress is None else "imported"
     limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
     reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
     return "finished" if reached else "interrupted"

@@ -50,7 +50,7 @@ MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
 INTERVALS = 100  # of plif
 PARTS = 4  # of the vocabulary, for mfs
-CANDIDATES = (10, 50)  # of cpr
+LIKELY_WORDS = (2, 10)  # candidates of cpr
 MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
 
 
@@ -173,7 +173,7 @@ class SweepPoint:
             intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
             lower_components=(self.components // 2,) if self.kind == "doc" else (),
             partitions=PARTS if self.kind == "mfs" else 1,
-            candidates=CANDIDATES if self.kind == "cpr" else (),
+            candidates=LIKELY_WORDS if self.kind == "cpr" else (),
         )
 
     def head(self, vocab: int) -> Head:

@@ -25,6 +25,7 @@ from dialog.utterance import Utterance
 from lm.cli import main as lm_main
 from lm.config.load import Resolved
 from lm.huggingface.run_files import write_run
+from lm.runs.overview import run_row
 from lm.text.vocabulary import DIALOG, build_codec
 from tests.support.tiny_dialog import train_dialog, write_corpus
 
@@ -148,6 +149,7 @@ def test_losses_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, k
         float(nll.sum()) / sum(len(item.response) - 1 for item in items), rel=1e-5
     )
     import_run(tmp_path / "exported", tmp_path / "back")
+    assert run_row(tmp_path / "back")["state"] == "imported"
     ours, back = (TrainedModel.load(tmp_path / name).model.state_dict() for name in ("run", "back"))
     assert back.keys() == ours.keys()
     assert all(torch.equal(back[name], ours[name]) for name in ours)

@@ -59,7 +59,7 @@ def by_the_formula(head: Head, hidden: Tensor, said: tuple[Tensor, ...]) -> Tens
 
 
 @pytest.mark.parametrize("source", ["words", "pointer"])
-@pytest.mark.parametrize("candidates", [(), (3,), (2, 5, V + 9)])
+@pytest.mark.parametrize("candidates", [(), (3,), (2, 5, V)])
 def test_losses_and_gradients_are_those_of_the_formula(source: str, candidates: tuple[int, ...]) -> None:
     head, said = reading(source, candidates), sources()
     hidden = torch.randn(len(ROWS), H, dtype=torch.float64, requires_grad=True)
@@ -192,7 +192,9 @@ def test_absent_words_replace_nothing() -> None:
 
 def test_what_lacks_a_source_is_refused() -> None:
     config = HeadConfig(kind="cpr", source="pointer")
-    with pytest.raises(ConfigError, match=r'head\.source = "pointer": this model has no encoder'):
+    with pytest.raises(ConfigError, match=r'head\.source = "pointer": a language model .* has no source'):
         Head(config, H, V)
+    with pytest.raises(ConfigError, match=rf"head\.candidates = \[2, 14\]: the vocabulary has {V} words"):
+        Head(HeadConfig(kind="cpr", candidates=(2, V + 1)), H, V)
     with pytest.raises(ValueError, match="must increase"):
         HeadConfig(kind="cpr", candidates=(5, 5))

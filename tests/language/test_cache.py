@@ -194,16 +194,17 @@ def test_lm_dynamic_reports_a_cache(
 
 
 def test_a_search_without_its_text_is_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run", lines=(120, 20, 20))
     (tmp_path / "valid.txt").unlink()
     for command in ("evaluate", "dynamic"):
         for search in (["--temperature-search"], ["--cache", "30"]):
-            assert main([command, str(run), *search]) == 3
-            assert "valid.txt: no such file or folder; check the path" in capsys.readouterr().err
+            code, _, err = ending(main, command, str(run), *search)
+            assert (code, err.count("\n")) == (3, 1)
+            assert err.endswith("valid.txt: no such file or folder; check the path\n")
     assert not (run / "dynamic").exists()
-    assert main(["evaluate", str(run), "--cache", "30,1,0.1"]) == 0
+    assert ending(main, "evaluate", str(run), "--cache", "30,1,0.1")[0] == 0
 
 
 def test_a_search_that_stops_restores_the_weights(tmp_path: Path) -> None:

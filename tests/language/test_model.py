@@ -40,7 +40,7 @@ def test_a_doc_head_reads_the_layers_below() -> None:
     model = LanguageModel(own.model_copy(update={"head": head}), V)
     assert model.head.lower_sizes == (7, 5)
     outputs = model(inputs := tokens(), model.initial_state(B))
-    last, (below, words) = outputs.hidden
+    last, (below, words) = outputs.hidden.last, outputs.hidden.lower
     torch.testing.assert_close(words, model.embedding(inputs))
     first, _ = model.layers[0](words, model.layers.initial_state(B).layers[0])
     torch.testing.assert_close(below, first)

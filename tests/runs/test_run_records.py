@@ -75,7 +75,7 @@ def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: 
     assert used(run) == expected
     result = check_run(run)
     assert result.problems == []
-    assert "made by an older version" in result.notes[0]
+    assert "imported, or of an older version" in result.notes[0]
     (run / "checkpoints/best.json").write_text('{"steps":[99]}')
     assert "best.json" in check_run(run).problems[0], "pointers can be compared all the same"
     train(settings(trained.parent, "train.max_steps=6"), run, no_report)
