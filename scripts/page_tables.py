@@ -65,6 +65,7 @@ LEADING = {  # label and rank by end of the preset's name
     "moss_scale1": ("MoSS ×1", "full"),
     "moss_learned_scale": ("MoSS, learned factor", "full"),
     "moss": ("MoSS ×4", "full"),
+    "cpr": ("CPR ×4", "above E + 2"),
 }
 
 
