@@ -121,7 +121,7 @@ def join_context(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ``batch.utterances``. Padding is 0.
     """
     device = batch.context.device
-    exists = torch.arange(batch.context.shape[1], device=device) < batch.context_lengths.to(device)[:, None]
+    exists = _exist(batch.context_lengths, batch.context)
     sizes = batch.utterance_lengths.to(device)[batch.context] * exists  # (R, S)
     inside = torch.arange(batch.utterances.shape[1], device=device) < sizes[..., None]  # (R, S, L)
     lengths = sizes.sum(1)
