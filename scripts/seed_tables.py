@@ -117,5 +117,6 @@ def _sums(group: Sequence[Entry]) -> dict[int, ScoreSums]:
 
 
 def _cell(p: float, change: Any) -> str:
-    shown = f"p = {p_value(p)}" if p >= LEAST_P else f"p < {p_value(LEAST_P)}"
-    return f"{-change.estimate:.3f} ± {(change.high - change.low) / 2:.3f}, {shown}"
+    equals = "= " if p >= LEAST_P else ""
+    half = (change.high - change.low) / 2
+    return f"{-change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"

@@ -49,15 +49,15 @@ def share(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
 
-def p_value(value: Number) -> str:
-    """A p-value in its first two digits; those of the seeds follow each other.
+def p_value(value: Number, least: float = 0.0001) -> str:
+    """A p-value in its first two digits, or as below ``least``; those of the seeds follow each other.
 
     No bootstrap of 10,000 resamples has one below .0002, and few seeds do not tell the tails of a
     distribution.
     """
     if isinstance(value, list):
-        return ", ".join(p_value(item) for item in value)
-    return "< .0001" if value < 0.0001 else f"{value:.2g}".removeprefix("0")
+        return ", ".join(p_value(item, least) for item in value)
+    return f"< {p_value(least, least)}" if value < least else f"{value:.2g}".removeprefix("0")
 
 
 def precision_recall(value: Number) -> str:

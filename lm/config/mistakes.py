@@ -64,7 +64,7 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         return f"{culprit or _blame(key, message, merged)}: {f'[{key}] ' if key else ''}{message}"
     if key not in merged:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
-    setting = merged[key]
+    setting, subject = merged[key], key
     if first["type"] in ("missing", "too_long", "too_short"):
         types = get_args(keys[key].annotation)
         number = f"{len(types)} values"
@@ -72,12 +72,14 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
             most = first.get("ctx", {}).get("max_length")
             number = f"at most {most:,} values" if most else "one value or more"
         message = f"Input should be a list of {number}"
+    elif isinstance(first["loc"][-1], int):
+        subject = f"every value of {key}"
     for theirs, ours in WORDING.items():
         message = message.replace(theirs, ours)
     hint = (
         did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
     )
-    return f"{setting.where}: {key} {message}, got {shortened(setting.value)}{hint}"
+    return f"{setting.where}: {subject} {message}, got {shortened(setting.value)}{hint}"
 
 
 def _holds(settings: Settings, schema: type[BaseModel]) -> bool:

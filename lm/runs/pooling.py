@@ -15,6 +15,7 @@ import numpy as np
 
 from lm.arrays import Floats
 from lm.bootstrap import FEWEST_UNITS, Interval
+from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
@@ -56,6 +57,23 @@ class PooledRuns:
     change: Mapping[str, Interval | None]
 
 
+class _Experiment(NamedTuple):
+    config: Settings
+    evaluation: str
+
+    def same_as(self, other: "_Experiment") -> bool:
+        """True for equal evaluations and configs. A key that one version lacks must be unset in the other."""
+        pairs = [(self.config.get(key), other.config.get(key)) for key in self.config | other.config]
+        return self.evaluation == other.evaluation and all(_agree(*pair) for pair in pairs)
+
+
+def _agree(one: Setting | None, other: Setting | None) -> bool:
+    if one and other:
+        return one.value == other.value
+    known = one or other
+    return known is not None and known.where == DEFAULT
+
+
 class _Pool(NamedTuple):
     members: Sequence[Evaluation]
     sums: Sequence[UnitSums]
@@ -73,16 +91,27 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
         sums: those of each run.
         counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
     """
-    groups: dict[str, list[int]] = {}
-    for number, evaluation in enumerate(evaluations):
-        groups.setdefault(_experiment(evaluation) or str(number), []).append(number)
+    groups = _grouped([_experiment(evaluation) for evaluation in evaluations])
     if len(groups) == len(evaluations) or any(
-        len({evaluations[number].result["seed"] for number in group}) < len(group)
-        for group in groups.values()
+        len({evaluations[number].result["seed"] for number in group}) < len(group) for group in groups
     ):
         return []
-    pools = [_Pool([evaluations[n] for n in group], [sums[n] for n in group]) for group in groups.values()]
+    pools = [_Pool([evaluations[n] for n in group], [sums[n] for n in group]) for group in groups]
     return [_described(pool, pools[0], counts) for pool in pools]
+
+
+def _grouped(experiments: Sequence[_Experiment | None]) -> list[list[int]]:
+    """Numbers of the runs of each pool, in the order of their first runs."""
+    groups: list[list[int]] = []
+    for number, experiment in enumerate(experiments):
+        for group in groups:
+            first = experiments[group[0]]
+            if experiment and first and experiment.same_as(first):
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups
 
 
 def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
@@ -138,22 +167,22 @@ def _resampled(runs: Sequence[ScoreSums], counts: Floats) -> Floats:
     return found
 
 
-def _experiment(evaluation: Evaluation) -> str:
-    """Key of a pool: the config without its seed, the weights, and the options of the evaluation.
+def _experiment(evaluation: Evaluation) -> _Experiment | None:
+    """The config of a run without its seed, and the options of the evaluation.
 
-    ``""`` for ensembles and for runs whose config is lost or damaged, which belong to no pool.
+    None for ensembles and for runs whose config is lost or damaged, which belong to no pool.
     """
     path, result = Path(evaluation.run), evaluation.result
     run, _ = evaluation_at(path) or (path, "")
     try:
-        settings = {key: setting.value for key, setting in saved_settings(run).items()}
+        settings = saved_settings(run)
     except StorageError:
-        return ""
+        return None
     if not settings or result.get("members"):
-        return ""
+        return None
     config = {key: settings[key] for key in settings.keys() - FREE_KEYS if not key.startswith("decode.")}
     decode = {
         key: value for key, value in (result.get("decode") or {}).items() if key not in ("seed", "products")
     }
     how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
-    return json.dumps([config, decode, how], default=str, sort_keys=True)
+    return _Experiment(config, json.dumps([decode, how], default=str, sort_keys=True))

@@ -380,7 +380,7 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         return
     path = write(tmp_path_factory.mktemp("wrong"), "\n".join([f"{key} = {value}"]))
     message = rejection(path)
-    assert message.startswith(f"{path}:1: {key} must be ")
+    assert message.removeprefix(f"{path}:1: ").removeprefix("every value of ").startswith(f"{key} must be ")
 
 
 @pytest.mark.parametrize(
@@ -395,8 +395,8 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[data]\ntrain = 1", ":2: data.train must be a string, got 1"),
         ("[optim]\nbetas = [0.9]", ":2: optim.betas must be a list of 2 values, got [0.9]"),
         ("[optim]\nbetas = [1, 2, 3]", ":2: optim.betas must be a list of 2 values, got [1, 2, 3]"),
-        ("[optim]\nbetas = [0.9, 1.0]", ":2: optim.betas must be less than 1, got [0.9, 1.0]"),
-        ("[optim]\nbetas = [-0.1, 0.9]", ":2: optim.betas must be greater than or equal to 0, "),
+        ("[optim]\nbetas = [0.9, 1.0]", ":2: every value of optim.betas must be less than 1, got [0.9, 1.0]"),
+        ("[optim]\nbetas = [-0.1, 0.9]", ":2: every value of optim.betas must be greater than or eq"),
         ("[train]\nseed = 9223372036854775808", ":2: train.seed must be less than or equal to 9223"),
         ("[decode]\nseed = 9223372036854775808", ":2: decode.seed must be less than or equal to 9223"),
         ("[decode]\nlength_penalty = 1e3", ":2: decode.length_penalty must be less than or equal to 10"),

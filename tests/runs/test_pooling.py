@@ -112,6 +112,17 @@ def test_what_differs_in_more_than_the_seed_is_not_pooled(tmp_path: Path, other:
     assert pools_of([first, keep_run(tmp_path / "b", nats, **{"seed": 2, **other})]) is None
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("where", "pooled"), [("default", True), ("--set", False)])
+def test_a_key_of_a_later_version_counts_only_if_it_was_set(
+    tmp_path: Path, where: str, pooled: bool, order: int
+) -> None:
+    old, new = (keep_run(tmp_path / str(seed), [4.0] * UNITS, seed) for seed in (1, 2))
+    config = {"train": {"seed": 2}, "optim": {"lr": 0.1}, "head": {"newer": 3}}
+    write_json(new / "config.json", {"config": config, "provenance": {"head.newer": where}})
+    assert bool(pools_of([old, new][::order])) == pooled
+
+
 def test_runs_of_seeds_are_pooled_but_not_with_a_damaged_config(tmp_path: Path) -> None:
     runs = [keep_run(tmp_path / str(seed), [4.0] * UNITS, seed) for seed in (1, 2)]
     assert len(pools_of(runs)) == 1
