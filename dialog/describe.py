@@ -13,10 +13,9 @@ from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.seq2seq import Seq2Seq
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.engine.device import chosen_device
-from lm.engine.memory import head_scratch, training_memory
+from lm.engine.memory import head_floats, training_memory
 from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
-from lm.heads.head import Head
 from lm.huggingface.architecture import read_architecture
 from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, SPECIALS, UNK
 from lm.trunks.names import pretrained_path
@@ -75,7 +74,9 @@ def _smalltalk_words() -> frozenset[str]:
 def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
     """Bytes of training. ``activations`` assume ``data.max_tokens`` tokens for every utterance."""
     activations = (
-        _encoder_floats(config, model) + _decoder_floats(config, model) + _head_floats(config, model.head)
+        _encoder_floats(config, model)
+        + _decoder_floats(config, model)
+        + head_floats(model.head, _responses(config) * config.data.max_tokens)
     )
     return training_memory(model, config.optim, activations)
 
@@ -146,10 +147,3 @@ def _decoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
         width = decoder.hidden_size if decoder.attention == "additive" else 1
         per_token += positions * (2 + 2 * width) + encoder.context_size + 2 * decoder.hidden_size
     return _responses(config) * data.max_tokens * per_token
-
-
-def _head_floats(config: DialogConfig, head: Head) -> int:
-    """Number of floats in the head: contexts and their gradients for all tokens, logits for one chunk."""
-    tokens = _responses(config) * config.data.max_tokens
-    vectors = head.config.contexts * head.size * (3 if head.latent is not None else 1)
-    return tokens * vectors + head_scratch(head, tokens)

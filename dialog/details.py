@@ -36,7 +36,9 @@ def evaluation_details(
                 if said.text != DIALOG
             ],
             "true": examples[index].response.text,
-            "reply": model.codec.tokenizer.join(model.codec.vocabulary.words(answers[index][0].tokens)),
+            "reply": model.codec.tokenizer.join(
+                model.codec.vocabulary.words([word for best in answers[index][:1] for word in best.tokens])
+            ),
         }
         for index in spread(len(examples), SAMPLES)
     ]

@@ -129,7 +129,10 @@ def evaluate(
             decode=search,
             likelihood=likelihood,
             report=report,
-            warnings=warnings(report.scores.diversity, human, likelihood.contexts),
+            warnings=[
+                *_unanswered(answers),
+                *warnings(report.scores.diversity, human, likelihood.contexts),
+            ],
             name=setting_name(test.name, checkpoint, search, usual, others),
         )
         columns = {key: [getattr(one, key) for one in scores] for key in ("dialog", "turn", "nll", "tokens")}
@@ -151,12 +154,23 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
 
 
 def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:
-    """Responses and references as tokens for BLEU."""
+    """Responses and references as tokens for BLEU. A context without a response has an empty one."""
     judge = bleu_tokenizer(codec.tokenizer)
     return Responses(
-        [[bleu_tokens(codec, h.tokens) for h in found] for found in answers],
+        [[bleu_tokens(codec, h.tokens) for h in found] or [[]] for found in answers],
         [[judge.split(text) for text in group] for group in test.texts()],
     )
+
+
+def _unanswered(answers: Sequence[Sequence[Hypothesis]]) -> list[str]:
+    """A warning about contexts for which decoding found no response, if any."""
+    missing = sum(not found for found in answers)
+    if not missing:
+        return []
+    return [
+        f"{missing} of {len(answers)} contexts count as answered by nothing, as no response keeps to the "
+        "rules: relax decode.min_length, decode.no_repeat_ngram, decode.require or decode.forbid"
+    ]
 
 
 def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

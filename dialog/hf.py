@@ -155,17 +155,23 @@ class HighrankDialogModel(ExportedModel):
                 output has the mean loss in nats, and no logits, which would be the largest tensor.
             use_cache: True to return the state after the tokens.
             return_dict: ignored; the result is never a tuple.
+
+        Raises:
+            ValueError: ``labels`` without ``input_ids``, or neither ``labels`` nor ``decoder_input_ids``.
         """
-        if labels is not None and input_ids is not None:
+        if labels is not None:
+            if input_ids is None:
+                raise ValueError("labels need input_ids: give the contexts, which the loss encodes itself")
             return Seq2SeqLMOutput(
                 loss=self._loss(self.batch(input_ids, attention_mask, token_type_ids, labels))
             )
+        if decoder_input_ids is None:
+            raise ValueError("give decoder_input_ids for logits, or input_ids with labels for a loss")
         if past_key_values is not None:
             state, seen = past_key_values.state, past_key_values.tokens
         else:
             encoded = encoder_outputs or self.get_encoder()(input_ids, attention_mask, token_type_ids)
             state, seen = self._start(encoded), 0
-        assert decoder_input_ids is not None
         steps = []
         for tokens in decoder_input_ids.T:
             log_probs, state = self.model.step(tokens, state)

@@ -90,7 +90,7 @@ class TrainedModel:
         config, codec = opened_run(run, DialogConfig)
         config = local(config, run)
         model = build_model(config, codec)
-        weights = CheckpointStore(run / "checkpoints").weights(checkpoint)
+        weights = CheckpointStore.of(run).weights(checkpoint)
         load_model_tensors(model, weights)
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
@@ -327,7 +327,7 @@ class TrainedModel:
 
 def backward_run(run: Path) -> TrainedModel:
     """The model of a backward run, opened once. Raises ConfigError for a forward run, and StorageError."""
-    return _backward_run(run, CheckpointStore(run / "checkpoints").fingerprint("best"))
+    return _backward_run(run, CheckpointStore.of(run).fingerprint("best"))
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from dialog.decoder import Decoder
 from dialog.encoders import Memory, join_context, memory_of_words
 from lm.heads.states import Layers
 from lm.regularize import dropout
-from lm.trunks.attention import AttentionMask, KeysValues, added, turns
+from lm.trunks.attention import AttentionMask, KeysValues, added, select_rows, tokens_in, turns
 from lm.trunks.blocks import BlockStack, Heard
 
 # On a CPU, where padding costs as much as tokens, neighbours in order of length have little padding.
@@ -72,10 +72,11 @@ class TransformerDecoderState:
     @property
     def steps(self) -> int:
         """Number of tokens read."""
-        return self.past[0][0].shape[2] if self.past else 0
+        return tokens_in(self.past)
 
     def select(self, rows: Tensor) -> "TransformerDecoderState":
-        return TransformerDecoderState(_chosen(self.past, rows), _chosen(self.memory, rows), self.mask[rows])
+        past, memory = (select_rows(layers, rows) for layers in (self.past, self.memory))
+        return TransformerDecoderState(past, memory, self.mask[rows])
 
     def split(self, rows: int) -> Iterator["TransformerDecoderState"]:
         """States of at most ``rows`` rows each, of a state before the first token."""
@@ -141,7 +142,3 @@ def _together(device: torch.device, rows: int) -> int:
 def _turns(stack: BlockStack, start: int, steps: int, like: Tensor) -> Tensor:
     head_size = stack.size // stack.config.heads
     return turns(torch.tensor([start]), steps, stack.config, like, head_size)
-
-
-def _chosen(layers: tuple[KeysValues, ...], rows: Tensor) -> tuple[KeysValues, ...]:
-    return tuple((keys[rows], values[rows]) for keys, values in layers)

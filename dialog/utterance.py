@@ -1,10 +1,7 @@
-"""Dialogs and utterances, the result of every reader, and names of splits."""
+"""Dialogs and utterances, the result of every reader."""
 
 from dataclasses import dataclass
 
-from lm.config.named_data import SPLITS
-
-SPLIT_NAMES = {name: name for name in SPLITS} | {"val": "valid", "validation": "valid", "dev": "valid"}
 WHOLE = ""  # key of an unsplit source
 
 

@@ -79,3 +79,8 @@ def require(holds: bool, message: str) -> None:
 def visible(value: object) -> str:
     """A path, name or text for a message, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+
+
+def brief(error: Exception) -> str:
+    """The beginning of an error of another library, on one line, with unprintable characters escaped."""
+    return visible(" ".join(str(error).split())[:160])

@@ -19,15 +19,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lm.heads.states import Layers
 from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import ExportedConfig, ExportedModel, StateCache, require_left_padding, tuples
+from lm.huggingface.starting import with_trunk
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, pretrained_trunk
 from lm.language.sizes import sized, with_architecture
 from lm.runs.inputs import TRUNK
 from lm.text.vocabulary import Vocabulary
-from lm.trunks.names import pretrained_name, pretrained_path
+from lm.trunks.names import pretrained_path
 from lm.trunks.trunk import TrunkState
-
-_INSIDE = pretrained_name(Path(TRUNK))  # name of a trunk whose config is in that of the model
 
 
 class HighrankLmConfig(ExportedConfig):
@@ -42,7 +41,7 @@ class HighrankLmConfig(ExportedConfig):
         config, path, trunk = sized(run, len(vocabulary)), pretrained_path(run.model.trunk), None
         if path:
             trunk = json.loads(read_architecture(path).content)
-            run = run.model_copy(update={"model": run.model.model_copy(update={"trunk": _INSIDE})})
+            run = with_trunk(run, Path(TRUNK))
         return cls(
             settings=(run if path else config).model_dump(mode="json"),
             trunk=trunk,

@@ -80,20 +80,27 @@ class Tally:
 def tallies(results: Path, seed: int, times: int) -> dict[str, Tally]:
     """Results of every row in the results file, and the required number of nights."""
     found = {row.name: Tally(row, times * row.night) for row in ROWS}
-    with suppress(FileNotFoundError):
-        for line in results.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # a line that was torn when a run was killed
-                result = json.loads(line)
-                if result["seed"] == seed and result["row"] in found:
-                    found[result["row"]].add(result)
+    for result in kept_results(results):
+        if result["seed"] == seed and result["row"] in found:
+            found[result["row"]].add(result)
     return found
+
+
+def kept_results(results: Path) -> list[dict[str, Any]]:
+    """The results in a file; [] without one. A kill may have torn its last line, which is cut off."""
+    if not results.exists():
+        return []
+    content = results.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        results.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def forget_failures(results: Path) -> None:
     """Leave out of the results file what has failed, so that it is run again."""
-    lines = results.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if line.endswith('"failure": ""}')]
-    results.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    kept = [result for result in kept_results(results) if not result["failure"]]
+    results.write_text("".join(f"{json.dumps(result)}\n" for result in kept), encoding="utf-8")
 
 
 def run_case(case: Case, row: str, seed: int, index: int) -> dict[str, Any]:
@@ -293,7 +300,12 @@ def main() -> int:
         work()
         return 0
     if options.case:
-        one_case(options.case[0], options.seed, int(options.case[1]))
+        row, index = options.case
+        if row not in BY_NAME or not index.isdecimal():
+            parser.error(
+                f"--case {row} {index}: give a row and a number; rows are {', '.join(sorted(BY_NAME))}"
+            )
+        one_case(row, options.seed, int(index))
         return 0
     names = options.rows or [row.name for row in ROWS]
     if not options.markdown:

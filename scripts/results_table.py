@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import reduce
@@ -70,8 +70,12 @@ NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py n
     "rank": lambda r: r["rank"],
     "divergence": lambda r: r["expected_divergence"],
     "gradient_share": lambda r: r["share"],
+    "gradient_gain": lambda r: r["gain"],
+    "gradient_alignment": lambda r: r["alignment"],
+    "gradient_rank_of_logits": lambda r: r["logits"]["effective_rank"],
     "gradient_rank_of_states": lambda r: r["states"]["effective_rank"],
     "gradient_rank_of_update": lambda r: r["update"]["effective_rank"],
+    "over_training": lambda r: {step: gradients_of(found) for step, found in r["over_training"].items()},
     "best_at": lambda r: r["best_at"],
     "minutes": lambda r: r["minutes"],
 }
@@ -81,15 +85,32 @@ def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
     """Everything that is known of a run."""
     result = load_evaluation(run, name, (), (), saved_config(run)["family"]).result
     for analysis in analyses:
-        found = {Path(key).resolve(): value for key, value in analysis["runs"].items()}
-        require(run.resolve() in found, f"{run}: not in what --analysis has; analyse it, too")
-        result |= found[run.resolve()]
+        found = {step: value for path, step, value in analysed(analysis) if path == run.resolve()}
+        require(found, f"{run}: not in what --analysis has; analyse it, too")
+        result |= found[max(found)]
+        if len(found) > 1:
+            result["over_training"] = {str(step): found[step] for step in sorted(found)}
     result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
     if valid := validations(run):
         result["valid_perplexity"], result["best_at"] = min((perplexity, step) for step, perplexity in valid)
     if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
         result["minutes"] = timing[-1]["seconds"] / 60
     return result
+
+
+def analysed(analysis: Result) -> Iterator[tuple[Path, int, Result]]:
+    """Run, update and measurement of each checkpoint of an analysis; 0 for the only checkpoint of a run."""
+    for key, value in analysis["runs"].items():
+        run, _, step = key.partition(" step-")
+        yield Path(run).resolve(), int(step or 0), value
+
+
+def gradients_of(found: Result) -> Result:
+    """Numbers of the gradients at one checkpoint."""
+    return {
+        name: NUMBERS[f"gradient_{name}"](found)
+        for name in ("share", "gain", "alignment", "rank_of_states", "rank_of_update")
+    }
 
 
 def cell(values: Sequence[float], form: str) -> str:

@@ -68,7 +68,7 @@ def open_conversation(
     model = TrainedModel.joined([model for model, _ in opened], [visible(one) for one in runs])
     if model.config.data.direction == "backward":
         raise ConfigError(f"{visible(run)}: a backward run, for decode.mmi_run; chat with a forward run")
-    steps = [CheckpointStore(one / "checkpoints").steps(checkpoint) for one in runs]
+    steps = [CheckpointStore.of(one).steps(checkpoint) for one in runs]
     step = steps[0][0] if len(runs) == len(steps[0]) == 1 else None  # an average has several
     weights = "+".join(own for _, own in opened if own) or None
     return Conversation(

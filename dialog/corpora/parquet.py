@@ -9,9 +9,10 @@ from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns,
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import Made, RawUtterance, collect, distinct, group_turns, join_lines, make_dialog
-from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
+from dialog.utterance import WHOLE, Dialog
+from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
-from lm.errors import DataError, visible
+from lm.errors import DataError, brief, visible
 from lm.text.hub import load_tables
 from lm.text.lines import InputLog, NumberedLine
 
@@ -72,8 +73,7 @@ def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog
             columns = file.schema_arrow.names
             return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
     except (pa.ArrowException, OSError) as error:
-        detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{path}: unreadable parquet file ({detail}); write it again") from error
+        raise DataError(f"{path}: unreadable parquet file ({brief(error)}); write it again") from error
 
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:

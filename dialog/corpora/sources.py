@@ -15,8 +15,8 @@ from dialog.corpora.ranking import read_ranking
 from dialog.corpora.readers import UTTERANCES, ZHAO, read_pipes, read_text, read_tsv, read_turns
 from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
-from dialog.utterance import SPLIT_NAMES, WHOLE, Dialog
-from lm.config.named_data import SPLITS, missing
+from dialog.utterance import WHOLE, Dialog
+from lm.config.named_data import SPLIT_NAMES, SPLITS, missing
 from lm.config.places import told_kind
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError, visible

@@ -22,6 +22,7 @@ from dialog.trained import StepProbabilities, TrainedModel
 from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
 from lm.heads.registry import head_label
+from lm.runs.checkpoint import CheckpointStore
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
 from lm.serve.failure import wrong_value
@@ -68,7 +69,7 @@ class ServedDialog:
         model = replace(model, config=model.config.model_copy(update={"decode": opened.decode}))
         model.require(opened.decode)
         weights = source.weights if source else None
-        return cls(model, weights, int((run / "checkpoints").stat().st_mtime))
+        return cls(model, weights, int(CheckpointStore.of(run).folder.stat().st_mtime))
 
     @classmethod
     def joined(cls, members: Mapping[str, "ServedDialog"]) -> "ServedDialog":

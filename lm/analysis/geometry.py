@@ -147,9 +147,8 @@ class ExtendedMatrix:
         model = copy.deepcopy(self.trained.model).double()
         count = self.histories.shape[1]
         first = model(self.histories, model.initial_state(count))
-        outputs = [(first.hidden, first.state)]
         for future in (None, *self.futures):
-            hidden = outputs[0][0]
+            hidden = first.hidden
             if future is not None:
                 hidden = model(future[:, None].expand(-1, count), first.state).hidden
             log_probs = model.head.log_probs(hidden.map(lambda layer: layer[-1]))

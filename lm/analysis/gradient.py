@@ -102,9 +102,9 @@ class HeadGradients:
             log_probs = self.head.log_probs(states)
             loss = -log_probs.gather(1, targets[:, None]).sum()
         parts = torch.autograd.grad(loss, (states.last, *states.lower))
-        logits = log_probs.detach().exp()
-        logits[torch.arange(len(targets)), targets] -= 1
-        return logits, torch.cat(parts, 1)
+        at_logits = log_probs.detach().exp()
+        at_logits[torch.arange(len(targets)), targets] -= 1
+        return at_logits, torch.cat(parts, 1)
 
     def change(self, states: Layers, tangents: Tensor) -> Tensor:
         """J times ``tangents`` (n, S), row by row: (n, V)."""

@@ -45,8 +45,9 @@ def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
 def load(run: Path, checkpoint: str) -> "TrainedLm":
     """Open a run folder at a checkpoint."""
     from lm.language.trained import TrainedLm
+    from lm.runs.evaluations import loaded
 
-    return TrainedLm.load(run, checkpoint)
+    return loaded(run, checkpoint, TrainedLm.load)[0]
 
 
 def opened_steps(
@@ -84,7 +85,7 @@ def steps_of(run: Path) -> list[str]:
     """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     from lm.runs.checkpoint import CheckpointStore
 
-    store = CheckpointStore(run / "checkpoints")
+    store = CheckpointStore.of(run)
     if store.latest() is None:
         raise StorageError(f"{run}: no checkpoint yet; train the run first")
     return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]

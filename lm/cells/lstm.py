@@ -162,10 +162,10 @@ def _stays_float32(inputs: Tensor) -> bool:
 @cache
 def has_bfloat16_layer() -> bool:
     """True if torch's LSTM runs in bfloat16 on this CPU, by a test run; logs a warning if not."""
-    one = torch.zeros(1, 1, 1, requires_grad=True)
-    weights = [torch.zeros(4, 1), torch.zeros(4, 1)]
     try:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+            one = torch.zeros(1, 1, 1, requires_grad=True)
+            weights = [torch.zeros(4, 1), torch.zeros(4, 1)]
             torch.lstm(one, (one, one), weights, False, 1, 0.0, True, False, False)[0].sum().backward()
     except RuntimeError:
         _LOGGER.warning("no LSTM in bfloat16 on this processor: LSTM layers stay in float32")

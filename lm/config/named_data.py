@@ -9,6 +9,11 @@ from typing import Protocol
 from lm.errors import DataError, visible
 
 SPLITS = ("train", "valid", "test")
+SPLIT_NAMES = {  # splits by their names in data sets and files
+    **{name: name for name in SPLITS},
+    **dict.fromkeys(("val", "validation", "dev"), "valid"),
+    "training": "train",
+}
 _MADE_UP = ("smalltalk:",)  # prefixes of synthetic corpora, which have no file
 
 

@@ -107,9 +107,9 @@ def add_check(app: typer.Typer, family: str) -> None:
         Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
         """
         from lm.runs.check import check_run
-        from lm.runs.inputs import CHECKPOINTS
+        from lm.runs.checkpoint import CheckpointStore
 
-        if runs_in(run) != [run] and not (run / CHECKPOINTS).exists():
+        if runs_in(run) != [run] and not CheckpointStore.of(run).folder.exists():
             raise not_a_run(run, family)
         result = check_run(run)
         write_result(json_file, result)

@@ -13,7 +13,7 @@ from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
 from lm.huggingface.source import require_transformers
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CHECKPOINTS, config_of
+from lm.runs.inputs import config_of
 
 
 def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module: str) -> None:
@@ -37,7 +37,7 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         ] = None,
     ) -> None:
         config_of(run, schema)  # what is bad is refused before anything heavy is loaded
-        if CheckpointStore(run / CHECKPOINTS).fingerprint(checkpoint) is None:
+        if CheckpointStore.of(run).fingerprint(checkpoint) is None:
             raise StorageError(f"{run}: no checkpoint {checkpoint!r}; choose last, or train the run first")
         require_exportable(out)
         require_transformers(f"export --to {to}")

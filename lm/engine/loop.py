@@ -44,7 +44,7 @@ class Task(Stateful, Protocol[BatchT]):
     def epoch(self, number: int, start: int) -> Iterator[BatchT]:
         """Batches ``start``, ``start + 1``, … of pass ``number``, from 0: a function of seed, pass and index.
 
-        The first batch of a pass starts from a fresh carried state, any other from that of the batch before.
+        A batch names the streams that begin, with a fresh carried state. Others go on from the batch before.
         """
 
     def epoch_length(self) -> int:

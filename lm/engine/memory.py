@@ -38,6 +38,12 @@ def training_memory(
     return {**sizes, "training": sum(sizes.values()), "checkpoint": checkpoint}
 
 
+def head_floats(head: Head, tokens: int) -> int:
+    """Numbers of a head in training: contexts of all tokens with their gradients, and those of the loss."""
+    vectors = head.config.contexts * head.size * (3 if head.latent is not None else 1)
+    return tokens * vectors + head_scratch(head, tokens)
+
+
 def head_scratch(head: Head, tokens: int) -> int:
     """Numbers of the loss's temporary memory: logit buffers of a chunk and gradients of parameters."""
     output = head.output

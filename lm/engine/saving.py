@@ -13,6 +13,7 @@ from lm.engine.journal import Journal
 from lm.engine.state import Progress, TrainingState
 from lm.errors import StorageError
 from lm.heads import kernel_choice
+from lm.heads.rows import cache_bytes
 from lm.runs.checkpoint import Commit
 from lm.runs.inputs import RECORD, record_of
 from lm.runs.run import Run
@@ -84,8 +85,11 @@ class Saver:
 
     def recover(self) -> bool:
         """Return to the last commit due by step that followed a finite update; False without one."""
+        anchor = self._training.progress.anchor
+        if anchor < 0:  # no commit due by step has succeeded yet
+            return False
         try:
-            commit = self._store.open(f"step-{self._training.progress.anchor}")
+            commit = self._store.open(f"step-{anchor}")
         except StorageError:
             return False
         try:
@@ -170,12 +174,23 @@ class Saver:
         self.dirty = False
 
     def _circumstances(self) -> dict[str, str | int]:
-        """Versions, threads, kernels and device, which bit-identical results also depend on."""
+        """Versions, threads, kernels and device, which bit-identical results also depend on.
+
+        On a CPU, its instructions choose the kernels of torch, and its cache the blocks of the losses.
+        """
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
         kernels = kernel_choice.kind(device.type)
-        return {**versions, "threads": torch.get_num_threads(), "kernels": kernels, "device": name}
+        found: dict[str, str | int] = {
+            **versions,
+            "threads": torch.get_num_threads(),
+            "kernels": kernels,
+            "device": name,
+        }
+        if device.type == "cpu":
+            found |= {"instructions": torch.backends.cpu.get_cpu_capability(), "cache": cache_bytes()}
+        return found
 
 
 def commit_step(progress: Progress, train: TrainConfig) -> bool:

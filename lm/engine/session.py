@@ -26,7 +26,7 @@ from lm.measures import require_learnt
 from lm.parallel.group import Group, process_group
 from lm.parallel.shards import shards_of
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CHECKPOINTS, CODEC_HASH, RESUMABLE, RunFile, settle_inputs
+from lm.runs.inputs import CODEC_HASH, RESUMABLE, RunFile, settle_inputs
 from lm.runs.run import Run, require_same_config
 from lm.text.vectors import VECTORS_HASH, WordVectors, read_vectors
 from lm.text.vocabulary import Codec
@@ -180,7 +180,7 @@ def start_with_vectors(
     Returns what was read; None without a file, or if the run has weights already. Raises DataError
     as :func:`lm.text.vectors.read_vectors` does.
     """
-    if not path or CheckpointStore(place.folder / CHECKPOINTS).latest() is not None:
+    if not path or CheckpointStore.of(place.folder).begun:
         return None
     weight = embedding.weight
     vectors = read_vectors(Path(path), codec.vocabulary, weight.shape[1])

@@ -16,7 +16,8 @@ class HeadRow:
     """One kind of head.
 
     ``fields`` are the keys of ``HeadConfig`` that not every kind has. The logits of a ``linear`` kind are
-    one product of rank E. ``line_style`` has matplotlib's properties of its line in figures.
+    one product of rank E. A kind that ``begins_as_softmax`` has parameters with which it equals any softmax.
+    ``line_style`` has matplotlib's properties of its line in figures.
     """
 
     mixes: Mixes
@@ -25,6 +26,7 @@ class HeadRow:
     link: str = "exp"  # of LINKS in lm/heads/links.py
     prior_link: str = "exp"
     linear: bool = False
+    begins_as_softmax: bool = True
     fields: tuple[str, ...] = ()
 
     @property
@@ -56,8 +58,8 @@ HEADS: dict[str, HeadRow] = {
     "sigsoftmax": HeadRow(
         "nothing", "sigsoftmax", _line("#E69F00", "^", 6) | _DASHED, "sigsoftmax", fields=("learn_shift",)
     ),
-    "sigmoid": HeadRow("nothing", "sigmoid", _line("#F0E442", "v", 6), "sigmoid"),
-    "relu": HeadRow("nothing", "relu", _line("#000000", "x", 6), "relu"),
+    "sigmoid": HeadRow("nothing", "sigmoid", _line("#F0E442", "v", 6), "sigmoid", begins_as_softmax=False),
+    "relu": HeadRow("nothing", "relu", _line("#000000", "x", 6), "relu", begins_as_softmax=False),
     "moc": HeadRow("contexts", "MoC", _line("#56B4E9", "s", 5) | _DOTTED, linear=True, fields=_PRIOR),
     "mos": HeadRow("probabilities", "MoS", _line("#D55E00", "D", 7) | _HOLLOW, fields=_MIXTURE),
     "moss": HeadRow(

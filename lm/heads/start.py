@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.heads.config import MIXTURES, HeadConfig
 from lm.heads.head import Head
+from lm.heads.registry import HEADS
 
-FROM_SOFTMAX = ("softmax", "sigsoftmax", "plif", "moc", "mos", "moss", "mixtape", "doc", "mfs", "cpr")
+FROM_SOFTMAX = tuple(kind for kind, row in HEADS.items() if row.begins_as_softmax)
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
 LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"

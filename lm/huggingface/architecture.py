@@ -13,7 +13,7 @@ from torch import nn
 
 from lm.config.section import MAX_LAYERS, MAX_SIZE
 from lm.engine.shapes import shapes_only
-from lm.errors import ConfigError, StorageError
+from lm.errors import ConfigError, StorageError, brief
 from lm.huggingface.source import (
     FORCED,
     GENERATION_CONFIG,
@@ -147,7 +147,7 @@ def _checked(path: Path, values: Any) -> Any:
             with silence():
                 config = CONFIG_MAPPING[kind].from_dict(_plain(values))
         except Exception as error:  # of each kind's own checks
-            raise StorageError(f"{path}: no config of {kind} ({_brief(error)}); download it again") from error
+            raise StorageError(f"{path}: no config of {kind} ({brief(error)}); download it again") from error
     known, name = (
         (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "encoder-decoder of texts")
         if config is not None and config.is_encoder_decoder
@@ -191,7 +191,7 @@ def _widths(path: Path, content: bytes) -> tuple[int, int, int]:
     except (ConfigError, StorageError):
         raise
     except Exception as error:  # of a kind's own code, for sizes that do not fit each other
-        raise StorageError(f"{path}: its sizes make no model ({_brief(error)}); download it again") from error
+        raise StorageError(f"{path}: its sizes make no model ({brief(error)}); download it again") from error
     for name, weight in model.named_parameters():
         if max(weight.shape, default=0) > MAX_SIZE:
             raise StorageError(
@@ -228,8 +228,3 @@ def silence() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
-
-
-def _brief(error: Exception) -> str:
-    """The beginning of a foreign error on one line."""
-    return " ".join(str(error).split())[:160]

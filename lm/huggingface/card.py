@@ -83,7 +83,7 @@ def _measured(model: Exported, family: CardFamily) -> list[str]:
 
 def _evaluations(model: Exported, program: str) -> list[tuple[Evaluation, str]]:
     """Evaluations of the exported weights alone on whole texts, and the command of each."""
-    weights = CheckpointStore(model.run / "checkpoints").fingerprint(model.checkpoint)
+    weights = CheckpointStore.of(model.run).fingerprint(model.checkpoint)
     found: list[tuple[Evaluation, str]] = []
     for name in evaluation_names(model.run):
         try:

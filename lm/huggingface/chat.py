@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from lm.disk.storage import read_file
+from lm.errors import brief
 from lm.huggingface.source import require_transformers
 from lm.text.chat_form import ChatForm
 
@@ -217,4 +218,4 @@ def _rendering() -> Iterator[None]:
     except TimeoutError as error:
         raise ValueError(str(error)) from error
     except Exception as error:  # of the template
-        raise ValueError(f"raises {' '.join(str(error).split())[:100]!r}") from error
+        raise ValueError(f"raises {brief(error)!r}") from error

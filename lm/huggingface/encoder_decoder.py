@@ -16,7 +16,7 @@ from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
 from lm.huggingface.kept import kept_floats
 from lm.huggingface.trunk import WindowCache, recompute_layers
-from lm.trunks.attention import KeysValues
+from lm.trunks.attention import KeysValues, select_rows, tokens_in
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,11 @@ class PairState:
     @property
     def steps(self) -> int:
         """Number of tokens read."""
-        return self.past[0][0].shape[2] if self.past else 0
+        return tokens_in(self.past)
 
     def select(self, rows: Tensor) -> "PairState":
         """State of some rows, which may repeat."""
-        past, memory = (
-            tuple((keys[rows], values[rows]) for keys, values in layers)
-            for layers in (self.past, self.memory)
-        )
+        past, memory = (select_rows(layers, rows) for layers in (self.past, self.memory))
         return PairState(self.states[rows], self.mask[rows], past, memory)
 
 

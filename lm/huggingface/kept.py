@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lm.engine.memory import FLOAT
-from lm.errors import StorageError
+from lm.errors import StorageError, brief
 
 
 def kept_floats(
@@ -26,9 +26,9 @@ def kept_floats(
     try:
         found = _kept_bytes(network, read, device) // FLOAT
     except ValueError as error:
-        kind, detail = network.config.model_type, " ".join(str(error).split())[:160]
+        kind = network.config.model_type
         raise StorageError(
-            f"model.trunk: a model of the kind {kind} cannot be a trunk ({detail}); choose another"
+            f"model.trunk: a model of the kind {kind} cannot be a trunk ({brief(error)}); choose another"
         ) from error
     except RuntimeError:  # torch's, where a kind's code asks a tensor without values for them
         found = tokens * sum(sum(weight.shape) for weight in network.parameters() if weight.dim() == 2)

@@ -14,7 +14,7 @@ from lm.disk.storage import MAX_JSON, read_file, write_new
 from lm.engine.state import model_tensors
 from lm.huggingface.folder import require_new_run
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CHECKPOINTS, DATA, FILES, RunFile
+from lm.runs.inputs import DATA, FILES, RunFile
 from lm.text.vocabulary import Codec
 
 
@@ -43,6 +43,6 @@ def write_run(
             codec.save(folder)
             for name, content in files.items():
                 write_new(folder / name, content)
-            store = CheckpointStore(folder / CHECKPOINTS)
+            store = CheckpointStore.of(folder)
             store.commit(0, {"model": model_tensors(model)}, {}, {})
             store.point("best", 0)

@@ -14,7 +14,7 @@ from lm.heads.head import Head
 from lm.heads.start import require_startable
 from lm.huggingface.architecture import Architecture, read_architecture
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CHECKPOINTS, TRUNK, RunFile
+from lm.runs.inputs import TRUNK, RunFile
 from lm.trunks.names import pretrained_name, pretrained_path
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def local(config: C, run: Path) -> C:
     named: Any = config
     if pretrained_path(named.model.trunk) is None:
         return config
-    begun = CheckpointStore(run / CHECKPOINTS).latest() is not None
+    begun = CheckpointStore.of(run).begun
     for source in ([run] if begun else []) + [Path(name) for name in [named.train.start_from] if name]:
         if os.path.lexists(source / TRUNK):
             return with_trunk(config, source / TRUNK)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.disk.storage import parse_json, read_file, sha256_file
-from lm.errors import ConfigError, HighrankError, StorageError
+from lm.errors import ConfigError, HighrankError, StorageError, brief
 from lm.heads.head import Head
 from lm.heads.start import start_as
 from lm.huggingface.architecture import Architecture, auto_class, silence
@@ -139,9 +139,9 @@ def _its_own_code(folder: Path) -> Iterator[None]:
     except HighrankError:
         raise
     except Exception as error:
-        detail = " ".join(str(error).split())[:160]
         raise StorageError(
-            f"{folder}: the model cannot be a trunk, which reads a text in parts ({detail}); choose another"
+            f"{folder}: the model cannot be a trunk, which reads a text in parts ({brief(error)}); "
+            "choose another"
         ) from error
 
 
@@ -171,8 +171,9 @@ def _opened(folder: Path, config: Any) -> Any:
                 output_loading_info=True,
             )
     except Exception as error:  # the library raises any exception
-        detail = " ".join(str(error).split())[:160]
-        raise StorageError(f"{folder}: its weights cannot be loaded ({detail}); download it again") from error
+        raise StorageError(
+            f"{folder}: its weights cannot be loaded ({brief(error)}); download it again"
+        ) from error
     model, found = opened
     for problem in ("missing_keys", "mismatched_keys"):
         if names := found.get(problem):

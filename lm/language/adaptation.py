@@ -28,7 +28,7 @@ from lm.errors import DataError, DivergenceError, require
 from lm.heads.states import Layers
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel
-from lm.language.scoring import no_advance
+from lm.language.scoring import no_advance, require_distribution
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.steps import OnProgress, no_progress
@@ -180,7 +180,8 @@ class Adaptation:
     def nll(self, ids: Ids, advance: Callable[[int], None] = no_advance) -> Floats:
         """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
 
-        DivergenceError if a loss is not finite.
+        DivergenceError if a loss is not finite. Every 200 windows, also if the probabilities for a target do
+        not sum to one.
         """
         losses: list[Tensor] = []
         with closing(self.windows(ids)) as windows:
@@ -188,9 +189,17 @@ class Adaptation:
                 losses.append(window.nll)
                 if len(losses) % _CHECKED == 0:
                     _require_finite(losses[-_CHECKED:], self.setting)
+                    self._require_distribution(window)
                 advance(len(window.targets))
         _require_finite(losses, self.setting)
         return torch.cat(losses).double().cpu().numpy()
+
+    def _require_distribution(self, window: AdaptedWindow) -> None:
+        """Test a window, before the weights adapt to it."""
+        model = self.trained.model
+        if self.sampler is None:
+            states = model.for_head(window.hidden)
+            require_distribution(model.head, states, window.targets, window.nll, self.temperature)
 
     def readings(self, ids: Ids) -> Generator[tuple[Layers, Tensor]]:
         """Yield states, without gradients, and targets of each window, as ``TrainedLm.readings`` does.

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from lm.arrays import Floats
-from lm.errors import ConfigError, DivergenceError, require
+from lm.errors import ConfigError, require
 from lm.heads.states import Layers
 from lm.language.results import CacheChoice, CacheUse, TriedCache
-from lm.language.scoring import no_advance, searched_text
+from lm.language.scoring import no_advance, require_sums, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
@@ -35,7 +35,6 @@ Readings = Callable[[Ids], Generator[StatesRead]]
 _OF_SHORT_STATES = (7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0)  # an activation penalty shortens states
 THETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, *_OF_SHORT_STATES)
 SHARES = tuple(round(0.02 * step, 2) for step in range(31))  # λ; 0 = without the cache
-ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
 MOST_WORDS = 1 << 40
 MOST_THETA = 1e6  # times a product of two states, still far below the largest float64
 _BLOCK = 1 << 22  # similarities that are computed at once
@@ -110,7 +109,7 @@ def cache_scores(
     for hidden, targets in readings:
         with torch.no_grad():
             log_probs = head.log_probs(hidden)[:, 0].double()
-        _require_sums(log_probs.exp().sum(1))
+        require_sums(log_probs.exp().sum(1))
         states = hidden.last[:, 0].double()
         keys, words = torch.cat((keys, states)), torch.cat((words, targets))
         rows = max(1, _BLOCK // len(keys))
@@ -138,19 +137,9 @@ def _cached(keys: Tensor, words: Tensor, part: range, size: int, thetas: Sequenc
     found = []
     for theta in thetas:
         weights = (theta * scores).masked_fill_(outside, -math.inf).log_softmax(1)  # nan: an empty cache
-        _require_sums(weights[filled].exp().sum(1))
+        require_sums(weights[filled].exp().sum(1))  # so that a mixture with the model has the sum one
         found.append(weights.masked_fill_(outside | other, -math.inf).logsumexp(1))
     return torch.stack(found).cpu().numpy()
-
-
-def _require_sums(sums: Tensor) -> None:
-    """Raise DivergenceError unless the sums of distributions are one. A mixture of distributions is one."""
-    if sums.numel() and not (sums - 1).abs().max() < ROUNDING:
-        worst = float(sums[(sums - 1).abs().argmax()])
-        raise DivergenceError(
-            f"probabilities sum to {worst:.6f} instead of 1: the model has diverged; choose another"
-            " checkpoint"
-        )
 
 
 def cached_nll(

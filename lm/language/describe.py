@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.engine.device import chosen_device
-from lm.engine.memory import head_scratch, training_memory
+from lm.engine.memory import head_floats, training_memory
 from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
@@ -68,8 +68,7 @@ def _activations(config: LmConfig, model: LanguageModel) -> int:
     """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
     steps, streams, head = longest(config.window), config.train.batch_size, model.head
     tokens = steps * streams
-    vectors = head.config.contexts * head.size * (3 if head.latent is not None else 1)
     trains = any(parameter.requires_grad for parameter in model.layers.parameters())
     device = chosen_device(config.train)
     trunk = model.layers.activations(steps, streams, device) if trains else tokens * model.layers.size
-    return trunk + tokens * vectors + head_scratch(head, tokens)
+    return trunk + head_floats(head, tokens)

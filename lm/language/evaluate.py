@@ -240,6 +240,7 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
 
     DivergenceError if a number is not finite.
     """
+    assert len(nll) in (len(text.ids), len(text.ids) - 1)  # every token once; all but the first for `paper`
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
     characters = tokens if trained.codec.tokenizer.kind in _CHARACTERS else text.characters

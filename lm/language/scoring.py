@@ -22,7 +22,8 @@ from torch import Tensor
 
 from lm.arrays import Floats
 from lm.disk.storage import write_atomic
-from lm.errors import visible
+from lm.errors import DivergenceError, visible
+from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.corpus import load_split, text_piece
 from lm.language.model import LanguageModel
@@ -39,6 +40,7 @@ from lm.runs.outputs import require_output
 from lm.text.lines import InputLog
 
 SEARCHED = 50_000  # validation tokens for the choice of a temperature or of a cache
+ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
 TOKENS_TOGETHER = 4096  # tokens of consecutive lines in a batch
 
 
@@ -123,10 +125,40 @@ def searched_text(trained: TrainedLm) -> tuple[str, Ids]:
 
 
 def hidden_nll(model: LanguageModel, hidden: Layers, targets: Tensor, temperature: float = 1.0) -> Floats:
-    """−log P in nats, (n,), of the targets of one window of :meth:`TrainedLm.readings`."""
+    """−log P in nats, (n,), of the targets of one window of :meth:`TrainedLm.readings`.
+
+    DivergenceError if the probabilities for the first target do not sum to one.
+    """
+    states = model.for_head(hidden)
     with torch.no_grad():
-        nll = model.head.nll(model.for_head(hidden), targets[:, None], component_temperature=temperature)
-    return nll[:, 0].double().cpu().numpy()
+        nll = model.head.nll(states, targets[:, None], component_temperature=temperature)[:, 0]
+    if not model.training:  # dropout would differ
+        require_distribution(model.head, states, targets, nll, temperature)
+    return nll.double().cpu().numpy()
+
+
+@torch.no_grad()
+def require_distribution(
+    head: Head, states: Layers, targets: Tensor, nll: Tensor, temperature: float = 1.0
+) -> None:
+    """Raise DivergenceError unless P = exp(−``nll``) of the first target and P of all other words sum to one.
+
+    states: (n, ...), the input of the head. targets and nll: (n,).
+    """
+    first = states.map(lambda layer: layer[:1])
+    probs = head.log_probs(first, temperature).flatten().double().exp()
+    probs[targets[0]] = nll[0].double().neg().exp()
+    require_sums(probs.sum()[None])
+
+
+def require_sums(sums: Tensor) -> None:
+    """Raise DivergenceError unless the sums of distributions are one."""
+    if sums.numel() and not (sums - 1).abs().max() < ROUNDING:
+        worst = float(sums[(sums - 1).abs().argmax()])
+        raise DivergenceError(
+            f"probabilities sum to {worst:.6f} instead of 1: the model has diverged; choose another"
+            " checkpoint"
+        )
 
 
 def score_lines(trained: TrainedLm, path: Path, *, independent: bool = False) -> Iterator[ScoredLine]:

@@ -20,6 +20,7 @@ from lm.language.generate import (
     read_prompt,
 )
 from lm.language.trained import TrainedLm
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import loaded
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
@@ -58,7 +59,7 @@ class ServedLm:
     def load(cls, run: Path, checkpoint: str = "best") -> "ServedLm":
         """Open a run. Raises the errors of ``TrainedLm.load``."""
         trained, weights = loaded(run, checkpoint, TrainedLm.load)
-        return cls(trained, weights, int((run / "checkpoints").stat().st_mtime))
+        return cls(trained, weights, int(CheckpointStore.of(run).folder.stat().st_mtime))
 
     @property
     def about(self) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from lm.config.named_data import SPLITS
+from lm.config.named_data import SPLIT_NAMES, SPLITS
 from lm.errors import DataError, require
 from lm.language.pieces import CopiesPiece, FilePiece, Piece, RowsPiece, TextForm, cut_file, whole_file
 from lm.text.hub import HUB, load_tables
@@ -21,12 +21,7 @@ from lm.text.prepared_folder import require_fractions
 Format = Literal["auto", "text", "ptb", "ptb-char", "wikitext", "enwik8", "text8", "mwc", "1b", "datasets"]
 COPIES = "reverse-copy"  # name of the synthetic source
 
-_SPLIT_NAMES = {
-    **{name: name for name in SPLITS},
-    **dict.fromkeys(("val", "validation", "dev"), "valid"),
-    "training": "train",
-}
-_NAME = re.compile(rf"(?:(.+)[._-])?({'|'.join(_SPLIT_NAMES)})(?:[._-](.+))?", re.IGNORECASE)
+_NAME = re.compile(rf"(?:(.+)[._-])?({'|'.join(SPLIT_NAMES)})(?:[._-](.+))?", re.IGNORECASE)
 _ENDING = re.compile(r"\.?(?:txt|text|tokens|raw|gz|zip|bz2|xz)$", re.IGNORECASE)
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
 BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
@@ -183,7 +178,7 @@ def _groups(path: Path) -> dict[str, dict[str, Path]]:
             continue
         before, split, after = match.groups(default="")
         name = ".".join(filter(None, (before, _ENDING.sub("", after))))
-        files, split = groups.setdefault(name, {}), _SPLIT_NAMES[split.lower()]
+        files, split = groups.setdefault(name, {}), SPLIT_NAMES[split.lower()]
         if split in files:
             raise DataError(
                 f"{path}: {files[split].name} and {entry.name} both are the split {split}; remove one"
@@ -257,7 +252,7 @@ def _locate_billion(path: Path, training: Path, heldout: Path) -> Located:
 def _locate_dataset(source: str, options: ReadOptions) -> Located:
     """A dataset on disk or from the hub, see :func:`lm.text.hub.load_tables`."""
     tables = {key or "train": table for key, table in load_tables(source).items()}
-    found = {_SPLIT_NAMES[key]: table for key, table in tables.items() if key in _SPLIT_NAMES}
+    found = {SPLIT_NAMES[key]: table for key, table in tables.items() if key in SPLIT_NAMES}
     if "train" not in found:
         raise DataError(f"{source}: has no train split, only {', '.join(tables)}")
     for split, table in found.items():

@@ -89,7 +89,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     config = with_sizes(config, tuple(sizes["hidden"]), sizes["embedding"])
     model = LanguageModel(config, len(words), words.eos)
     hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
-    if CheckpointStore(place.folder / "checkpoints").latest() is None:
+    if not CheckpointStore.of(place.folder).begun:
         if config.train.start_from:
             hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):
@@ -112,7 +112,7 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
         raise ConfigError(
             f"train.start_from = {source}: trained with another vocabulary; use that run's data"
         )
-    store = CheckpointStore(source / "checkpoints")
+    store = CheckpointStore.of(source)
     load_model_tensors(model, store.weights("best"))
     return store.open("best").state_sha256
 

@@ -89,7 +89,7 @@ class TrainedLm:
         head = config.head.model_copy(update=exact)
         words, eos = len(codec.vocabulary), codec.vocabulary.eos
         model = LanguageModel(sized(config.model_copy(update={"head": head}), words), words, eos)
-        load_model_tensors(model, CheckpointStore(run / "checkpoints").weights(checkpoint))
+        load_model_tensors(model, CheckpointStore.of(run).weights(checkpoint))
         device = device or device_here(config.train)
         return cls(config, codec, model.to(device).eval(), device)
 

@@ -11,7 +11,7 @@ at its end. The input of a target is still the token before it in the text.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,11 @@ class Window:
     rows: slice | None = None  # streams of the window in the carried state; None = all
 
     def to(self, device: torch.device) -> "Window":
-        return Window(self.tokens.to(device), self.targets.to(device), self.first, self.scale)
+        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
     def select(self, rows: slice) -> "Window":
         """The window of some of the streams."""
-        return Window(self.tokens[:, rows], self.targets[:, rows], self.first, self.scale, rows)
+        return replace(self, tokens=self.tokens[:, rows], targets=self.targets[:, rows], rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

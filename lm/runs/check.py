@@ -11,7 +11,6 @@ from lm.runs.checkpoint import CheckpointStore, CommitReport
 from lm.runs.commit import FileRecord
 from lm.runs.evaluations import damaged_records
 from lm.runs.inputs import (
-    CHECKPOINTS,
     CONFIG,
     LOG,
     Record,
@@ -48,7 +47,7 @@ def check_run(run: Path) -> RunCheck:
 
     Raises StorageError for a run without any commit.
     """
-    store = CheckpointStore(run / CHECKPOINTS)
+    store = CheckpointStore.of(run)
     reports = store.verify_all()
     if not reports:
         raise StorageError(f"{run}: no checkpoint; is it the folder of a run?")

@@ -8,11 +8,12 @@ import torch.
 import hashlib
 import os
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from lm.disk.storage import (
     JSON,
@@ -30,15 +31,16 @@ from lm.disk.storage import (
     write_atomic,
 )
 from lm.errors import ConfigError, StorageError, visible
-from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, is_intact, write_commit
+from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, average_tensors, is_intact, write_commit
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointStore", "Commit", "CommitReport", "average_tensors"]
+__all__ = ["CHECKPOINTS", "CheckpointStore", "Commit", "CommitReport"]
 
 Pointer = Literal["best", "last"]
+CHECKPOINTS = "checkpoints"  # their folder in a run
 AVERAGES = ("average-best", "average")  # the mean of the k best, and its name in older commands
 _MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
@@ -63,6 +65,11 @@ class CheckpointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[str] = []
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """The store of a run's folder."""
+        return cls(run / CHECKPOINTS)
 
     def commit(
         self,
@@ -117,6 +124,11 @@ class CheckpointStore:
                 f"{self.folder} to start over"
             )
         return None
+
+    @property
+    def begun(self) -> bool:
+        """True if there is a commit, intact or not."""
+        return self.newest_folder() is not None
 
     def newest_folder(self) -> Path | None:
         """The folder of the newest commit, intact or not; None without one."""
@@ -215,9 +227,10 @@ class CheckpointStore:
         there = dict(folders)
         named = [step for step in pointed if step in there]
         views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
-        newest = next(views, named)
-        first = [] if not pointed else newest  # the pointer of the first commit may not be written yet
-        if named in (newest, next(views, first)):
+        newest, *before = [*islice(views, 2)] or [named]
+        if not before and not pointed:
+            before = [[]]  # the pointer of the first commit may not be written yet
+        if named in (newest, *before):
             return newest
         for _, path in folders:
             Commit.read(path, tensors=False)  # otherwise the pointer may be that of a damaged commit
@@ -368,28 +381,3 @@ def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:
 
 def _steps(steps: Sequence[int]) -> str:
     return ", ".join(f"step {step}" for step in steps) or "no step"
-
-
-def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
-    """Mean of tensors by name, computed in float64, in the dtype of the first set; integers are not averaged.
-
-    One set is read at a time, and integer tensors are those of the first. Raises StorageError if names or
-    shapes differ.
-    """
-    import torch
-
-    first: dict[str, Tensor] = {}
-    sums: dict[str, Tensor] = {}
-    count = 0
-    for tensors in sets:
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        if count and shapes != {name: tensor.shape for name, tensor in first.items()}:
-            raise StorageError("the checkpoints to average are of different models; choose best or last")
-        first = first or dict(tensors)
-        count += 1
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
-    return {
-        name: (sums[name] / count).to(tensor) if name in sums else tensor for name, tensor in first.items()
-    }

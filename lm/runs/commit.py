@@ -251,3 +251,28 @@ def is_intact(path: Path) -> bool:
     with suppress(StorageError):
         return bool(Commit.read(path))
     return False
+
+
+def average_tensors(sets: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
+    """Mean of tensors by name, computed in float64, in the dtype of the first set; integers are not averaged.
+
+    One set is read at a time, and integer tensors are those of the first. Raises StorageError if names or
+    shapes differ.
+    """
+    import torch
+
+    first: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for tensors in sets:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if count and shapes != {name: tensor.shape for name, tensor in first.items()}:
+            raise StorageError("the checkpoints to average are of different models; choose best or last")
+        first = first or dict(tensors)
+        count += 1
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
+    return {
+        name: (sums[name] / count).to(tensor) if name in sums else tensor for name, tensor in first.items()
+    }

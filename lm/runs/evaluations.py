@@ -5,6 +5,7 @@ A record is ``{"format", "result", "contexts", "details", "sha256"}``. ``result`
 use of components, and the command. ``sha256`` is the hash of the rest. Older records lack the last two.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 EVALUATION_FORMAT = 1
 EVALUATIONS = "evaluation"
+_LONGEST = 200  # bytes of a name; a file system allows 255, with endings
 _ROOM = 1 << 20  # bytes of disk space for a result
 
 
@@ -128,7 +130,7 @@ def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
 
     It loads again if a training changes the weights named ``checkpoint`` meanwhile.
     """
-    store = CheckpointStore(run / "checkpoints")
+    store = CheckpointStore.of(run)
     while True:
         weights = store.fingerprint(checkpoint)
         trained = load(run, checkpoint)
@@ -155,6 +157,7 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     gets six digits of the data's hash. Raises StorageError if writing fails.
     """
     folder, digest = run / EVALUATIONS, result.subject.data.sha256
+    result = replace(result, name=_file_stem(result.name))
     make_folder(folder)
     remove_leftovers(folder)
     if _data_of(folder / f"{result.name}.json") not in (None, digest):
@@ -163,6 +166,14 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
     write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
     return result
+
+
+def _file_stem(name: str) -> str:
+    """A name that fits into that of a file. The end of a long one becomes a hash."""
+    content = name.encode()
+    if len(content) <= _LONGEST:
+        return name
+    return f"{content[: _LONGEST - 9].decode(errors='ignore')}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
 def load_evaluation(
@@ -200,7 +211,7 @@ def load_evaluation(
     if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
         raise StorageError(f"{path}: its contexts do not match; {again}")
     checkpoint = str(result.get("checkpoint"))
-    now = CheckpointStore(run / "checkpoints").fingerprint(checkpoint)
+    now = CheckpointStore.of(run).fingerprint(checkpoint)
     if now is not None and result.get("weights", now) != now:
         raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
     details = record.get("details")

@@ -37,7 +37,7 @@ from lm.runs.checkpoint import CheckpointStore, Commit
 from lm.runs.commit import FileRecord, Sha256
 from lm.text.vocabulary import RESTORE, Codec
 
-CHECKPOINTS, CONFIG, DATA, LOG = "checkpoints", "config.json", "data.json", "metrics.jsonl"
+CONFIG, DATA, LOG = "config.json", "data.json", "metrics.jsonl"
 TRUNK: Final = "trunk.json"  # of a pretrained trunk: the config.json of its folder
 CODEC_HASH = "codec_sha256"
 RunFile = Literal[
@@ -86,7 +86,7 @@ def record_of(commit: Commit | None) -> Record | None:
 
 def recorded(run: Path) -> Record | None:
     """Record in the newest commit of a run, if any. Raises StorageError."""
-    return record_of(CheckpointStore(run / CHECKPOINTS).newest())
+    return record_of(CheckpointStore.of(run).newest())
 
 
 def changed_files(run: Path, record: Record) -> Iterator[str]:

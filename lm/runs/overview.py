@@ -16,7 +16,7 @@ from lm.measures import perplexity
 from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.commit import Commit, require_sizes
-from lm.runs.inputs import CHECKPOINTS, CONFIG, LOG
+from lm.runs.inputs import CONFIG, LOG
 from lm.runs.run import LOCK
 
 CurvePoint = tuple[int, float]  # (update, validation perplexity)
@@ -122,7 +122,7 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 def _progress(run: Path) -> dict[str, Any] | None:
     """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
-    store = CheckpointStore(run / CHECKPOINTS)
+    store = CheckpointStore.of(run)
     while newest := store.newest_folder():
         try:
             require_sizes(newest)

@@ -35,9 +35,8 @@ from lm.disk.storage import (
 )
 from lm.errors import ConfigError, StorageError, visible
 from lm.launched import several
-from lm.runs.checkpoint import CheckpointStore
+from lm.runs.checkpoint import CHECKPOINTS, CheckpointStore
 from lm.runs.inputs import (
-    CHECKPOINTS,
     CONFIG,
     CONFIG_LIMIT,
     FILES,
@@ -70,7 +69,7 @@ class Run:
         self._files: dict[str, JSON] = {}
         self.folder = folder
         self.stop = StopFlag(notice="" if several() else NOTICE)  # torchrun sends signals of its own
-        self.checkpoints = CheckpointStore(folder / CHECKPOINTS)
+        self.checkpoints = CheckpointStore.of(folder)
         self.checkpoints.clean()
         self.metrics = MetricsLog(folder / LOG)
         self.timing = MetricsLog(folder / "timing.jsonl")

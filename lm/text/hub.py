@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.disk.regular import require_regular
-from lm.errors import DataError, visible
+from lm.errors import DataError, brief
 
 HUB = "hf:"  # prefix of data sets of the hub, the only names that cause network access
 _STORED = ("state.json", "dataset_dict.json")  # files in a folder of save_to_disk
@@ -36,8 +36,7 @@ def load_tables(source: str) -> dict[str, Any]:
         else:
             loaded = datasets.load_dataset(path, config or None)
     except Exception as error:  # network, hub, file formats: the library raises any exception
-        detail = visible(" ".join(str(error).split())[:200])
-        raise DataError(f"{source}: cannot load it ({detail}); check name and configuration") from error
+        raise DataError(f"{source}: cannot load it ({brief(error)}); check name and configuration") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
 
 

@@ -6,6 +6,7 @@ T time · B sequences · D size of the layer · A heads · G heads of keys and v
 S keys from before · M positions of a memory.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,16 @@ from torch import Tensor, nn
 from lm.trunks.config import TransformerConfig
 
 KeysValues = tuple[Tensor, Tensor]  # each (B, G, S, d)
+
+
+def select_rows(layers: Iterable[KeysValues], rows: Tensor | slice) -> tuple[KeysValues, ...]:
+    """Keys and values of some streams, which may repeat, in every layer."""
+    return tuple((keys[rows], values[rows]) for keys, values in layers)
+
+
+def tokens_in(layers: Sequence[KeysValues]) -> int:
+    """Number of tokens whose keys and values are kept."""
+    return layers[0][0].shape[2] if layers else 0
 
 
 class AttentionMask(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.trunks.attention import AttentionMask, KeysValues, added
+from lm.trunks.attention import AttentionMask, KeysValues, added, select_rows
 from lm.trunks.trunk import TrunkState
 
 
@@ -44,7 +44,7 @@ class CacheState(TrunkState):
         return self.layers[0][0].shape[2]
 
     def select(self, rows: Tensor | slice) -> Self:
-        layers = tuple((keys[rows], values[rows]) for keys, values in self.layers)
+        layers = select_rows(self.layers, rows)
         chosen = rows if isinstance(rows, slice) else rows.cpu()
         return replace(
             self, layers=layers, positions=self.positions[chosen], lengths=self.lengths[chosen]

@@ -1,5 +1,8 @@
 """The packed LSTM against ``torch.nn.LSTM``, outputs, states and gradients, in float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -147,6 +150,15 @@ def test_layers_train_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_bfloat16_of_a_processor_does_not_depend_on_who_asks_first(mode: Callable[[], Any]) -> None:
+    lstm.has_bfloat16_layer.cache_clear()
+    known = lstm.has_bfloat16_layer()
+    lstm.has_bfloat16_layer.cache_clear()
+    with mode():
+        assert lstm.has_bfloat16_layer() == known
 
 
 def test_processors_without_bfloat16_say_so_once(

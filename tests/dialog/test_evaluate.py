@@ -281,6 +281,27 @@ def test_evaluations_do_not_replace_each_other(run: Path) -> None:
     assert evaluate(run).name == "test"
 
 
+def test_an_ensemble_of_many_runs_has_a_name_that_fits(run: Path) -> None:
+    names = [Path(f"{'another-run-of-a-long-name'}-{number}") for number in range(9)]
+    for name in names:
+        shutil.copytree(run, name)
+    result = evaluate(run, others=names, limit=2)
+    assert len(f"{result.name}.json".encode()) < 255
+    assert [path.stem for path in (run / "evaluation").iterdir()] == [result.name]
+    assert result.name != evaluate(run, others=names[:-1], limit=2).name
+
+
+def test_a_context_without_a_response_counts_as_an_empty_one(run: Path) -> None:
+    few = ["decode.no_repeat_ngram=1", "decode.min_length=29", "decode.max_length=30", "decode.nbest=1"]
+    result = evaluate(run, overrides=[*few, "decode.beam=1"], output=Path("none.jsonl"))
+    rows = [json.loads(line) for line in Path("none.jsonl").read_text(encoding="utf-8").splitlines()]
+    missing = sum(not row["scores"] for row in rows)
+    assert missing > 0
+    assert all(row["hypotheses"] == [[]] for row in rows if not row["scores"])
+    assert result.warnings[0].startswith(f"{missing} of {len(rows)} contexts count as answered by nothing")
+    assert rescore(Path("none.jsonl")) == result.report.scores
+
+
 def refusal(run: Path, kind: type[Exception], **options: Any) -> str:
     """The line that evaluating a run like this ends with."""
     with pytest.raises(kind) as caught:

@@ -155,6 +155,16 @@ def test_losses_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, k
     assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
+def test_a_call_that_lacks_an_input_says_which(tmp_path: Path) -> None:
+    _, model, tokenizer = exported(tmp_path, write(tmp_path / "run", "recurrent"))
+    inputs = read(tokenizer, TALKS[:1])
+    encoded = model.get_encoder()(**inputs)
+    with pytest.raises(ValueError, match="labels need input_ids"):
+        model(encoder_outputs=encoded, labels=inputs["input_ids"])
+    with pytest.raises(ValueError, match="give decoder_input_ids for logits, or input_ids with labels"):
+        model(encoder_outputs=encoded)
+
+
 def test_speakers_need_not_take_turns(tmp_path: Path) -> None:
     trained, model, tokenizer = exported(tmp_path, write(tmp_path / "run", "recurrent", -30.0))
     talk = [Utterance(speaker, text) for speaker, text in zip("BBA", TEXTS, strict=False)]

@@ -13,10 +13,11 @@ import torch
 from lm.engine.journal import Journal
 from lm.engine.optim import trainable
 from lm.engine.state import Progress, load_model_tensors, model_tensors
-from lm.errors import StorageError
+from lm.errors import DivergenceError, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.metrics_log import MetricsLog
 from tests.support.tiny_task import (
+    Faults,
     Notes,
     TinyModel,
     TinyTask,
@@ -92,6 +93,14 @@ def test_three_failed_commits_in_a_row_end_training(folder: Path, monkeypatch: p
     assert steps(folder) == [0, 2]
 
 
+def test_a_training_that_diverges_before_its_first_commit_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointStore, "commit", failing({1}, CheckpointStore.commit))
+    with pytest.raises(DivergenceError, match="not finite"):
+        train(folder, {"max_steps": 30}, task=TinyTask(Faults(nan_loss=lambda call: True)))
+
+
 def test_a_last_commit_that_fails_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointStore, "commit", failing({2}, CheckpointStore.commit))
     with pytest.raises(StorageError):
@@ -153,9 +162,12 @@ def test_resuming_elsewhere_is_noted(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     numpy = np.__version__
     monkeypatch.setattr(np, "__version__", "9.9.9")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX9")
     notes = Notes()
     train(folder, {"max_steps": 2}, notes=notes)
     assert "threads was 1, is 2: results may differ" in notes.lines
+    assert f"instructions was {instructions}, is AVX9: results may differ" in notes.lines
     assert f"numpy was {numpy}, is 9.9.9: results may differ" in notes.lines
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, StorageError
-from lm.runs.checkpoint import CheckpointStore, average_tensors
-from lm.runs.commit import _require_memory
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.commit import _require_memory, average_tensors
 from tests.support.tiny_store import flip, groups_of, holds, one_line, save
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)

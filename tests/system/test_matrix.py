@@ -1,6 +1,7 @@
 """The first cases of the fault matrix, whose rest ``make nightly`` runs; its lists are up to date."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -66,6 +67,23 @@ def test_answers_that_arrive_together_are_all_read(monkeypatch: pytest.MonkeyPat
     assert list(lines) == [b"three"]
     os.close(writing)
     os.close(reading)
+
+
+def test_a_failure_after_a_torn_line_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    results = tmp_path / "results.jsonl"
+    nightly.forget_failures(results)
+    whole = {"row": "A1", "seed": 1, "index": 2, "cases": 1, "seconds": 0.0, "failure": ""}
+    failed = whole | {"index": 3, "failure": "AssertionError"}
+    results.write_text(f'{json.dumps(whole)}\n{{"row": "A1", "se', encoding="utf-8")
+    nightly.tallies(results, 1, 1)
+    with results.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(failed)}\n")
+    assert nightly.tallies(results, 1, 1)["A1"].failures == ["A1 3: AssertionError"]
+    nightly.forget_failures(results)
+    assert nightly.kept_results(results) == [whole]
 
 
 def test_there_are_thirty_mutants() -> None:
