@@ -19,8 +19,8 @@ from lm.config.load import load_config
 from lm.config.section import known_keys
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
-from tests.config.test_load import mutants
 from tests.matrix.row import Case, refused
+from tests.support.config_files import mutants
 from tests.support.tiny_lm import write_run
 
 STRIDE = 7919  # a prime: the first cases are of everything
