@@ -1,10 +1,10 @@
 """Lines of the keys of a TOML file."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from lm.config.presets import preset_folder
 from lm.config.tomlfile import key_lines
 
 TOML = """\
@@ -51,7 +51,9 @@ def test_every_key_has_the_line_it_is_written_on(newline: str) -> None:
 
 
 def test_every_key_of_every_config_file_has_its_line() -> None:
-    for path in Path("configs").rglob("*.toml"):
+    files = [path for family in ("lm", "dialog") for path in preset_folder(family).rglob("*.toml")]
+    assert {"ptb_small.toml", "smalltalk.toml"} <= {path.name for path in files}
+    for path in files:
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for keys, number in key_lines(text).items():
