@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from lm.config.load import load_config
 from lm.config.presets import preset_names
-from lm.language.config import LmConfig
 from lm.language.describe import describe
+from tests.support.lm_presets import preset
 
 # What all of lamb's tuned configs share.
 SHARED: dict[str, Any] = {
@@ -79,10 +78,6 @@ TUNED: dict[str, tuple[Any, ...]] = {
         (0.0010214, 9.93384e-4, 0.015496, 0.008634, 0.043729, 0.13831),
     ),
 }  # fmt: skip
-
-
-def preset(name: str) -> LmConfig:
-    return load_config(name, LmConfig, family="lm").config
 
 
 def test_every_preset_with_a_budget_is_one_of_them() -> None:
