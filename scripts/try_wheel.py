@@ -26,11 +26,11 @@ TESTERS = ("pytest>=8.4", "pytest-timeout>=2.3", "hypothesis>=6.130")
 EXTRAS = ("hf",)
 QUICK = (
     "tests/config/test_load.py", "tests/config/test_places.py", "tests/config/test_tomlfile.py",
-    "tests/config/test_mistakes.py", "tests/config/test_suggest.py",
-    "tests/console", "tests/text", "tests/disk/test_storage.py",
-    "tests/heads/test_heads.py", "tests/language/test_model.py", "tests/dialog/test_bleu.py",
-    "tests/dialog/test_chat.py", "tests/dialog/test_export.py", "tests/huggingface/test_export.py",
-    "tests/huggingface/test_tokenizer.py",
+    "tests/config/test_mistakes.py", "tests/config/test_suggest.py", "tests/console", "tests/text",
+    "tests/disk/test_storage.py", "tests/heads/test_heads.py", "tests/language/test_model.py",
+    "tests/dialog/test_bleu.py", "tests/dialog/test_chat.py", "tests/dialog/test_chat_commands.py",
+    "tests/dialog/test_chat_retry.py", "tests/dialog/test_chat_hostile.py", "tests/dialog/test_export.py",
+    "tests/huggingface/test_export.py", "tests/huggingface/test_tokenizer.py",
 )  # fmt: skip
 
 
