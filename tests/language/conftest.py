@@ -1,4 +1,4 @@
-"""The ``lm`` command line, and a folder with runs that it trained."""
+"""The ``lm`` command line, a folder with runs that it trained, and a folder with a pretrained model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,3 +27,11 @@ def inside(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, as the working directory."""
     monkeypatch.chdir(workspace)
     return workspace
+
+
+@pytest.fixture
+def pretrained_corpus(in_tmp: Path) -> Path:
+    """A folder with a config, its texts, and a model of transformers; also the working directory."""
+    from tests.support.pretrained_lm import write_pretrained_corpus  # loads transformers
+
+    return write_pretrained_corpus(in_tmp)
