@@ -1,29 +1,20 @@
-"""The command lines: help without torch, one-line errors with the documented exit codes, results."""
+"""The command lines: one-line errors with the documented exit codes, and results."""
 
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialog.cli import app
 from dialog.config import DialogConfig
-from lm import __version__
-from lm.cli import app as lm_app
-from lm.console.app import Commands, new_app, run_app, show, write_result
-from lm.console.options import config_completion
+from lm.console.app import new_app, run_app, show, write_result
 from lm.console.tables import Table
-from lm.ending import EarlyStop, again, take_command
 from lm.errors import (
     ConfigError,
     DataError,
@@ -34,199 +25,11 @@ from lm.errors import (
     StorageError,
     visible,
 )
-from lm.stop import deferred_signals
-
-COMMANDS = (
-    "chat", "check", "compare", "demo", "describe", "distinct", "doctor", "evaluate", "export", "import",
-    "prepare", "presets", "references", "report", "runs", "score", "serve", "show", "train", "tune",
-)  # fmt: skip
-LM_COMMANDS = (
-    "analyze components", "analyze divergence", "analyze examples", "analyze gates",
-    "analyze geometry", "analyze gradient", "analyze histories", "analyze rank", "analyze recovery",
-    "analyze temperature", "analyze unargmaxable", "bottleneck", "check", "compare", "describe",
-    "doctor", "dynamic", "evaluate", "export", "finetune", "generate", "import", "prepare",
-    "presets", "report", "reverse-copy", "runs", "score", "serve", "train", "tune",
-)  # fmt: skip
-Outcome = tuple[int, str, str]
+from tests.support.command_lines import FULL, Outcome, cpu_seconds_since, python
 
 
 class PanicException(BaseException):
     """What a library in Rust raises: no Exception, and of no class that can be imported."""
-
-
-def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | (env or {}),
-    )
-
-
-def cpu_seconds_since(before: os.times_result) -> float:
-    """Of the processes that ended since: unlike wall time, it does not depend on what else is running."""
-    now = os.times()
-    return now.children_user + now.children_system - before.children_user - before.children_system
-
-
-# Help, version, completion
-
-
-def test_help_of_every_command_loads_nothing_heavy() -> None:
-    program = f"""
-import sys
-from dialog.cli import main
-from lm.cli import main as lm_main
-commands = [(main, command) for command in ("", *{COMMANDS})]
-commands += [(lm_main, command) for command in ("", "analyze", *{LM_COMMANDS})]
-for run, command in commands:
-    try:
-        run([*command.split(), "--help"])
-    except SystemExit as ending:
-        assert not ending.code, command
-heavy = {{"torch", "numpy", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow"}}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-"""
-    ended = python("-c", program)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 1
-    assert ended.stdout.count("Usage: lm") == len(LM_COMMANDS) + 2
-
-
-@pytest.mark.parametrize("module", ["dialog", "lm"])
-def test_help_takes_hardly_more_than_a_second(module: str) -> None:
-    """The best of three times: on a busy machine the same work takes half as long again."""
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        ended = python("-m", module, "--help")
-        seconds.append(cpu_seconds_since(before))
-        assert f"Usage: {module} " in ended.stdout
-    assert min(seconds) < 1.5
-    assert "--install-completion" in ended.stdout
-
-
-def leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The commands of a group by the words that call them, those of the groups inside it included."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            assert command.help
-            yield from leaves(command, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", command
-
-
-@pytest.mark.parametrize(("app", "names"), [(app, COMMANDS), (lm_app, LM_COMMANDS)])
-def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names: tuple[str, ...]) -> None:
-    commands = dict(leaves(typer.main.get_command(app)))
-    assert tuple(sorted(commands)) == names
-    for name, command in commands.items():
-        assert command.help
-        for parameter in command.params:
-            assert getattr(parameter, "help", "") or parameter.name == "help", (name, parameter.name)
-
-
-def test_after_an_interruption_the_effect_of_the_same_command_is_told_once_it_is_known() -> None:
-    def told(name: str) -> str:
-        take_command(["lm", "--debug", *name.split()])
-        return again().removeprefix("run the same command again").lstrip()
-
-    take_command([])
-    assert again() == "run the same command again"
-    commands = {**dict(leaves(typer.main.get_command(app))), **dict(leaves(typer.main.get_command(lm_app)))}
-    effects = {name: told(name) for name in commands}
-    resumed = {name for name, effect in effects.items() if effect != "to start over"}
-    assert resumed == {"bottleneck", "demo", "dynamic", "finetune", "reverse-copy", "train", "tune"}
-    assert resumed >= {name for name, command in commands.items() if "same command" in command.help}
-    assert {effects[name] for name in resumed} == {"to resume"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("section", [nullcontext, deferred_signals], ids=["anywhere", "deferred"])
-def test_a_signal_ends_a_command_at_once_or_at_the_end_of_a_section(
-    number: signal.Signals, section: Callable[[], AbstractContextManager[None]], capsys: Any
-) -> None:
-    probe = new_app("Probe.")
-
-    @probe.command()
-    def load() -> None:
-        with section():
-            signal.raise_signal(number)
-            print("in the section")
-        print("went on")
-
-    with pytest.raises(SystemExit) as ending:
-        run_app(probe, "probe", ["load"])
-    assert ending.value.code == 75
-    printed = capsys.readouterr()
-    assert printed.out == ("in the section\n" if section is deferred_signals else "")
-    assert printed.err.startswith("interrupted")
-    assert printed.err.count("\n") == 1
-
-
-def test_a_signal_before_the_command_line_is_read_ends_with_75(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def struck(*_: object, **__: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    monkeypatch.setattr(Commands, "make_context", struck)
-    with pytest.raises(SystemExit) as ending:
-        run_app(new_app("Probe."), "probe", ["load"])
-    assert ending.value.code == 75
-    assert capsys.readouterr().err.startswith("interrupted")
-
-
-@pytest.mark.parametrize("moment", ["install", "uninstall"])
-def test_a_signal_beside_the_work_ends_with_75(
-    moment: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes when the handlers are there and the work has not begun, or has ended."""
-    change = getattr(EarlyStop, moment)
-
-    def struck(early: EarlyStop) -> None:
-        if moment == "install":
-            change(early)
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            if moment == "uninstall":
-                change(early)
-
-    monkeypatch.setattr(EarlyStop, moment, struck)
-    with pytest.raises(SystemExit) as ending:
-        run_app(new_app("Probe."), "probe", ["--help"])
-    assert ending.value.code == 75
-    assert capsys.readouterr().err.startswith("interrupted")
-
-
-def test_version(dialog: Callable[..., Outcome]) -> None:
-    assert dialog("--version") == (0, f"highrank {__version__}\n", "")
-
-
-def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
-    (in_tmp / "small.toml").touch()
-    (in_tmp / "sub").mkdir()
-    (in_tmp / "sub" / "x.toml").touch()
-    complete_config = config_completion("dialog")
-    assert complete_config("smalltalk_mo") == ["smalltalk_moc", "smalltalk_mos", "smalltalk_moss"]
-    assert {"smalltalk_mos", "small.toml"} <= set(complete_config("small"))
-    assert complete_config("su") == ["sub/"]
-    assert complete_config("sub/") == ["sub/x.toml"]
-    words = {
-        "_DIALOG_COMPLETE": "complete_bash",
-        "COMP_WORDS": "dialog train smalltalk_sig",
-        "COMP_CWORD": "2",
-    }
-    assert python(
-        "-m", "dialog", env=words | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    ).stdout.split() == ["smalltalk_sigsoftmax"]
-
-
-# Exit codes and messages
-
-FULL = "standard output: No space left on device; free some, or write elsewhere\n"
 
 
 @pytest.mark.parametrize(
@@ -386,9 +189,6 @@ def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
                 assert (ended.returncode, ended.stderr) == (4, FULL)
 
 
-# Output
-
-
 def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     show(Table("[b]T[/b]", [{"a": "[red]x[/nope]\x1b[2J", "n": 1234567}, {"a": "y" * 90, "n": None}]), "[/x]")
     out = capsys.readouterr().out
@@ -411,17 +211,3 @@ def test_results_have_the_common_fields_and_no_nan(tmp_path: Path) -> None:
     assert (result["x"], result["y"], result["device"]) == (None, [None, {"z": 2.5}], "cuda")
     assert result["config"]["train"]["seed"] == 1
     assert {"highrank", "python", "torch"} <= result["versions"].keys()
-
-
-@pytest.mark.parametrize(
-    "command", ["dialog prepare", "lm prepare", "lm dynamic", "lm generate", "lm evaluate"]
-)
-def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
-    family, name = command.split()
-    narrow = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    arguments = [sys.executable, "-m", family, name, "--help"]
-    ended = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True)
-    shown = ended.stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    cells = [cell for line in shown.splitlines() for cell in line.split()]
-    assert all(cell.count("<") == cell.count(">") for cell in cells if "|" in cell)

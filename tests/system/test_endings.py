@@ -15,11 +15,11 @@ import pytest
 
 from lm.errors import OutOfMemory
 from lm.stop import SIGNALS
+from tests.support.command_lines import COMMANDS, FULL, LM_COMMANDS
 from tests.support.crash_dialog import DialogTraining
 from tests.support.crash_driver import Lab, crash_lab
 from tests.support.crash_lm import LmTraining
 from tests.support.crash_process import ENVIRONMENT, Ended, interpreter
-from tests.system.test_cli import COMMANDS, FULL, LM_COMMANDS
 
 pytestmark = pytest.mark.timeout(600)
 
