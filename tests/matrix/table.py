@@ -1,6 +1,6 @@
 """The rows of the matrix, in order."""
 
-from tests.matrix import arithmetic, configs, crashes, damage, machine, mutants, ranks, readers, talk
+from tests.matrix import arithmetic, configs, crashes, damage, machine, ranks, readers, sabotage, talk
 from tests.matrix.crashes import row_of
 from tests.matrix.row import Row
 
@@ -36,5 +36,5 @@ ROWS = (
     Row("L", "scores against NLTK", 1_000, arithmetic.scores, 200),
     Row("M", "no network", 12, machine.offline, limit=PLATFORMS),
     Row("N", "10,000 updates in one process; equal curves of 200", 8, machine.endurance),
-    Row("Z", "a safeguard of our own code is taken out", len(mutants.MUTANTS), mutants.sabotage),
+    Row("Z", "a safeguard of our own code is taken out", len(sabotage.MUTANTS), sabotage.sabotage),
 )

@@ -13,9 +13,11 @@ import pytest
 from lm.language.prepare import PrepareOptions, prepare
 from lm.runs.check import check_run
 from lm.text.prepared_folder import Prepared
-from tests.matrix.mutants import MUTANTS, ROOT, Mutant
+from tests.matrix.mutants.mutant import Mutant
 from tests.matrix.row import dice
+from tests.matrix.sabotage import MUTANTS
 from tests.matrix.table import ROWS
+from tests.support.crash_process import ROOT
 from tests.support.power import Disk, Recorder
 from tests.support.tiny_lm import text_of
 from tests.support.tiny_task import outcome, train
