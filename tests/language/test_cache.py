@@ -108,6 +108,18 @@ def test_memory_and_result_do_not_depend_on_blocks_and_the_number_of_thetas(
     assert 0 < largest <= 1000
 
 
+@pytest.mark.parametrize("method", ["nll", "log_probs"])
+def test_static_scores_that_are_of_no_distribution_are_refused(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    trained, ids = tiny_lm(dropout=0.0), np.arange(40) % 5
+    assert len(token_nll(trained, ids)) == len(ids)
+    honest = getattr(trained.model.head, method)
+    monkeypatch.setattr(trained.model.head, method, lambda *given, **named: honest(*given, **named) + 0.1)
+    with pytest.raises(DivergenceError, match="probabilities sum to"):
+        token_nll(trained, ids)
+
+
 def test_probabilities_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = tiny_lm(dropout=0.0)
     honest = trained.model.head.log_probs

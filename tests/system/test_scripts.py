@@ -115,6 +115,26 @@ def test_results_table_of_language_models(tmp_path: Path) -> None:
     assert softmax.endswith("| 5,000 | 20 | 10 |")
 
 
+def test_results_table_keeps_gradients_over_training(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
+    ranks = {key: {"effective_rank": 80.0} for key in ("logits", "states", "update")}
+    steps = {
+        f"{run} step-{step}": {"share": step / 1000, "gain": 2.0, "alignment": 0.1} | ranks
+        for step in (90, 600)
+    }
+    (tmp_path / "gradient.json").write_text(json.dumps({"runs": steps}))
+    run_script(
+        SCRIPTS / "results_table.py", "--name", "test", run, "--analysis", tmp_path / "gradient.json",
+        "--json", tmp_path / "found.json", "--machine", "any",
+    )  # fmt: skip
+    numbers = json.loads((tmp_path / "found.json").read_text())["entries"][0]["numbers"]
+    assert numbers["gradient_share"] == 0.6
+    assert [(step, found["share"]) for step, found in numbers["over_training"].items()] == [
+        ("90", 0.09),
+        ("600", 0.6),
+    ]
+
+
 def test_learning_curves(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
     run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "curves.svg")
