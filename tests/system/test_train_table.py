@@ -210,6 +210,7 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
         **{"bleu_legacy": {"1": score, "4": score}, "bleu": {"1": score, "4": score}},
         **{"legacy_undefined_share": 0.1, "inter_distinct_2": 0.4, "mean_length": 5.5},
         **{"most_common_share": 0.5, "rank": 130, "expected_divergence": 4.5, "best_at": 11000, "share": 0.1},
+        **{"gain": 17.0, "alignment": 0.08, "over_training": {}, "logits": {"effective_rank": 220.0}},
         **{"states": {"effective_rank": 80.0}, "update": {"effective_rank": 54.0}},
     }
     numbers = {name: value(measured) for name, value in results.NUMBERS.items()}
