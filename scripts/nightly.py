@@ -87,14 +87,18 @@ def tallies(results: Path, seed: int, times: int) -> dict[str, Tally]:
 
 
 def kept_results(results: Path) -> list[dict[str, Any]]:
-    """The results in a file; [] without one. A kill may have torn its last line, which is cut off."""
+    """The results in a file except an unfinished last line; [] without a file."""
     if not results.exists():
         return []
-    content = results.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        results.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]
+    *lines, _ = results.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+def cut_torn_line(results: Path) -> None:
+    """Remove the unfinished last line that a kill has left, before others are appended."""
+    if results.exists():
+        with results.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def forget_failures(results: Path) -> None:
@@ -172,9 +176,11 @@ class Night:
         self.until = time.monotonic() + 60 * options.minutes
         self.folder: Path = options.dir
         self.folder.mkdir(parents=True, exist_ok=True)
+        results = self.folder / "results.jsonl"
+        cut_torn_line(results)
         if options.again:
-            forget_failures(self.folder / "results.jsonl")
-        self.found = tallies(self.folder / "results.jsonl", self.seed, options.times)
+            forget_failures(results)
+        self.found = tallies(results, self.seed, options.times)
         self.rows: list[str] = options.rows or [row.name for row in ROWS]
         self.lock = threading.Lock()
         self.stopped = False

@@ -80,7 +80,7 @@ def test_a_failure_after_a_torn_line_is_kept(tmp_path: Path, monkeypatch: pytest
     whole = {"row": "A1", "seed": 1, "index": 2, "cases": 1, "seconds": 0.0, "failure": ""}
     failed = whole | {"index": 3, "failure": "AssertionError"}
     results.write_text(f'{json.dumps(whole)}\n{{"row": "A1", "se', encoding="utf-8")
-    nightly.tallies(results, 1, 1)
+    nightly.cut_torn_line(results)
     with results.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(failed)}\n")
     assert nightly.tallies(results, 1, 1)["A1"].failures == ["A1 3: AssertionError"]
