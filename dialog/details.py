@@ -16,6 +16,11 @@ SAMPLES = 12  # contexts of a record, evenly spaced
 _UTTERANCES = 4  # of a context, the last ones
 
 
+def _text_of(model: TrainedModel, answers: Sequence[Hypothesis]) -> str:
+    """Text of the best response, empty without one."""
+    return model.codec.tokenizer.join(model.codec.vocabulary.words(answers[0].tokens)) if answers else ""
+
+
 def evaluation_details(
     model: TrainedModel,
     dialogs: Sequence[Dialog],
@@ -36,9 +41,7 @@ def evaluation_details(
                 if said.text != DIALOG
             ],
             "true": examples[index].response.text,
-            "reply": model.codec.tokenizer.join(
-                model.codec.vocabulary.words([word for best in answers[index][:1] for word in best.tokens])
-            ),
+            "reply": _text_of(model, answers[index]),
         }
         for index in spread(len(examples), SAMPLES)
     ]

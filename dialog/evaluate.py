@@ -29,7 +29,7 @@ from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Subject, keep, loaded, members, require_keepable, slug
+from lm.runs.evaluations import Subject, hashed_end, keep, loaded, members, require_keepable, slug
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.lines import InputLog, read_lines
@@ -346,4 +346,4 @@ def setting_name(
 
 def _short(part: str) -> str:
     """A part of a file name; the end of a long one becomes a hash."""
-    return part if len(part) <= _LONGEST else f"{part[:20]}-{hashlib.sha256(part.encode()).hexdigest()[:8]}"
+    return part if len(part) <= _LONGEST else hashed_end(part, part[:20])

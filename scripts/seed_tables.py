@@ -10,7 +10,7 @@ from table_forms import Number, p_value
 
 from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
-from lm.runs.pooling import ScoreSums, welch
+from lm.runs.pooling import ScoreSums, pairwise_groups, welch
 
 Entry = Mapping[str, Any]
 RESAMPLES = 10_000
@@ -27,13 +27,7 @@ def by_label(entries: Sequence[Entry]) -> list[Entry]:
 
 def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
     """The entries of each model, in their order."""
-    groups: list[list[Entry]] = []
-    for entry in entries:
-        own = next((group for group in groups if all(_belong(entry, one) for one in group)), None)
-        if own is None:
-            groups.append(own := [])
-        own.append(entry)
-    return groups
+    return pairwise_groups(entries, _belong)
 
 
 def _belong(entry: Entry, other: Entry) -> bool:

@@ -40,7 +40,7 @@ from lm.runs.outputs import require_output
 from lm.text.lines import InputLog
 
 SEARCHED = 50_000  # validation tokens for the choice of a temperature or of a cache
-ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
+_ROUNDING = 1e-4  # largest deviation of a sum of probabilities from 1, of a head in float32
 TOKENS_TOGETHER = 4096  # tokens of consecutive lines in a batch
 
 
@@ -153,7 +153,7 @@ def require_distribution(
 
 def require_sums(sums: Tensor) -> None:
     """Raise DivergenceError unless the sums of distributions are one."""
-    if sums.numel() and not (sums - 1).abs().max() < ROUNDING:
+    if sums.numel() and not (sums - 1).abs().max() < _ROUNDING:
         worst = float(sums[(sums - 1).abs().argmax()])
         raise DivergenceError(
             f"probabilities sum to {worst:.6f} instead of 1: the model has diverged; choose another"

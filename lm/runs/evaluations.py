@@ -173,7 +173,12 @@ def _file_stem(name: str) -> str:
     content = name.encode()
     if len(content) <= _LONGEST:
         return name
-    return f"{content[: _LONGEST - 9].decode(errors='ignore')}-{hashlib.sha256(content).hexdigest()[:8]}"
+    return hashed_end(name, content[: _LONGEST - 9].decode(errors="ignore"))
+
+
+def hashed_end(text: str, kept: str) -> str:
+    """The ``kept`` beginning of a text, and a hash of all of it."""
+    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def load_evaluation(

@@ -6,10 +6,10 @@ of the degrees of freedom. Resampling two or three seeds instead would find far 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lm.errors import StorageError
 from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
 
+T = TypeVar("T")
 ScoreSums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
 UnitSums = Mapping[str, ScoreSums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
@@ -91,7 +92,13 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
         sums: those of each run.
         counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
     """
-    groups = _grouped([_experiment(evaluation) for evaluation in evaluations])
+    experiments = [_experiment(evaluation) for evaluation in evaluations]
+
+    def together(one: int, other: int) -> bool:
+        first, second = experiments[one], experiments[other]
+        return first is not None and second is not None and first.same_as(second)
+
+    groups = pairwise_groups(range(len(evaluations)), together)
     if len(groups) == len(evaluations) or any(
         len({evaluations[number].result["seed"] for number in group}) < len(group) for group in groups
     ):
@@ -100,17 +107,14 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
     return [_described(pool, pools[0], counts) for pool in pools]
 
 
-def _grouped(experiments: Sequence[_Experiment | None]) -> list[list[int]]:
-    """Numbers of the runs of each pool, in the order of their first runs."""
-    groups: list[list[int]] = []
-    for number, experiment in enumerate(experiments):
-        for group in groups:
-            first = experiments[group[0]]
-            if experiment and first and experiment.same_as(first):
-                group.append(number)
-                break
-        else:
-            groups.append([number])
+def pairwise_groups(items: Iterable[T], together: Callable[[T, T], bool]) -> list[list[T]]:
+    """Groups of items that all belong ``together`` pair by pair, in the order of their first items."""
+    groups: list[list[T]] = []
+    for item in items:
+        own = next((group for group in groups if all(together(item, one) for one in group)), None)
+        if own is None:
+            groups.append(own := [])
+        own.append(item)
     return groups
 
 
