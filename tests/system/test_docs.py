@@ -7,11 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+from lm.config.load import load_config
 from lm.config.presets import preset_names
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
@@ -121,6 +124,38 @@ def test_the_command_of_a_published_number_has_its_presets_and_settings() -> Non
                 assert named == set(re.findall(r" train (\w+)", command)), place
                 trained += 1
     assert trained > 50
+
+
+def trained_configs(command: str, schemas: dict[str, type], hashed: Callable[[Any], str]) -> list[str]:
+    """Hashes of the configs that the trainings of a command have with the presets of today."""
+    found = {}
+    for part in re.split(r";\s*", command.replace("SEED", "1")):
+        words = shlex.split(part)
+        if "train" in words:
+            place = words.index("train")
+            family, preset = words[place - 1], words[place + 1]
+            sets = [value for key, value in pairwise(words) if key == "--set"]
+            resolved = load_config(preset, schemas[family], family=family, overrides=sets)
+            found[hashed(resolved.config)] = None
+    return list(found)
+
+
+def test_a_published_number_has_the_hash_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a preset of today no longer has is a number of another model: train anew, or set the old keys."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    results_table = importlib.import_module("results_table")
+    files = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*.json")}
+    trained = set()
+    for name, results in files.items():
+        for entry in results["entries"]:
+            hashes = trained_configs(entry["command"], results_table.SCHEMAS, results_table.config_sha256)
+            if hashes:
+                assert entry["config_sha256"].split(", ") == hashes, (name, entry["label"])
+                trained.update(hashes)
+    for name in ("comparisons", "comparisons_bleu"):
+        for entry in files[name]["entries"]:
+            assert trained.issuperset(entry["config_sha256"].split(", ")), (name, entry["label"])
+    assert len(trained) > 100
 
 
 def p_values(text: str) -> list[str]:
