@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seed_tables import by_label, seed_tests
+from study_tables import study_tables
 from table_columns import TABLES
 from table_forms import Column, Number
 
@@ -79,7 +80,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         f"{file}, tests": seed_tests(read_json(folder / f"{file}.json")["entries"], baselines)
         for file, baselines in TESTED.items()
     }
-    return tables | tests | {"ptb_small, leads": leads(folder)}
+    return tables | tests | {"ptb_small, leads": leads(folder)} | study_tables(folder)
 
 
 def leads(folder: Path) -> str:

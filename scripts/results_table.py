@@ -4,8 +4,8 @@ python scripts/results_table.py --name test+test_multi_ref runs/small/*
 python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
 
 Runs of one model are in folders NAME-SEED. Columns are the results that all runs have. ``--analysis`` adds
-what ``lm analyze … --json`` wrote. ``--json FILE --machine TEXT`` also writes the numbers in the form of
-results/*.json, from which scripts/docs.py draws the tables of the pages.
+what ``lm analyze NAME … --json NAME.json`` wrote. ``--json FILE --machine TEXT`` also writes the numbers in
+the form of results/*.json, from which scripts/docs.py draws the tables of the pages.
 """
 
 import argparse
@@ -50,8 +50,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "inter-distinct-2": (".3f", lambda r: r["inter_distinct_2"]),
     "length": (".1f", lambda r: r["mean_length"]),
     "same answer": (".3f", lambda r: r["most_common_share"]),
-    "rank": (",.0f", lambda r: r["rank"]),
-    "divergence": (".2f", lambda r: r["expected_divergence"]),
+    "rank": (",.0f", lambda r: r["rank"]["rank"]),
+    "divergence": (".2f", lambda r: r["divergence"]["expected_divergence"]),
     "updates": (",.0f", lambda r: r["updates"]),
     "minutes": (".0f", lambda r: r["minutes"]),
 }
@@ -67,29 +67,54 @@ NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py n
     "inter_distinct_2": lambda r: r["inter_distinct_2"],
     "mean_length": lambda r: r["mean_length"],
     "same_answer": lambda r: r["most_common_share"],
-    "rank": lambda r: r["rank"],
-    "divergence": lambda r: r["expected_divergence"],
-    "gradient_share": lambda r: r["share"],
-    "gradient_gain": lambda r: r["gain"],
-    "gradient_alignment": lambda r: r["alignment"],
-    "gradient_rank_of_logits": lambda r: r["logits"]["effective_rank"],
-    "gradient_rank_of_states": lambda r: r["states"]["effective_rank"],
-    "gradient_rank_of_update": lambda r: r["update"]["effective_rank"],
-    "over_training": lambda r: {step: gradients_of(found) for step, found in r["over_training"].items()},
     "best_at": lambda r: r["best_at"],
     "minutes": lambda r: r["minutes"],
+    "over_training": lambda r: r["over_training"],
+}
+ANALYSED: dict[str, dict[str, Callable[[Result], Any]]] = {  # numbers by analysis, named as above
+    "rank": {"rank": lambda r: r["rank"]},
+    "divergence": {"divergence": lambda r: r["expected_divergence"]},
+    "gradient": {
+        "gradient_share": lambda r: r["share"],
+        "gradient_random_share": lambda r: r["random_share"],
+        "gradient_gain": lambda r: r["gain"],
+        "gradient_alignment": lambda r: r["alignment"],
+        "gradient_rank_of_logits": lambda r: r["logits"]["effective_rank"],
+        "gradient_rank_of_states": lambda r: r["states"]["effective_rank"],
+        "gradient_rank_of_update": lambda r: r["update"]["effective_rank"],
+    },
+    "geometry": {
+        "anisotropy_of_states": lambda r: r["states"]["anisotropy"],
+        "anisotropy_of_contexts": lambda r: r["contexts"]["anisotropy"],
+        "anisotropy_of_output": lambda r: r["output"]["anisotropy"],
+        "effective_rank_of_states": lambda r: r["states"]["effective_rank"],
+        "effective_rank_of_contexts": lambda r: r["contexts"]["effective_rank"],
+        "effective_rank_of_output": lambda r: r["output"]["effective_rank"],
+    },
+    "histories": {
+        "histories": lambda r: r["histories"],
+        "histories_rank_without_future": lambda r: r["matrices"][0]["effective_rank"],
+        "histories_rank_with_futures": lambda r: r["matrices"][-1]["effective_rank"],
+    },
+    "unargmaxable": {
+        "unargmaxable": lambda r: r["unargmaxable"],
+        "unargmaxable_free": lambda r: r["unargmaxable_free"],
+    },
 }
 
 
-def load(run: Path, name: str, analyses: Sequence[Result]) -> Result:
-    """Everything that is known of a run."""
+def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
+    """Everything that is known of a run. Analyses by name; each is that of the last checkpoint."""
     result = load_evaluation(run, name, (), (), saved_config(run)["family"]).result
-    for analysis in analyses:
+    over_training: Result = defaultdict(dict)
+    for kind, analysis in analyses.items():
         found = {step: value for path, step, value in analysed(analysis) if path == run.resolve()}
         require(found, f"{run}: not in what --analysis has; analyse it, too")
-        result |= found[max(found)]
-        if len(found) > 1:
-            result["over_training"] = {str(step): found[step] for step in sorted(found)}
+        result[kind] = found[max(found)]
+        for step in sorted(found) if len(found) > 1 else ():
+            over_training[str(step)] |= numbers_of(kind, found[step])
+    if over_training:
+        result["over_training"] = over_training
     result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
     if valid := validations(run):
         result["valid_perplexity"], result["best_at"] = min((perplexity, step) for step, perplexity in valid)
@@ -105,12 +130,21 @@ def analysed(analysis: Result) -> Iterator[tuple[Path, int, Result]]:
         yield Path(run).resolve(), int(step or 0), value
 
 
-def gradients_of(found: Result) -> Result:
-    """Numbers of the gradients at one checkpoint."""
-    return {
-        name: NUMBERS[f"gradient_{name}"](found)
-        for name in ("share", "gain", "alignment", "rank_of_states", "rank_of_update")
+def measurements() -> dict[str, Callable[[Result], Any]]:
+    """Every number of a run, by the name that scripts/table_columns.py has."""
+
+    def of_analysis(kind: str, value: Callable[[Result], Any]) -> Callable[[Result], Any]:
+        return lambda result: value(result[kind])
+
+    analysed = {
+        name: of_analysis(kind, value) for kind, found in ANALYSED.items() for name, value in found.items()
     }
+    return NUMBERS | analysed
+
+
+def numbers_of(analysis: str, found: Result) -> Result:
+    """Numbers of an analysis of one checkpoint."""
+    return {name: value(found) for name, value in ANALYSED[analysis].items()}
 
 
 def cell(values: Sequence[float], form: str) -> str:
@@ -140,7 +174,7 @@ def entry(
 ) -> Result:
     """A model in the form of results/*.json, with the numbers of each seed."""
     numbers: Result = {"parameters": results[0]["parameters"]}
-    for name, value in NUMBERS.items():
+    for name, value in measurements().items():
         with suppress(KeyError):
             found = [value(result) for result in results]
             numbers[name] = found if len(found) > 1 else found[0]
@@ -208,7 +242,9 @@ def main() -> None:
     parser.add_argument("--machine", default="", help="the machine that trained the runs, for --json")
     options = parser.parse_args()
     require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
-    analyses: list[Any] = [read_json(path) for path in options.analysis]
+    unknown = [path for path in options.analysis if path.stem not in ANALYSED]
+    require(not unknown, f"--analysis: name each file as its analysis: {', '.join(ANALYSED)}")
+    analyses: dict[str, Any] = {path.stem: read_json(path) for path in options.analysis}
     results = [load(run, options.name, analyses) for run in options.runs]
     columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
     models: dict[str, list[Result]] = defaultdict(list)

@@ -145,7 +145,7 @@ class Training:
         known = evaluation_names(self.run)
         named = f"evaluation = {self.table.evaluation!r} in the table: {self.run} has {', '.join(known)}"
         require(self.table.evaluation in known, f"{named}; correct the key")
-        analyses: list[Any] = [read_json(self._analysis(name)) for name in self.table.analyses]
+        analyses: dict[str, Any] = {name: read_json(self._analysis(name)) for name in self.table.analyses}
         result = load(self.run, self.table.evaluation, analyses)
         made = entry(
             self.table.heads[self.head],

@@ -141,7 +141,7 @@ def trained_configs(command: str, schemas: dict[str, type], hashed: Callable[[An
 
 
 def test_a_published_number_has_the_hash_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that a preset of today no longer has is a number of another model: train anew, or set the old keys."""
+    """If a preset has changed since, its number is one of another model: train anew, or set the old keys."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     results_table = importlib.import_module("results_table")
     files = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*.json")}

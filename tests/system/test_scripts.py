@@ -1,9 +1,12 @@
 """The scripts that turn runs into tables and pictures."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from lm.config.load import load_config
 from lm.language.config import LmConfig
@@ -115,24 +118,27 @@ def test_results_table_of_language_models(tmp_path: Path) -> None:
     assert softmax.endswith("| 5,000 | 20 | 10 |")
 
 
-def test_results_table_keeps_gradients_over_training(tmp_path: Path) -> None:
+def test_results_table_keeps_analyses_over_training(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
     ranks = {key: {"effective_rank": 80.0} for key in ("logits", "states", "update")}
     steps = {
-        f"{run} step-{step}": {"share": step / 1000, "gain": 2.0, "alignment": 0.1} | ranks
+        f"{run} step-{step}": {"share": step / 1000, "random_share": 0.1, "gain": 2.0, "alignment": 0.1}
+        | ranks
         for step in (90, 600)
     }
+    rows = {key: {"anisotropy": 0.2, "effective_rank": 60.0} for key in ("states", "contexts", "output")}
     (tmp_path / "gradient.json").write_text(json.dumps({"runs": steps}))
+    (tmp_path / "geometry.json").write_text(json.dumps({"runs": dict.fromkeys(steps, rows)}))
     run_script(
-        SCRIPTS / "results_table.py", "--name", "test", run, "--analysis", tmp_path / "gradient.json",
-        "--json", tmp_path / "found.json", "--machine", "any",
+        SCRIPTS / "results_table.py", "--name", "test", run, "--json", tmp_path / "found.json",
+        "--machine", "any", "--analysis", tmp_path / "gradient.json", tmp_path / "geometry.json",
     )  # fmt: skip
     numbers = json.loads((tmp_path / "found.json").read_text())["entries"][0]["numbers"]
     assert numbers["gradient_share"] == 0.6
-    assert [(step, found["share"]) for step, found in numbers["over_training"].items()] == [
-        ("90", 0.09),
-        ("600", 0.6),
-    ]
+    assert (numbers["gradient_rank_of_states"], numbers["effective_rank_of_states"]) == (80.0, 60.0)
+    over = numbers["over_training"]
+    assert {step: found["gradient_share"] for step, found in over.items()} == {"90": 0.09, "600": 0.6}
+    assert over["90"]["anisotropy_of_states"] == 0.2
 
 
 def test_learning_curves(tmp_path: Path) -> None:
@@ -151,6 +157,7 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
         ("results_table.py", "--name", "test", tmp_path / "absent"),
         ("results_table.py", "--name", "other", run),
         ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "rank.json"),
+        ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "ranks.json"),
         ("learning_curves.py", tmp_path / "absent", "--out", tmp_path / "curves.svg"),
     ):
         command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
@@ -164,3 +171,30 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
     header, _, row = run_script(SCRIPTS / "results_table.py", "--name", "test", run).splitlines()
     assert "minutes" not in header
     assert "| 49.00 |" in row, "the best of what is finite"
+
+
+def test_what_the_bottleneck_measured_becomes_results_tables_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    study_tables = importlib.import_module("study_tables")
+    (tmp_path / "results").mkdir()
+    row = {"parameters": 90, "rank": 4, "late_gain": 0.0, "components": 1, "context_scale": 1.0, "steps": 80}
+    rows = [
+        row | {"head": "softmax", "kind": "softmax", "size": 8, "seed": 1, "kl": 0.5},
+        row | {"head": "mos", "kind": "mos", "size": 8, "seed": 1, "kl": 0.25, "components": 4},
+    ]
+    settings = {
+        **{"embedding_sizes": [8], "components": [4], "component_sweep": [4], "sweep_size": 8, "seeds": [1]},
+        **{"contexts": 9, "vocab": 9, "rank": 4, "context_scale": [1.0], "steps": [80]},
+    }
+    result = {"settings": settings, "swept_components": [4], "rows": rows, "truth": [{"entropy": 1.0}]}
+    saved = tmp_path / "sweep.json"
+    saved.write_text(json.dumps(result | {"command": "lm bottleneck", "versions": {"torch": "2.13.0+cpu"}}))
+    out = tmp_path / "results" / "bottleneck.json"
+    run_script(SCRIPTS / "study_results.py", saved, "--machine", "any", "--out", out)
+    (entry,) = json.loads(out.read_text())["entries"]
+    assert (entry["label"], entry["seeds"], entry["torch"]) == ("sweep", [1], "2.13.0")
+    drawn = study_tables.study_tables(tmp_path / "results")
+    assert drawn["bottleneck, updates"].splitlines()[-1] == "| 80 | 1 | 0.500 | 0.250 |"
+    assert drawn["bottleneck, sizes"].splitlines()[-1] == "| 8 | 90 | 0.500 | 0.250 |"

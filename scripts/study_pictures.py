@@ -1,6 +1,6 @@
-"""Draw rank forward, rank backward and the gradients of heads, from results/{backward,gradient,spam}.json.
+"""Draw the pictures of the studies, from results/{bottleneck,backward,ptb_gradient,spam}.json.
 
-python scripts/gradient_figure.py --out docs/gradients.svg
+python scripts/study_pictures.py --out docs     # bottleneck.svg and gradients.svg
 """
 
 import argparse
@@ -14,10 +14,24 @@ from run_logs import errors_in_one_line
 
 from lm.console.pictures import save_figure
 from lm.disk.storage import read_json
+from lm.studies.bottleneck_figure import draw_bottleneck
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 READERS = {"by_softmax": "softmax", "by_mos_1": "MoS ×1", "by_mos_4": "MoS ×4", "by_mos_10": "MoS ×10",
            "by_full": "full\nsoftmax"}  # fmt: skip
+# style by end of the preset's name: a colour for a head, dotted with factor 1
+DRAWN: dict[str, dict[str, Any]] = {
+    "softmax": {"color": "#0072b2", "linestyle": ":"},
+    "mos_k1_linear": {"color": "#0072b2"},
+    "mos_k1_scale1": {"color": "#777777", "linestyle": ":"},
+    "mos_k1": {"color": "#777777"},
+    "moc_scale1": {"color": "#56b4e9", "linestyle": ":"},
+    "moc": {"color": "#56b4e9"},
+    "mos_scale1": {"color": "#d55e00", "linestyle": ":"},
+    "mos": {"color": "#d55e00"},
+    "doc": {"color": "#cc79a7"},
+    "mfs": {"color": "#009e73"},
+}
 
 
 def entries(name: str) -> list[dict[str, Any]]:
@@ -42,17 +56,30 @@ def draw_relay(axes: Axes) -> None:
     axes.set_title("KL(truth ‖ model), nats", fontsize=10)
 
 
+def draw_share(axes: Axes) -> None:
+    """Share of the gradient's norm that reaches the states, over training."""
+    _over_training(axes, "gradient_share")
+    axes.set_ylabel("share of the norm at the states")
+    axes.legend(frameon=False, fontsize=9, ncols=2)
+
+
 def draw_ranks(axes: Axes) -> None:
-    """Effective ranks of the gradient at the states and of the update that follows."""
-    rows = [row for row in entries("gradient") if "7,000" not in row["label"]]
-    for shift, key, label in ((-0.2, "states", "gradient at states"), (0.2, "update", "update of log P")):
-        heights = [row["numbers"][f"effective_rank_of_{key}"] for row in rows]
-        axes.bar([place + shift for place in range(len(rows))], heights, 0.4, label=label)
-    labels = [row["label"].replace("MoS ", "").replace(", ", "\n") for row in rows]
-    axes.set_xticks(range(len(rows)), labels)
-    axes.set_ylabel("effective rank of 500 tokens")
-    axes.set_title("Penn Treebank, 600 updates", fontsize=10)
-    axes.legend(frameon=False, fontsize=9)
+    """Effective rank of the gradient at the states, over training."""
+    _over_training(axes, "gradient_rank_of_states")
+    axes.set_ylabel("effective rank at the states, 500 tokens")
+
+
+def _over_training(axes: Axes, key: str) -> None:
+    """A number of heads of the Penn Treebank against the updates."""
+    for row in entries("ptb_gradient"):
+        name = row["config"].removeprefix("ptb_small_")
+        if name in DRAWN:
+            steps = row["numbers"]["over_training"]
+            values = [found[key] for found in steps.values()]
+            axes.plot([int(step) for step in steps], values, label=row["label"], **DRAWN[name])
+    axes.set_xlabel("updates")
+    axes.set_title("Penn Treebank, 1,200 updates", fontsize=10)
+    axes.grid(alpha=0.25)
 
 
 def draw_spam(axes: Axes) -> None:
@@ -71,8 +98,9 @@ def draw_spam(axes: Axes) -> None:
 
 
 def draw(figure: Figure) -> None:
-    """The three panels."""
-    for axes, panel in zip(figure.subplots(1, 3), (draw_relay, draw_ranks, draw_spam), strict=True):
+    """The four panels."""
+    panels = (draw_relay, draw_spam, draw_share, draw_ranks)
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
         panel(axes)
 
 
@@ -80,9 +108,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="picture to write, .svg or .png")
-    options = parser.parse_args()
-    save_figure([options.out], draw, size=(14, 4.2), style={"text.parse_math": False})
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
+    out = parser.parse_args().out
+    save_figure([out / "gradients.svg"], draw, size=(11, 8.4), style={"text.parse_math": False})
+    draw_bottleneck(entries("bottleneck")[0]["numbers"], [out / "bottleneck.svg"])
 
 
 if __name__ == "__main__":
