@@ -66,6 +66,9 @@ LEADING = {  # label and rank by end of the preset's name
     "moss_scale1": ("MoSS ×1", "full"),
     "moss_learned_scale": ("MoSS, learned factor", "full"),
     "moss": ("MoSS ×4", "full"),
+    "doc": ("DOC ×4", "full"),
+    "mixtape": ("Mixtape ×4", "above E + 2"),
+    "mfs": ("MFS ×4", "full"),
     "cpr": ("CPR ×4", "above E + 2"),
 }
 

@@ -36,24 +36,24 @@ from lm.runs.pooling import FREE_KEYS
 Result = dict[str, Any]
 
 SCHEMAS: dict[str, type[LmConfig] | type[DialogConfig]] = {"lm": LmConfig, "dialog": DialogConfig}
-COLUMNS: dict[str, tuple[str, Callable[[Result], float]]] = {
-    "valid ppl": (".2f", lambda r: r["valid_perplexity"]),
-    "perplexity": (".2f", lambda r: r["perplexity"]),
-    "batch mean": (".2f", lambda r: r["perplexity_batch_mean"]),
-    "BLEU-1 P": (".3f", lambda r: r["bleu_legacy"]["1"]["precision"]),
-    "BLEU-1 R": (".3f", lambda r: r["bleu_legacy"]["1"]["recall"]),
-    "BLEU-4 P": (".3f", lambda r: r["bleu_legacy"]["4"]["precision"]),
-    "BLEU-4 R": (".3f", lambda r: r["bleu_legacy"]["4"]["recall"]),
-    "undefined": (".0%", lambda r: r["legacy_undefined_share"]),
-    "today's BLEU-4 P": (".3f", lambda r: r["bleu"]["4"]["precision"]),
-    "today's BLEU-4 R": (".3f", lambda r: r["bleu"]["4"]["recall"]),
-    "inter-distinct-2": (".3f", lambda r: r["inter_distinct_2"]),
-    "length": (".1f", lambda r: r["mean_length"]),
-    "same answer": (".3f", lambda r: r["most_common_share"]),
-    "rank": (",.0f", lambda r: r["rank"]["rank"]),
-    "divergence": (".2f", lambda r: r["divergence"]["expected_divergence"]),
-    "updates": (",.0f", lambda r: r["updates"]),
-    "minutes": (".0f", lambda r: r["minutes"]),
+COLUMNS = {  # form and name of the number by heading
+    "valid ppl": (".2f", "valid_perplexity"),
+    "perplexity": (".2f", "test_perplexity"),
+    "batch mean": (".2f", "perplexity_batch_mean"),
+    "BLEU-1 P": (".3f", "bleu_legacy_1.precision"),
+    "BLEU-1 R": (".3f", "bleu_legacy_1.recall"),
+    "BLEU-4 P": (".3f", "bleu_legacy_4.precision"),
+    "BLEU-4 R": (".3f", "bleu_legacy_4.recall"),
+    "undefined": (".0%", "undefined"),
+    "today's BLEU-4 P": (".3f", "bleu_4.precision"),
+    "today's BLEU-4 R": (".3f", "bleu_4.recall"),
+    "inter-distinct-2": (".3f", "inter_distinct_2"),
+    "length": (".1f", "mean_length"),
+    "same answer": (".3f", "same_answer"),
+    "rank": (",.0f", "rank"),
+    "divergence": (".2f", "divergence"),
+    "updates": (",.0f", "updates"),
+    "minutes": (".0f", "minutes"),
 }
 NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py names them
     "valid_perplexity": lambda r: r["valid_perplexity"],
@@ -68,6 +68,7 @@ NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py n
     "mean_length": lambda r: r["mean_length"],
     "same_answer": lambda r: r["most_common_share"],
     "best_at": lambda r: r["best_at"],
+    "updates": lambda r: r["updates"],
     "minutes": lambda r: r["minutes"],
     "over_training": lambda r: r["over_training"],
 }
@@ -109,7 +110,7 @@ def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     over_training: Result = defaultdict(dict)
     for kind, analysis in analyses.items():
         found = {step: value for path, step, value in analysed(analysis) if path == run.resolve()}
-        require(found, f"{run}: not in what --analysis has; analyse it, too")
+        require(bool(found), f"{run}: not in what --analysis has; analyse it, too")
         result[kind] = found[max(found)]
         for step in sorted(found) if len(found) > 1 else ():
             over_training[str(step)] |= numbers_of(kind, found[step])
@@ -147,19 +148,20 @@ def numbers_of(analysis: str, found: Result) -> Result:
     return {name: value(found) for name, value in ANALYSED[analysis].items()}
 
 
-def cell(values: Sequence[float], form: str) -> str:
+def cell(values: Sequence[Any], form: str) -> str:
     """The mean, and the range where there are several."""
     mean = format(fmean(values), form)
     return mean if len(values) == 1 else f"{mean} [{min(values):{form}}, {max(values):{form}}]"
 
 
-def has(result: Result, column: str) -> bool:
-    """True if a run was measured this way."""
+def shown(result: Result, column: str) -> Any:
+    """The number of a column, or None if the run was not measured this way."""
+    name, _, part = COLUMNS[column][1].partition(".")
     try:
-        COLUMNS[column][1](result)
+        number = measurements()[name](result)
     except KeyError:
-        return False
-    return True
+        return None
+    return number[part] if part else number
 
 
 def entry(
@@ -246,7 +248,7 @@ def main() -> None:
     require(not unknown, f"--analysis: name each file as its analysis: {', '.join(ANALYSED)}")
     analyses: dict[str, Any] = {path.stem: read_json(path) for path in options.analysis}
     results = [load(run, options.name, analyses) for run in options.runs]
-    columns = [column for column in COLUMNS if all(has(result, column) for result in results)]
+    columns = [one for one in COLUMNS if all(shown(result, one) is not None for result in results)]
     models: dict[str, list[Result]] = defaultdict(list)
     folders: dict[str, list[Path]] = defaultdict(list)
     for run, result in zip(options.runs, results, strict=True):
@@ -256,8 +258,7 @@ def main() -> None:
     print("| model | parameters | seeds | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 3) + "|")
     for model, found in models.items():
-        chosen = (COLUMNS[column] for column in columns)
-        cells = [cell([value(result) for result in found], form) for form, value in chosen]
+        cells = [cell([shown(one, column) for one in found], COLUMNS[column][0]) for column in columns]
         seeds = ", ".join(str(result["seed"]) for result in found)
         print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
     if options.json:

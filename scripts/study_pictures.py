@@ -19,18 +19,19 @@ from lm.studies.bottleneck_figure import draw_bottleneck
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 READERS = {"by_softmax": "softmax", "by_mos_1": "MoS ×1", "by_mos_4": "MoS ×4", "by_mos_10": "MoS ×10",
            "by_full": "full\nsoftmax"}  # fmt: skip
-# style by end of the preset's name: a colour for a head, dotted with factor 1
+# label and style by end of the preset's name: a colour for a head, dotted with factor 1
 DRAWN: dict[str, dict[str, Any]] = {
-    "softmax": {"color": "#0072b2", "linestyle": ":"},
-    "mos_k1_linear": {"color": "#0072b2"},
-    "mos_k1_scale1": {"color": "#777777", "linestyle": ":"},
-    "mos_k1": {"color": "#777777"},
-    "moc_scale1": {"color": "#56b4e9", "linestyle": ":"},
-    "moc": {"color": "#56b4e9"},
-    "mos_scale1": {"color": "#d55e00", "linestyle": ":"},
-    "mos": {"color": "#d55e00"},
-    "doc": {"color": "#cc79a7"},
-    "mfs": {"color": "#009e73"},
+    "softmax": {"label": "softmax", "color": "#0072b2", "linestyle": ":"},
+    "mos_k1_linear": {"label": "softmax ×4", "color": "#0072b2"},
+    "mos_k1_scale1": {"label": "MoS ×1, K = 1", "color": "#777777", "linestyle": ":"},
+    "mos_k1": {"label": "MoS ×4, K = 1", "color": "#777777"},
+    "moc_scale1": {"label": "MoC ×1", "color": "#56b4e9", "linestyle": ":"},
+    "moc": {"label": "MoC ×4", "color": "#56b4e9"},
+    "mos_scale1": {"label": "MoS ×1", "color": "#d55e00", "linestyle": ":"},
+    "mos": {"label": "MoS ×4", "color": "#d55e00"},
+    "doc": {"label": "DOC ×4", "color": "#cc79a7"},
+    "mfs": {"label": "MFS ×4", "color": "#009e73"},
+    "cpr": {"label": "CPR ×4", "color": "#e69f00"},
 }
 
 
@@ -60,7 +61,8 @@ def draw_share(axes: Axes) -> None:
     """Share of the gradient's norm that reaches the states, over training."""
     _over_training(axes, "gradient_share")
     axes.set_ylabel("share of the norm at the states")
-    axes.legend(frameon=False, fontsize=9, ncols=2)
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="upper center")
 
 
 def draw_ranks(axes: Axes) -> None:
@@ -76,9 +78,9 @@ def _over_training(axes: Axes, key: str) -> None:
         if name in DRAWN:
             steps = row["numbers"]["over_training"]
             values = [found[key] for found in steps.values()]
-            axes.plot([int(step) for step in steps], values, label=row["label"], **DRAWN[name])
+            axes.plot([int(step) for step in steps], values, **DRAWN[name])
     axes.set_xlabel("updates")
-    axes.set_title("Penn Treebank, 1,200 updates", fontsize=10)
+    axes.set_title("Heads on the Penn Treebank", fontsize=10)
     axes.grid(alpha=0.25)
 
 

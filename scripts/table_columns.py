@@ -157,6 +157,14 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("with 4 futures", "histories_rank_with_futures", fixed(0)),
         ),
     ),
+    "unargmaxable": (
+        "unargmaxable",
+        "model",
+        (
+            ("words, bounded contexts", "unargmaxable", fixed(0)),
+            ("free contexts", "unargmaxable_free", fixed(0)),
+        ),
+    ),
     "backward": (
         "backward",
         "states trained by",

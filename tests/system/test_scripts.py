@@ -198,3 +198,8 @@ def test_what_the_bottleneck_measured_becomes_results_tables_and_a_picture(
     drawn = study_tables.study_tables(tmp_path / "results")
     assert drawn["bottleneck, updates"].splitlines()[-1] == "| 80 | 1 | 0.500 | 0.250 |"
     assert drawn["bottleneck, sizes"].splitlines()[-1] == "| 8 | 90 | 0.500 | 0.250 |"
+
+
+def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
+    run_script(SCRIPTS / "study_pictures.py", "--out", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"bottleneck.svg", "gradients.svg"}

@@ -209,7 +209,7 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
         **{"valid_perplexity": 90.0, "perplexity": 95.0, "perplexity_batch_mean": 96.0, "minutes": 3.5},
         **{"bleu_legacy": {"1": score, "4": score}, "bleu": {"1": score, "4": score}},
         **{"legacy_undefined_share": 0.1, "inter_distinct_2": 0.4, "mean_length": 5.5},
-        **{"most_common_share": 0.5, "best_at": 11000, "over_training": {}},
+        **{"most_common_share": 0.5, "best_at": 11000, "updates": 12000, "over_training": {}},
         **{"rank": {"rank": 130}, "divergence": {"expected_divergence": 4.5}},
         "gradient": {
             **{"share": 0.1, "random_share": 0.1, "gain": 17.0, "alignment": 0.08},
