@@ -159,7 +159,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     ),
     "unargmaxable": (
         "unargmaxable",
-        "model",
+        "head",
         (
             ("words, bounded contexts", "unargmaxable", fixed(0)),
             ("free contexts", "unargmaxable_free", fixed(0)),
@@ -243,6 +243,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             VALID,
             ("processor minutes", "processor_minutes", fixed(2)),
         ),
+    ),
+    "record_tries_20": (
+        "record_tries_20",
+        "try",
+        (("updates", "updates", fixed(0)), VALID, MINUTES),
     ),
     "threads": (
         "threads",

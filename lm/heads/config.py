@@ -152,17 +152,6 @@ class HeadConfig(Section):
         description="weight of −log P(present word), decoded from the distribution of the next word, in the"
         " training loss (PDR, Brahma 2018; 0.001 there); 0 = off",
     )
-    adversarial: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="softmax, moc, mos, doc: share α of |w||c| by which the training loss lowers the logit of"
-        " the target in each component (AdvSoft, Wang et al. 2019); 0 = off",
-    )
-    dropout_samples: Size = Field(
-        1,
-        description="number of masks of latent_dropout over which the training loss is a mean (Inoue 2019)",
-    )
     shared_latent_mask: bool = Field(
         False, description="doc: use one mask of latent_dropout for all components, as in the authors' code"
     )
@@ -238,10 +227,6 @@ class HeadConfig(Section):
             raise ValueError(
                 f"skip_below = {self.skip_below:g}: skips no gradient with label_smoothing, unlikelihood or"
                 " past_decode; set it to 0"
-            )
-        if self.adversarial and self.kind not in ("softmax", "moc", "mos", "doc"):
-            raise ValueError(
-                f"adversarial = {self.adversarial:g}: softmax, moc, mos and doc have it, not {self.kind}"
             )
         if any(one >= other for one, other in pairwise(self.candidates)):
             raise ValueError(f"candidates = {list(self.candidates)}: must increase, as in [20, 100]")

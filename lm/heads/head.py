@@ -215,7 +215,6 @@ class Head(nn.Module):
             unlikelihood=self.config.unlikelihood,
             past=self.past,
             past_decode=self.config.past_decode,
-            adversarial=self.config.adversarial,
             divisor=self.config.temperature_value if self.config.temperature == "constant" else 1.0,
         )
 
@@ -234,19 +233,13 @@ class Head(nn.Module):
         of :func:`lm.heads.output_layer.words_before`. ``past_decode`` needs the ``present`` words (...), each
         the one before its target.
         """
-        output, config = self.output, self.config
-        samples = [self._mixture(hidden, streams) for _ in range(config.dropout_samples)]
-        mixture = samples[0]
-        if len(samples) > 1:
-            mixture = type(mixture)(*(torch.cat(parts) for parts in zip(*samples, strict=True)))
-            targets = targets.reshape(-1).repeat(len(samples))
-            present = None if present is None else present.reshape(-1).repeat(len(samples))
-        weights = mixture.contexts.new_full((targets.numel(),), 1 / len(samples))
+        mixture, output, config = self._mixture(hidden, streams), self.output, self.config
+        weights = mixture.contexts.new_ones(targets.numel())
         if output.penalised:
             words = None if repeated is None else repeated.flatten(0, -2)
             inputs = None if present is None else present.reshape(-1)
             objective = output.penalised_loss(mixture, targets.reshape(-1), weights, words, inputs)
-            loss = (output.nll(mixture, targets.reshape(-1), 1.0) * weights).sum()
+            loss = output.nll(mixture, targets.reshape(-1), 1.0).sum()
         else:
             objective = loss = output.loss(mixture, targets.reshape(-1), weights)
         if config.temperature_loss_scaling:
@@ -256,7 +249,7 @@ class Head(nn.Module):
             penalty = prior_penalty(
                 mixture.log_prior, _streams(Layers.of(hidden).last, streams) if of_streams else None
             )
-            objective = objective + targets.numel() / len(samples) * config.prior_penalty * penalty
+            objective = objective + targets.numel() * config.prior_penalty * penalty
         return objective, loss
 
     def loss(

@@ -71,7 +71,6 @@ class OutputLayer:
     unlikelihood: float  # weight of −Σ log(1 − P) of repeated words in the training loss
     past: PastDecoder | None
     past_decode: float  # weight of −log P(present word) by the past decoder in the training loss
-    adversarial: float  # share of |w||c| by which the training loss lowers the target's logits
     divisor: float  # divisor of all logits: the constant temperature, or 1
 
     @property
@@ -97,7 +96,7 @@ class OutputLayer:
     @property
     def penalised(self) -> bool:
         """True if the training loss reads the probability of more words than the target."""
-        return self.smoothing > 0 or self.unlikelihood > 0 or self.past is not None or self.adversarial > 0
+        return self.smoothing > 0 or self.unlikelihood > 0 or self.past is not None
 
     @property
     def trains_in_one_pass(self) -> bool:
@@ -269,8 +268,6 @@ class OutputLayer:
         """
         mixture, (targets, repeated, present) = _of(rows)
         log_g = self._log_g(mixture, 1.0, bf16)
-        if self.adversarial:
-            log_g = self._lowered(log_g, mixture, targets)
         log_probs = mixed_log_probs(log_g, mixture.log_prior)  # (n, V)
         nll = -log_probs.gather(1, targets[:, None])[:, 0]
         loss = (1 - self.smoothing) * nll
@@ -282,13 +279,6 @@ class OutputLayer:
         if self.past is not None:
             loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
         return loss
-
-    def _lowered(self, log_g: Tensor, mixture: Mixture, targets: Tensor) -> Tensor:
-        """Logits (n, K, V) with those of the targets (n,) lowered by α|w||c| (Wang et al. 2019)."""
-        contexts, output = self.tempered(mixture.contexts)
-        margins = self.adversarial * output.weight[targets].norm(dim=1)[:, None] * contexts.norm(dim=2)
-        places = targets[:, None, None].expand(-1, log_g.shape[1], 1)
-        return log_g.scatter_add(2, places, -margins[..., None])
 
     def _joint(self, *rows: Tensor, temperature: float = 1.0, operand: Tensor | None = None) -> Tensor:
         """log π_k + log p_k(v) of n tokens, (n, K, V). rows: of the mixture."""

@@ -148,34 +148,3 @@ def penalised_task(trained: TrainedModel, corpus: Path, **options: float) -> Dia
 def test_skipping_of_gradients_is_refused() -> None:
     with pytest.raises(ValueError, match=r"skip_below = 0\.1: skips no gradient with label_smoothing"):
         HeadConfig(kind="mos", components=2, skip_below=0.1, label_smoothing=0.1)
-
-
-@pytest.mark.parametrize("kind", ["softmax", "moc", "mos", "doc"])
-def test_the_target_is_lowered_in_each_component(kind: str) -> None:
-    """AdvSoft: −log Σ_k π_k softmax(z_k − α|w_y||c_k| e_y)_y."""
-    head = make_head(kind, adversarial=0.1)
-    hidden, targets, _ = example()
-    contexts, prior = head.mixer.contexts(hidden)
-    logits = contexts @ head.weight.T
-    if head.bias is not None:
-        logits = logits + head.bias
-    lowered = 0.1 * head.weight[targets].norm(dim=1)[:, None] * contexts.norm(dim=2)
-    logits = logits.scatter_add(2, targets[:, None, None].expand(-1, logits.shape[1], 1), -lowered[..., None])
-    shares = logits.log_softmax(2)[torch.arange(len(targets)), :, targets]
-    expected = -(shares if prior is None else shares + prior).logsumexp(1).sum()
-    objective, nll = head.objective(hidden, targets)
-    torch.testing.assert_close(objective, expected)
-    assert nll < objective
-
-
-def test_more_masks_of_dropout_are_averaged() -> None:
-    head = make_head("mos", latent_dropout=0.5, dropout_samples=3)
-    hidden, targets, _ = example()
-    one = make_head("mos", latent_dropout=0.5)
-    one.load_state_dict(head.state_dict())
-    torch.manual_seed(1)
-    objective, loss = head.objective(hidden, targets)
-    torch.manual_seed(1)
-    losses = [one.objective(hidden, targets)[0] for _ in range(3)]
-    torch.testing.assert_close(objective, sum(losses, torch.zeros(())) / 3, check_dtype=False)
-    torch.testing.assert_close(loss, objective)
