@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import version
 from operator import getitem
 from pathlib import Path
@@ -131,6 +131,7 @@ def analysed(analysis: Result) -> Iterator[tuple[Path, int, Result]]:
         yield Path(run).resolve(), int(step or 0), value
 
 
+@cache
 def measurements() -> dict[str, Callable[[Result], Any]]:
     """Every number of a run, by the name that scripts/table_columns.py has."""
 
