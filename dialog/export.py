@@ -14,18 +14,14 @@ from dialog.hf import HighrankDialogConfig, HighrankDialogModel
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.task import build_model
 from dialog.trained import TrainedModel
-from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
-from lm.engine.state import load_model_tensors
 from lm.huggingface.card import CardFamily, Exported, model_card
-from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
+from lm.huggingface.folder import require_exportable, write_export
 from lm.huggingface.generation import ExportedModel
-from lm.huggingface.run_files import own_files, write_run
-from lm.huggingface.starting import trunk_file, with_trunk
+from lm.huggingface.run_files import import_model, own_files
 from lm.huggingface.tokenizer import fast_tokenizer
-from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
-from lm.text.vocabulary import DIALOG, Codec
-from lm.trunks.names import pretrained_path
+from lm.runs.inputs import config_of
+from lm.text.vocabulary import DIALOG
 
 _CARD = CardFamily(
     command="dialog",
@@ -117,12 +113,4 @@ def import_run(folder: Path, run: Path) -> None:
     The run can be evaluated, talked to and exported, but not resumed. StorageError if the folder is not of
     ``dialog export``, or the run exists.
     """
-    own, tensors = read_export(folder, "dialog")
-    resolved, codec = read_config(own / CONFIG, DialogConfig), Codec.load(own)
-    config, files = resolved.config, dict[RunFile, bytes]()
-    if pretrained_path(config.model.trunk):
-        config = with_trunk(config, own / TRUNK)
-        files = trunk_file(config)
-    model = build_model(config, codec)
-    load_model_tensors(model, whole_tensors(model, tensors))
-    write_run(run, resolved, codec, model, files)
+    import_model(folder, run, "dialog", DialogConfig, build_model)

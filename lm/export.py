@@ -2,23 +2,19 @@
 
 from pathlib import Path
 
-from lm.config.load import read_config
 from lm.engine.shapes import shapes_only
-from lm.engine.state import load_model_tensors
 from lm.hf import HighrankLanguageModel, HighrankLmConfig
 from lm.huggingface.card import CardFamily, Exported, model_card
-from lm.huggingface.folder import read_export, require_exportable, whole_tensors, write_export
-from lm.huggingface.run_files import own_files, write_run
-from lm.huggingface.starting import trunk_file, with_trunk
+from lm.huggingface.folder import require_exportable, write_export
+from lm.huggingface.run_files import import_model, own_files
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.language.sizes import sized
 from lm.language.tables import MEASURE_LABELS
 from lm.language.trained import TrainedLm
-from lm.runs.inputs import CONFIG, TRUNK, RunFile, config_of
+from lm.runs.inputs import config_of
 from lm.text.vocabulary import Codec
-from lm.trunks.names import pretrained_path
 
 _CARD = CardFamily(
     command="lm",
@@ -56,12 +52,9 @@ def import_run(folder: Path, run: Path) -> None:
     The run can be evaluated, continued from by ``train.start_from``, and exported, but not resumed.
     StorageError if the folder is not of ``lm export``, or the run exists.
     """
-    own, tensors = read_export(folder, "lm")
-    resolved, codec = read_config(own / CONFIG, LmConfig), Codec.load(own)
-    config, vocabulary, files = resolved.config, codec.vocabulary, dict[RunFile, bytes]()
-    if pretrained_path(config.model.trunk):
-        config = with_trunk(config, own / TRUNK)
-        files = trunk_file(config)
-    model = LanguageModel(sized(config, len(vocabulary)), len(vocabulary), vocabulary.eos)
-    load_model_tensors(model, whole_tensors(model, tensors))
-    write_run(run, resolved, codec, model, files)
+    import_model(folder, run, "lm", LmConfig, _built)
+
+
+def _built(config: LmConfig, codec: Codec) -> LanguageModel:
+    vocabulary = codec.vocabulary
+    return LanguageModel(sized(config, len(vocabulary)), len(vocabulary), vocabulary.eos)

@@ -4,7 +4,6 @@ python scripts/study_pictures.py --out docs     # bottleneck.svg and gradients.s
 """
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from run_logs import errors_in_one_line
 
 from lm.console.pictures import save_figure
 from lm.disk.storage import read_json
+from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-READERS = {"by_softmax": "softmax", "by_mos_1": "MoS ×1", "by_mos_4": "MoS ×4", "by_mos_10": "MoS ×10",
-           "by_full": "full\nsoftmax"}  # fmt: skip
 # label and style by end of the preset's name: a colour for a head, dotted with factor 1
 DRAWN: dict[str, dict[str, Any]] = {
     "softmax": {"label": "softmax", "color": "#0072b2", "linestyle": ":"},
@@ -40,21 +38,6 @@ def entries(name: str) -> list[dict[str, Any]]:
     results: Any = read_json(RESULTS / f"{name}.json")
     found: list[dict[str, Any]] = results["entries"]
     return found
-
-
-def draw_relay(axes: Axes) -> None:
-    """KL by the head that trained the states (down) and the head that reads them (across)."""
-    rows = entries("backward")
-    values = [[sum(row["numbers"][key]) / len(row["numbers"][key]) for key in READERS] for row in rows]
-    axes.imshow([[math.log(value) for value in row] for row in values], cmap="viridis_r", aspect="auto")
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            color = "white" if value > 0.1 else "black"
-            axes.text(x, y, f"{value:.3f}", ha="center", va="center", color=color, fontsize=9)
-    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axes.set_xticks(range(len(READERS)), [*READERS.values()])
-    axes.set(xlabel="head that reads the states", ylabel="head that trained the states")
-    axes.set_title("KL(truth ‖ model), nats", fontsize=10)
 
 
 def draw_share(axes: Axes) -> None:
@@ -84,26 +67,13 @@ def _over_training(axes: Axes, key: str) -> None:
     axes.grid(alpha=0.25)
 
 
-def draw_spam(axes: Axes) -> None:
-    """Loss as a share of that of a guess, against the number of symbols."""
-    sizes = (1000, 10_000, 100_000)
-    for row, marker in zip(entries("spam"), "osD^", strict=True):
-        losses = [row["numbers"][f"nll_{size}"] / math.log(size) for size in sizes]
-        axes.plot(sizes, losses, marker=marker, label=row["label"])
-    axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.set(xlabel="symbols V", ylabel="loss / log V (1 = a guess)")
-    axes.set_title("Texts of one repeated symbol, 300 updates", fontsize=10)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-
-
 def draw(figure: Figure) -> None:
     """The four panels."""
-    panels = (draw_relay, draw_spam, draw_share, draw_ranks)
-    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        panel(axes)
+    relay, spam, share, ranks = figure.subplots(2, 2).flat
+    relay_panel(entries("backward")[0]["numbers"], relay)
+    spam_panel(entries("spam")[0]["numbers"], spam)
+    draw_share(share)
+    draw_ranks(ranks)
 
 
 def main() -> None:
@@ -112,7 +82,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
     out = parser.parse_args().out
-    save_figure([out / "gradients.svg"], draw, size=(11, 8.4), style={"text.parse_math": False})
+    save_figure([out / "gradients.svg"], draw, size=(11, 8.4), style=STYLE)
     draw_bottleneck(entries("bottleneck")[0]["numbers"], [out / "bottleneck.svg"])
 
 

@@ -1,25 +1,68 @@
 """Tables of the pages from what ``lm bottleneck`` measured, as its command prints them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm.console.tables import Table
 from lm.disk.storage import read_json
 from lm.numbers import shown
+from lm.studies.backward import UNTRAINED
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, series
 
 
 def study_tables(folder: Path) -> dict[str, str]:
     """Tables in Markdown by name; StorageError where a file cannot be read."""
-    content: Any = read_json(folder / "bottleneck.json")
-    sweeps, *longer = [entry["numbers"] for entry in content["entries"]]
+    sweeps, *longer = study_results(folder, "bottleneck")
     by_size, _, by_components, *_ = [one for one in bottleneck_tables(sweeps) if isinstance(one, Table)]
-    return {
-        "bottleneck, sizes": markdown(by_size),
-        "bottleneck, components": markdown(by_components),
-        "bottleneck, updates": markdown(over_updates([sweeps, *longer])),
+    [backward] = study_results(folder, "backward")
+    tables = {
+        "bottleneck, sizes": by_size,
+        "bottleneck, components": by_components,
+        "bottleneck, updates": over_updates([sweeps, *longer]),
+        "backward": relay(backward),
+        "spam": repetition(study_results(folder, "spam")),
     }
+    return {name: markdown(table) for name, table in tables.items()}
+
+
+def study_results(folder: Path, name: str) -> list[Any]:
+    """What the command measured, of each entry of a file of results."""
+    content: Any = read_json(folder / f"{name}.json")
+    return [entry["numbers"] for entry in content["entries"]]
+
+
+def relay(result: Mapping[str, Any]) -> Table:
+    """KL of every pair of trainer and reader, of each seed."""
+    table = []
+    for trainer in (UNTRAINED, *result["heads"]):
+        rows = [row for row in result["rows"] if row["trainer"] == trainer]
+        own = {
+            "effective rank of its gradient": listed(f"{row['gradient_effective_rank']:.0f}" for row in rows),
+            "itself": listed(f"{row['kl']:.3f}" for row in rows),
+        }
+        table.append(
+            {"states trained by": trainer}
+            | (dict.fromkeys(own) if trainer == UNTRAINED else own)
+            | {
+                f"read by {name}": listed(f"{row['readers'][name]['kl']:.3f}" for row in rows)
+                for name in result["heads"]
+            }
+        )
+    return Table("KL(truth ‖ model), nats", table)
+
+
+def repetition(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Accuracy and loss of each seed, by number of updates, head and number of symbols."""
+    table: dict[tuple[int, str], dict[str, object]] = {}
+    for result in results:
+        updates = max(result["settings"]["steps"])
+        for row in result["rows"]:
+            line = table.setdefault((updates, row["head"]), {"updates": updates, "head": row["head"]})
+            for measure, key in (("accuracy", "accuracy"), ("nats", "nll")):
+                column = f"{measure}, V = {row['vocab']:,}"
+                line[column] = listed([*filter(None, [line.get(column)]), f"{row[key]:.2f}"])
+    return Table("Texts of one repeated symbol", list(table.values()))
 
 
 def over_updates(results: Sequence[Any]) -> Table:

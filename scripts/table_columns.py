@@ -165,28 +165,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("free contexts", "unargmaxable_free", fixed(0)),
         ),
     ),
-    "backward": (
-        "backward",
-        "states trained by",
-        (
-            ("effective rank of its gradient", "effective_gradient_rank", fixed(0)),
-            ("itself", "itself", fixed(3)),
-            ("read by softmax", "by_softmax", fixed(3)),
-            ("MoS ×1", "by_mos_1", fixed(3)),
-            ("MoS ×4", "by_mos_4", fixed(3)),
-            ("MoS ×10", "by_mos_10", fixed(3)),
-            ("full softmax", "by_full", fixed(4)),
-        ),
-    ),
-    "spam": (
-        "spam",
-        "head",
-        tuple(
-            (f"{measure}, V = {vocab:,}", f"{key}_{vocab}", fixed(2))
-            for vocab in (1000, 10_000, 100_000)
-            for measure, key in (("accuracy", "accuracy"), ("nats", "nll"))
-        ),
-    ),
     "reverse_copy": (
         "reverse_copy",
         "length",

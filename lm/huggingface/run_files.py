@@ -1,21 +1,26 @@
-"""Files of a run that an export carries, and the run that an import makes of them."""
+"""Files of a run that an export has, and the run that an import makes of them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from torch import nn
 
-from lm.config.load import Resolved, save_config
+from lm.config.load import Resolved, read_config, save_config
 from lm.disk.new_folder import NewFolder
 from lm.disk.storage import MAX_JSON, read_file, write_new
-from lm.engine.state import model_tensors
-from lm.huggingface.folder import require_new_run
+from lm.engine.state import load_model_tensors, model_tensors
+from lm.huggingface.folder import read_export, require_new_run, whole_tensors
+from lm.huggingface.starting import trunk_file, with_trunk
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import DATA, FILES, RunFile
+from lm.runs.inputs import CONFIG, DATA, FILES, TRUNK, RunFile
 from lm.text.vocabulary import Codec
+from lm.trunks.names import pretrained_path
+
+C = TypeVar("C", bound=BaseModel)
 
 
 def own_files(run: Path) -> dict[str, bytes]:
@@ -25,6 +30,26 @@ def own_files(run: Path) -> dict[str, bytes]:
         for name in FILES
         if name != DATA and os.path.lexists(run / name)
     }
+
+
+def import_model(
+    folder: Path, run: Path, command: str, schema: type[C], build: Callable[[C, Codec], nn.Module]
+) -> None:
+    """Write an exported folder of the ``command`` line as a run, with the same weights bit for bit.
+
+    ``build`` makes the model of a config of this schema. StorageError if the folder is not of the command's
+    export, or the run exists.
+    """
+    own, tensors = read_export(folder, command)
+    resolved, codec = read_config(own / CONFIG, schema), Codec.load(own)
+    config, files = resolved.config, dict[RunFile, bytes]()
+    trunk: Any = config
+    if pretrained_path(trunk.model.trunk):
+        config = with_trunk(config, own / TRUNK)
+        files = trunk_file(config)
+    model = build(config, codec)
+    load_model_tensors(model, whole_tensors(model, tensors))
+    write_run(run, resolved, codec, model, files)
 
 
 def write_run(

@@ -1,8 +1,7 @@
 """Tables and figures of :mod:`lm.studies.backward` and :mod:`lm.studies.spam`."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,12 @@ from lm.console.tables import Table
 from lm.studies.backward import FULL, UNTRAINED
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLE = {"font.size": 10, "text.parse_math": False}
+    Panel = Callable[[Mapping[str, Any], Axes], None]
+
+STYLE = {"font.size": 10, "text.parse_math": False}
 
 
 def backward_means(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -68,15 +70,13 @@ def draw_backward(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
     count = len(result["heads"])
-    save_figure(
-        paths, partial(_draw_grid, result), size=(2.6 + 1.05 * count, 2.0 + 0.5 * count), style=_STYLE
-    )
+    _save(relay_panel, result, paths, size=(2.6 + 1.05 * count, 2.0 + 0.5 * count))
 
 
-def _draw_grid(result: Mapping[str, Any], figure: "Figure") -> None:
+def relay_panel(result: Mapping[str, Any], axes: "Axes") -> None:
+    """KL by the head that trained the states (down) and the head that reads them (across)."""
     means, names = backward_means(result), list(result["heads"])
     values = [[row["readers"][name]["kl"] for name in names] for row in means.values()]
-    axes = figure.subplots()
     axes.imshow(
         [[math.log(max(value, 1e-6)) for value in row] for row in values], cmap="viridis_r", aspect="auto"
     )
@@ -118,11 +118,11 @@ def draw_spam(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
     Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
-    save_figure(paths, partial(_draw_spam, result), size=(6.5, 4.2), style=_STYLE)
+    _save(spam_panel, result, paths, size=(6.5, 4.2))
 
 
-def _draw_spam(result: Mapping[str, Any], figure: "Figure") -> None:
-    axes = figure.subplots()
+def spam_panel(result: Mapping[str, Any], axes: "Axes") -> None:
+    """Loss as a share of that of a guess, against the number of symbols."""
     sizes = _sizes(result)
     for name, marker in zip(result["heads"], "osD^v*PX<>" * 9, strict=False):
         losses = [fmean(_spam(result, vocab, name, "nll")) / math.log(vocab) for vocab in sizes]
@@ -132,8 +132,18 @@ def _draw_spam(result: Mapping[str, Any], figure: "Figure") -> None:
     axes.minorticks_off()
     axes.axhline(1, color="#444444", linestyle="--", linewidth=1)
     axes.set(xlabel="symbols V", ylabel="loss / log V (1 = a guess)")
+    axes.set_title(f"Texts of one repeated symbol, {max(result['settings']['steps']):,} updates", fontsize=10)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
+
+
+def _save(
+    panel: "Panel", result: Mapping[str, Any], paths: Sequence[Path], *, size: tuple[float, float]
+) -> None:
+    def draw(figure: "Figure") -> None:
+        panel(result, figure.subplots())
+
+    save_figure(paths, draw, size=size, style=STYLE)
 
 
 def _sizes(result: Mapping[str, Any]) -> list[int]:
