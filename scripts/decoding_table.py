@@ -12,12 +12,11 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from page_tables import table
+from results_table import entry, hash_of_run
 from run_logs import errors_in_one_line
 from table_columns import TABLES
 
@@ -54,10 +53,10 @@ def settings(result: Result) -> list[str]:
     return [f"decode.{key}={json.dumps(value)}" for key, value in changed.items()]
 
 
-def entry(label: str, result: Result, machine: str) -> dict[str, Any]:
+def entry_of(label: str, result: Result, machine: str) -> dict[str, Any]:
     """A way of decoding in the form of results/*.json."""
-    changed, run = settings(result), f"runs/{Path(result['run']).name}"
-    others = [f"runs/{Path(other['run']).name}" for other in result.get("ensemble_with", ())]
+    changed = settings(result)
+    systems = [Path(one["run"]) for one in (result, *result.get("ensemble_with", ()))]
     options, data = [f"--set {shlex.quote(text)}" for text in changed], result["data"]
     if data["references_file"]:
         options.insert(0, f"--references {Path(data['references_file']).name}")
@@ -65,17 +64,16 @@ def entry(label: str, result: Result, machine: str) -> dict[str, Any]:
         options.append(f"--limit {result['contexts']}")
     if result["checkpoint"] != "best":
         options.append(f"--checkpoint {result['checkpoint']}")
-    return {
-        "label": label,
-        "config": run,
-        "settings": changed,
-        "command": " ".join(["dialog evaluate", run, *others, *options]),
-        "seeds": [result["seed"]],
-        "machine": machine,
-        "torch": version("torch"),
-        "date": datetime.now(UTC).date().isoformat(),
-        "numbers": numbers(result),
-    }
+    return entry(
+        label,
+        numbers(result),
+        [result["seed"]],
+        machine,
+        config=f"runs/{systems[0].name}",
+        config_hash=", ".join(map(hash_of_run, systems)),
+        settings=changed,
+        command=" ".join(["dialog evaluate", *(f"runs/{run.name}" for run in systems), *options]),
+    )
 
 
 def main() -> None:
@@ -94,7 +92,7 @@ def main() -> None:
         require(equals, f"{text}: give a label and a file, as in greedy=greedy.json")
         result: Any = read_json(Path(path))
         require("yardsticks" in result, f"{path}: not a result of dialog evaluate --json")
-        entries.append(entry(label, result, options.machine))
+        entries.append(entry_of(label, result, options.machine))
         people = result["yardsticks"]["true_response"]
     assert people is not None
     first = entries[0]

@@ -68,6 +68,7 @@ NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py n
     "mean_length": lambda r: r["mean_length"],
     "same_answer": lambda r: r["most_common_share"],
     "best_at": lambda r: r["best_at"],
+    "valid_curve": lambda r: r["valid_curve"],
     "updates": lambda r: r["updates"],
     "minutes": lambda r: r["minutes"],
     "over_training": lambda r: r["over_training"],
@@ -119,6 +120,7 @@ def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
     if valid := validations(run):
         result["valid_perplexity"], result["best_at"] = min((perplexity, step) for step, perplexity in valid)
+        result["valid_curve"] = {str(step): round(perplexity, 2) for step, perplexity in valid}
     if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
         result["minutes"] = timing[-1]["seconds"] / 60
     return result
@@ -167,7 +169,8 @@ def shown(result: Result, column: str) -> Any:
 
 def entry(
     label: str,
-    results: Sequence[Result],
+    numbers: Result,
+    seeds: Sequence[int],
     machine: str,
     *,
     config: str,
@@ -175,19 +178,14 @@ def entry(
     settings: Sequence[str],
     command: str,
 ) -> Result:
-    """A model in the form of results/*.json, with the numbers of each seed."""
-    numbers: Result = {"parameters": results[0]["parameters"]}
-    for name, value in measurements().items():
-        with suppress(KeyError):
-            found = [value(result) for result in results]
-            numbers[name] = found if len(found) > 1 else found[0]
+    """Numbers of a model in the form of results/*.json."""
     return {
         "label": label,
         "config": config,
         "config_sha256": config_hash,
         "settings": list(settings),
         "command": command,
-        "seeds": [result["seed"] for result in results],
+        "seeds": list(seeds),
         "machine": machine,
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
@@ -195,12 +193,23 @@ def entry(
     }
 
 
+def numbers_of_runs(results: Sequence[Result]) -> Result:
+    """Parameters of a model and all that was measured of it: a number, or one for each of several seeds."""
+    numbers: Result = {"parameters": results[0]["parameters"]}
+    for name, value in measurements().items():
+        with suppress(KeyError):
+            found = [value(result) for result in results]
+            numbers[name] = found if len(found) > 1 else found[0]
+    return numbers
+
+
 def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], machine: str) -> Result:
     """The entry of a model from runs of one config, with the keys that were set."""
     saved = saved_config(runs[0])
     return entry(
         model,
-        results,
+        numbers_of_runs(results),
+        [result["seed"] for result in results],
         machine,
         config=model,
         config_hash=hash_of_run(runs[0]),

@@ -82,10 +82,14 @@ def markdown(table: Table) -> str:
     """A table of a command in Markdown; numbers between 0 and 1000 have three digits after the point."""
     names = list(table.rows[0])
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for row in table.rows:
-        cells = [f"{cell:.3f}" if isinstance(cell, float) else shown("", cell) for cell in row.values()]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in table.rows]
     return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.3f}" if isinstance(value, float) else shown("", value)
 
 
 def listed(values: Iterable[object]) -> str:

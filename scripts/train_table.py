@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load
+from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs
 from run_logs import errors_in_one_line
 
 from lm.bootstrap import by_unit
 from lm.config.load import load_config
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import read_toml
-from lm.disk.filelock import alone
+from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
 from lm.runs.evaluations import evaluation_names, load_evaluation
@@ -149,7 +149,8 @@ class Training:
         result = load(self.run, self.table.evaluation, analyses)
         made = entry(
             self.table.heads[self.head],
-            [result],
+            numbers_of_runs([result]),
+            [self.seed],
             machine,
             config=self.preset,
             config_hash=self.config_sha256,
@@ -185,7 +186,7 @@ class Training:
 
 
 class Results:
-    """A file of results, which gets an entry for each training."""
+    """A file of results, which gets an entry for each training, from any number of processes."""
 
     def __init__(self, path: Path, table: Table) -> None:
         self.path, self.table = path, table
@@ -217,15 +218,16 @@ class Results:
     def add(self, made: Entry) -> None:
         """Write an entry in the order of heads and seeds. It replaces an entry of its preset and seed."""
         order = [f"{self.table.preset}{head}" for head in self.table.heads]
-        content = self._content()
 
         def place(one: Entry) -> tuple[int, list[int]]:
             return (order.index(one["config"]) if one["config"] in order else len(order)), one["seeds"]
 
         own = made["config"], made["seeds"]
-        others = [one for one in content["entries"] if (one["config"], one["seeds"]) != own]
-        content["entries"] = sorted([*others, made], key=place)
-        write_json(self.path, content)
+        with FileLock(self.path.with_suffix(".lock")):  # a process waits until another has added its entry
+            content = self._content()
+            others = [one for one in content["entries"] if (one["config"], one["seeds"]) != own]
+            content["entries"] = sorted([*others, made], key=place)
+            write_json(self.path, content)
 
 
 class Runner:
@@ -346,9 +348,7 @@ def main() -> None:
     for training in left:
         training.require_same_config()
     require_writable(results.path)
-    lock, refusal = results.path.with_suffix(".lock"), "another train_table.py adds to it; wait for it to end"
-    with alone(lock, f"{results.path}: {refusal}"):
-        sys.exit(run_all(left, results, options.jobs, options.machine))
+    sys.exit(run_all(left, results, options.jobs, options.machine))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +85,8 @@ def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> N
     }
     scores |= {"inter_distinct_1": 0.9, "inter_distinct_2": 0.8, "most_common_share": 0.125}
     result = scores | {"perplexity": 41.5, "yardsticks": {"true_response": scores | {"mean_length": 9.0}}}
-    result |= {"run": "x/mos", "checkpoint": "best", "contexts": 30, "seed": 2}
+    run = make_run(tmp_path / "mos", "mos", 2, 41.5)
+    result |= {"run": str(run), "checkpoint": "best", "contexts": 30, "seed": 2}
     result |= {"data": {"name": "test.first-30", "references_file": None}}
     for name, decode in {"beam": {}, "mmi": {"select": "mmi", "mmi_run": "x/back", "seed": 9}}.items():
         (tmp_path / name).write_text(json.dumps(result | {"decode": decode}))
@@ -96,6 +99,7 @@ def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> N
     entries = json.loads(written.read_text())["entries"]
     keys = """--set 'decode.select="mmi"' --set 'decode.mmi_run="runs/back"'"""
     assert entries[1]["command"] == f"dialog evaluate runs/mos {keys} --limit 30"
+    assert len(entries[1]["config_sha256"]) == 16
 
 
 def test_results_table_of_language_models(tmp_path: Path) -> None:
@@ -141,15 +145,6 @@ def test_results_table_keeps_analyses_over_training(tmp_path: Path) -> None:
     assert over["90"]["anisotropy_of_states"] == 0.2
 
 
-def test_learning_curves(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
-    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "curves.svg")
-    picture = (tmp_path / "curves.svg").read_bytes()
-    assert picture.lstrip().startswith(b"<?xml")
-    run_script(SCRIPTS / "learning_curves.py", *runs, "--out", tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_bytes() == picture
-
-
 def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
     (tmp_path / "rank.json").write_text(json.dumps({"runs": {}}))
@@ -158,7 +153,6 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
         ("results_table.py", "--name", "other", run),
         ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "rank.json"),
         ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "ranks.json"),
-        ("learning_curves.py", tmp_path / "absent", "--out", tmp_path / "curves.svg"),
     ):
         command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -173,33 +167,57 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
     assert "| 49.00 |" in row, "the best of what is finite"
 
 
-def test_what_the_bottleneck_measured_becomes_results_tables_and_a_picture(
+def test_what_the_studies_measured_becomes_results_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     study_tables = importlib.import_module("study_tables")
     (tmp_path / "results").mkdir()
+
+    def keep(name: str, settings: dict[str, Any], rows: Sequence[Any], **others: Any) -> None:
+        result = {"settings": settings | {"seeds": [1, 2]}, "rows": rows} | others
+        saved, out = tmp_path / f"{name}.json", tmp_path / "results" / f"{name}.json"
+        saved.write_text(
+            json.dumps(result | {"command": "lm bottleneck", "versions": {"torch": "2.13.0+cpu"}})
+        )
+        run_script(SCRIPTS / "study_results.py", saved, "--machine", "any", "--out", out)
+        (entry,) = json.loads(out.read_text())["entries"]
+        assert (entry["label"], entry["seeds"], entry["torch"]) == (name, [1, 2], "2.13.0")
+
     row = {"parameters": 90, "rank": 4, "late_gain": 0.0, "components": 1, "context_scale": 1.0, "steps": 80}
-    rows = [
+    points = [
         row | {"head": "softmax", "kind": "softmax", "size": 8, "seed": 1, "kl": 0.5},
         row | {"head": "mos", "kind": "mos", "size": 8, "seed": 1, "kl": 0.25, "components": 4},
     ]
-    settings = {
-        **{"embedding_sizes": [8], "components": [4], "component_sweep": [4], "sweep_size": 8, "seeds": [1]},
+    swept = {
+        **{"embedding_sizes": [8], "components": [4], "component_sweep": [4], "sweep_size": 8},
         **{"contexts": 9, "vocab": 9, "rank": 4, "context_scale": [1.0], "steps": [80]},
     }
-    result = {"settings": settings, "swept_components": [4], "rows": rows, "truth": [{"entropy": 1.0}]}
-    saved = tmp_path / "sweep.json"
-    saved.write_text(json.dumps(result | {"command": "lm bottleneck", "versions": {"torch": "2.13.0+cpu"}}))
-    out = tmp_path / "results" / "bottleneck.json"
-    run_script(SCRIPTS / "study_results.py", saved, "--machine", "any", "--out", out)
-    (entry,) = json.loads(out.read_text())["entries"]
-    assert (entry["label"], entry["seeds"], entry["torch"]) == ("sweep", [1], "2.13.0")
+    keep("bottleneck", swept, points, swept_components=[4], truth=[{"entropy": 1.0}])
+    relayed = [
+        {"trainer": trainer, "seed": seed, "kl": seed / 4, "gradient_effective_rank": 7.6, "readers": readers}
+        for trainer in ("untrained", "softmax")
+        for seed, readers in ((1, {"softmax": {"kl": 0.5}}), (2, {"softmax": {"kl": 0.25}}))
+    ]
+    keep("backward", {}, relayed, heads=["softmax"])
+    said = [
+        {"seed": seed, "vocab": 1000, "head": "softmax", "accuracy": 0.5, "nll": float(seed)}
+        for seed in (1, 2)
+    ]
+    keep("spam", {"steps": [300]}, said, heads=["softmax"])
     drawn = study_tables.study_tables(tmp_path / "results")
-    assert drawn["bottleneck, updates"].splitlines()[-1] == "| 80 | 1 | 0.500 | 0.250 |"
-    assert drawn["bottleneck, sizes"].splitlines()[-1] == "| 8 | 90 | 0.500 | 0.250 |"
+    last = {name: table.splitlines()[-1] for name, table in drawn.items()}
+    assert last == {
+        "bottleneck, sizes": "| 8 | 90 | 0.500 | 0.250 |",
+        "bottleneck, components": "| 4 | 90 | 0.500 | 0.250 |",
+        "bottleneck, updates": "| 80 | 1, 2 | 0.500 | 0.250 |",
+        "backward": "| softmax | 8, 8 | 0.250, 0.500 | 0.500, 0.250 |",
+        "spam": "| 300 | softmax | 0.50, 0.50 | 1.00, 2.00 |",
+    }
+    assert "| untrained | none | none | 0.500, 0.250 |" in drawn["backward"]
 
 
 def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
-    run_script(SCRIPTS / "study_pictures.py", "--out", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"bottleneck.svg", "gradients.svg"}
+    run_script(SCRIPTS / "results_pictures.py", "--out", tmp_path)
+    names = {"bottleneck.svg", "gradients.svg", "switchboard_bleu_curves.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -159,6 +160,23 @@ def test_a_file_that_has_no_results_is_refused(module: ModuleType, table: Path, 
         module.Results(path, training.table).missing([training])
 
 
+def test_those_that_add_at_the_same_time_lose_no_entry(
+    module: ModuleType, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(path: Path) -> Any:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        time.sleep(0.05)  # others read the same content now, if they may
+        return content
+
+    monkeypatch.setattr(module, "read_json", slowly)
+    Path("results/two.json").write_text('{"about": "", "entries": []}', encoding="utf-8")
+    results = [module.Results(Path("results/two.json"), module.Table.read(table)) for _ in range(4)]
+    made = [{"config": "smalltalk_mos", "seeds": [seed]} for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(module.Results.add, results, made))
+    assert [one["seeds"] for one in entries()] == [[0], [1], [2], [3]]
+
+
 def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleType, table: Path) -> None:
     path, read = Path("results/two.json"), module.Table.read
     (training,) = read(table).trainings(["mos"], [1], Path("runs"))
@@ -209,7 +227,13 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
         **{"valid_perplexity": 90.0, "perplexity": 95.0, "perplexity_batch_mean": 96.0, "minutes": 3.5},
         **{"bleu_legacy": {"1": score, "4": score}, "bleu": {"1": score, "4": score}},
         **{"legacy_undefined_share": 0.1, "inter_distinct_2": 0.4, "mean_length": 5.5},
-        **{"most_common_share": 0.5, "best_at": 11000, "updates": 12000, "over_training": {}},
+        **{
+            "most_common_share": 0.5,
+            "best_at": 11000,
+            "valid_curve": {"500": 90.0},
+            "updates": 12000,
+            "over_training": {},
+        },
         **{"rank": {"rank": 130}, "divergence": {"expected_divergence": 4.5}},
         "gradient": {
             **{"share": 0.1, "random_share": 0.1, "gain": 17.0, "alignment": 0.08},

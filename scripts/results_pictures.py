@@ -1,14 +1,19 @@
-"""Draw the pictures of the studies, from results/{bottleneck,backward,ptb_gradient,spam}.json.
+"""Draw the pictures of the pages from results/*.json.
 
-python scripts/study_pictures.py --out docs     # bottleneck.svg and gradients.svg
+python scripts/results_pictures.py --out docs
+
+bottleneck.svg and gradients.svg show what `lm bottleneck` and `lm analyze gradient` measured. NAME_curves.svg
+shows the validations of the trainings of scripts/tables/NAME.toml.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 from run_logs import errors_in_one_line
 
 from lm.console.pictures import save_figure
@@ -16,6 +21,7 @@ from lm.disk.storage import read_json
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
 
+CURVES = ("switchboard_bleu",)  # tables whose entries have the validations of their trainings
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 # label and style by end of the preset's name: a colour for a head, dotted with factor 1
 DRAWN: dict[str, dict[str, Any]] = {
@@ -40,6 +46,12 @@ def entries(name: str) -> list[dict[str, Any]]:
     return found
 
 
+def head_of(row: dict[str, Any]) -> str:
+    """The end of the preset's name, after that of its family of small presets."""
+    name: str = row["config"].partition("_small_")[2]
+    return name
+
+
 def draw_share(axes: Axes) -> None:
     """Share of the gradient's norm that reaches the states, over training."""
     _over_training(axes, "gradient_share")
@@ -57,18 +69,33 @@ def draw_ranks(axes: Axes) -> None:
 def _over_training(axes: Axes, key: str) -> None:
     """A number of heads of the Penn Treebank against the updates."""
     for row in entries("ptb_gradient"):
-        name = row["config"].removeprefix("ptb_small_")
-        if name in DRAWN:
+        if (head := head_of(row)) in DRAWN:
             steps = row["numbers"]["over_training"]
             values = [found[key] for found in steps.values()]
-            axes.plot([int(step) for step in steps], values, **DRAWN[name])
+            axes.plot([int(step) for step in steps], values, **DRAWN[head])
     axes.set_xlabel("updates")
     axes.set_title("Heads on the Penn Treebank", fontsize=10)
     axes.grid(alpha=0.25)
 
 
-def draw(figure: Figure) -> None:
-    """The four panels."""
+def draw_curves(figure: Figure, name: str) -> None:
+    """Validation perplexity during trainings, with a colour for a head and a line for each seed."""
+    axes, labelled = figure.subplots(), set()
+    for row in entries(name):
+        head, curve = head_of(row), row["numbers"].get("valid_curve")
+        if head in DRAWN and curve:
+            style = DRAWN[head] | ({"label": None} if head in labelled else {})
+            axes.plot([int(step) for step in curve], list(curve.values()), marker=".", **style)
+            labelled.add(head)
+    axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
+    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted(ScalarFormatter())
+    axes.grid(alpha=0.25, which="both")
+    axes.legend(frameon=False)
+
+
+def draw_gradients(figure: Figure) -> None:
+    """Four panels: trainers and readers, one repeated symbol, and gradients over training."""
     relay, spam, share, ranks = figure.subplots(2, 2).flat
     relay_panel(entries("backward")[0]["numbers"], relay)
     spam_panel(entries("spam")[0]["numbers"], spam)
@@ -82,7 +109,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
     out = parser.parse_args().out
-    save_figure([out / "gradients.svg"], draw, size=(11, 8.4), style=STYLE)
+    save_figure([out / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
+    for name in CURVES:
+        save_figure([out / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE)
     draw_bottleneck(entries("bottleneck")[0]["numbers"], [out / "bottleneck.svg"])
 
 
