@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from page_tables import table
-from results_table import entry, hash_of_run
+from results_table import entry, hash_of_run, torch_of
 from run_logs import errors_in_one_line
 from table_columns import TABLES
 
@@ -73,6 +73,7 @@ def entry_of(label: str, result: Result, machine: str) -> dict[str, Any]:
         config_hash=", ".join(map(hash_of_run, systems)),
         settings=changed,
         command=" ".join(["dialog evaluate", *(f"runs/{run.name}" for run in systems), *options]),
+        torch_version=torch_of(systems[0]),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from seed_tables import by_label, seed_tests
 from study_tables import study_tables
 from table_columns import TABLES
-from table_forms import Column, Number
+from table_forms import Column, Number, mean_of
 
 from lm.disk.storage import read_json
 
@@ -106,15 +106,16 @@ def perplexities(entries: list[Any]) -> dict[str, float]:
     """Mean test perplexity by end of the preset's name, of entries without other settings."""
     plain = [entry for entry in by_label(entries) if not entry.get("settings")]
     return {
-        entry["config"].rpartition("small_")[2]: mean(entry["numbers"]["test_perplexity"]) for entry in plain
+        entry["config"].rpartition("small_")[2]: mean_perplexity(entry["numbers"]["test_perplexity"])
+        for entry in plain
     }
 
 
-def mean(value: Number) -> float:
-    """Mean over the seeds of a number."""
+def mean_perplexity(value: Number) -> float:
+    """Mean over the seeds of a perplexity."""
     if isinstance(value, Mapping):
         return float(value["mean"])
-    return sum(value) / len(value) if isinstance(value, list) else float(value)
+    return mean_of("perplexity", value) if isinstance(value, list) else float(value)
 
 
 def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:

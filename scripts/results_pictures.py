@@ -14,29 +14,22 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
+from page_tables import LEADING
 from run_logs import errors_in_one_line
 
 from lm.console.pictures import save_figure
 from lm.disk.storage import read_json
+from lm.heads.registry import HEADS
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
 
 CURVES = ("switchboard_bleu",)  # tables whose entries have the validations of their trainings
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-# label and style by end of the preset's name: a colour for a head, dotted with factor 1
-DRAWN: dict[str, dict[str, Any]] = {
-    "softmax": {"label": "softmax", "color": "#0072b2", "linestyle": ":"},
-    "mos_k1_linear": {"label": "softmax ×4", "color": "#0072b2"},
-    "mos_k1_scale1": {"label": "MoS ×1, K = 1", "color": "#777777", "linestyle": ":"},
-    "mos_k1": {"label": "MoS ×4, K = 1", "color": "#777777"},
-    "moc_scale1": {"label": "MoC ×1", "color": "#56b4e9", "linestyle": ":"},
-    "moc": {"label": "MoC ×4", "color": "#56b4e9"},
-    "mos_scale1": {"label": "MoS ×1", "color": "#d55e00", "linestyle": ":"},
-    "mos": {"label": "MoS ×4", "color": "#d55e00"},
-    "doc": {"label": "DOC ×4", "color": "#cc79a7"},
-    "mfs": {"label": "MFS ×4", "color": "#009e73"},
-    "cpr": {"label": "CPR ×4", "color": "#e69f00"},
-}
+DRAWN = (  # by end of the preset's name
+    *("softmax", "mos_k1_linear", "mos_k1_scale1", "mos_k1", "moc_scale1", "moc", "mos_scale1", "mos"),
+    *("doc", "mfs", "cpr"),
+)
+ONE_COMPONENT = "#777777"  # colour of the controls with one component and tanh
 
 
 def entries(name: str) -> list[dict[str, Any]]:
@@ -50,6 +43,16 @@ def head_of(row: dict[str, Any]) -> str:
     """The end of the preset's name, after that of its family of small presets."""
     name: str = row["config"].partition("_small_")[2]
     return name
+
+
+def style_of(head: str) -> dict[str, Any]:
+    """Label and line of a head: the colour of its kind, dotted with factor 1."""
+    kind = "softmax" if head == "mos_k1_linear" else head.removesuffix("_scale1")
+    return {
+        "label": LEADING[head][0] if head in LEADING else head,
+        "color": ONE_COMPONENT if kind == "mos_k1" else HEADS[kind].line_style["color"],
+        "linestyle": ":" if head == "softmax" or head.endswith("_scale1") else "-",
+    }
 
 
 def draw_share(axes: Axes) -> None:
@@ -72,7 +75,7 @@ def _over_training(axes: Axes, key: str) -> None:
         if (head := head_of(row)) in DRAWN:
             steps = row["numbers"]["over_training"]
             values = [found[key] for found in steps.values()]
-            axes.plot([int(step) for step in steps], values, **DRAWN[head])
+            axes.plot([int(step) for step in steps], values, **style_of(head))
     axes.set_xlabel("updates")
     axes.set_title("Heads on the Penn Treebank", fontsize=10)
     axes.grid(alpha=0.25)
@@ -84,7 +87,7 @@ def draw_curves(figure: Figure, name: str) -> None:
     for row in entries(name):
         head, curve = head_of(row), row["numbers"].get("valid_curve")
         if head in DRAWN and curve:
-            style = DRAWN[head] | ({"label": None} if head in labelled else {})
+            style = style_of(head) | ({"label": None} if head in labelled else {})
             axes.plot([int(step) for step in curve], list(curve.values()), marker=".", **style)
             labelled.add(head)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")

@@ -11,26 +11,27 @@ the form of results/*.json, from which scripts/docs.py draws the tables of the p
 import argparse
 import hashlib
 import json
+import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache, reduce
-from importlib.metadata import version
+from functools import reduce
 from operator import getitem
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from run_logs import errors_in_one_line, records, saved_config, validations
+from run_logs import errors_in_one_line, records, saved_config
+from table_forms import mean_of
 
 from dialog.config import DialogConfig
 from lm.disk.storage import canonical_json, read_json, write_json
 from lm.errors import require
 from lm.language.config import LmConfig
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import load_evaluation
 from lm.runs.inputs import config_of
+from lm.runs.overview import learning_curve
 from lm.runs.pooling import FREE_KEYS
 
 Result = dict[str, Any]
@@ -55,53 +56,57 @@ COLUMNS = {  # form and name of the number by heading
     "updates": (",.0f", "updates"),
     "minutes": (".0f", "minutes"),
 }
-NUMBERS: dict[str, Callable[[Result], Any]] = {  # as scripts/table_columns.py names them
-    "valid_perplexity": lambda r: r["valid_perplexity"],
-    "test_perplexity": lambda r: r["perplexity"],
-    "perplexity_batch_mean": lambda r: r["perplexity_batch_mean"],
-    "bleu_legacy_1": lambda r: r["bleu_legacy"]["1"],
-    "bleu_legacy_4": lambda r: r["bleu_legacy"]["4"],
-    "bleu_1": lambda r: r["bleu"]["1"],
-    "bleu_4": lambda r: r["bleu"]["4"],
-    "undefined": lambda r: r["legacy_undefined_share"],
-    "inter_distinct_2": lambda r: r["inter_distinct_2"],
-    "mean_length": lambda r: r["mean_length"],
-    "same_answer": lambda r: r["most_common_share"],
-    "best_at": lambda r: r["best_at"],
-    "valid_curve": lambda r: r["valid_curve"],
-    "updates": lambda r: r["updates"],
-    "minutes": lambda r: r["minutes"],
-    "over_training": lambda r: r["over_training"],
+Keys = tuple[str | int, ...]
+NUMBERS: dict[str, Keys] = {  # keys of a number in a result, by the name that scripts/table_columns.py has
+    "valid_perplexity": ("valid_perplexity",),
+    "test_perplexity": ("perplexity",),
+    "perplexity_batch_mean": ("perplexity_batch_mean",),
+    "bleu_legacy_1": ("bleu_legacy", "1"),
+    "bleu_legacy_4": ("bleu_legacy", "4"),
+    "bleu_1": ("bleu", "1"),
+    "bleu_4": ("bleu", "4"),
+    "undefined": ("legacy_undefined_share",),
+    "inter_distinct_2": ("inter_distinct_2",),
+    "mean_length": ("mean_length",),
+    "same_answer": ("most_common_share",),
+    "best_at": ("best_at",),
+    "valid_curve": ("valid_curve",),
+    "updates": ("updates",),
+    "minutes": ("minutes",),
+    "over_training": ("over_training",),
 }
-ANALYSED: dict[str, dict[str, Callable[[Result], Any]]] = {  # numbers by analysis, named as above
-    "rank": {"rank": lambda r: r["rank"]},
-    "divergence": {"divergence": lambda r: r["expected_divergence"]},
+ANALYSED: dict[str, dict[str, Keys]] = {  # the same of one checkpoint, by analysis
+    "rank": {"rank": ("rank",)},
+    "divergence": {"divergence": ("expected_divergence",)},
     "gradient": {
-        "gradient_share": lambda r: r["share"],
-        "gradient_random_share": lambda r: r["random_share"],
-        "gradient_gain": lambda r: r["gain"],
-        "gradient_alignment": lambda r: r["alignment"],
-        "gradient_rank_of_logits": lambda r: r["logits"]["effective_rank"],
-        "gradient_rank_of_states": lambda r: r["states"]["effective_rank"],
-        "gradient_rank_of_update": lambda r: r["update"]["effective_rank"],
+        "gradient_share": ("share",),
+        "gradient_random_share": ("random_share",),
+        "gradient_gain": ("gain",),
+        "gradient_alignment": ("alignment",),
+        "gradient_rank_of_logits": ("logits", "effective_rank"),
+        "gradient_rank_of_states": ("states", "effective_rank"),
+        "gradient_rank_of_update": ("update", "effective_rank"),
     },
     "geometry": {
-        "anisotropy_of_states": lambda r: r["states"]["anisotropy"],
-        "anisotropy_of_contexts": lambda r: r["contexts"]["anisotropy"],
-        "anisotropy_of_output": lambda r: r["output"]["anisotropy"],
-        "effective_rank_of_states": lambda r: r["states"]["effective_rank"],
-        "effective_rank_of_contexts": lambda r: r["contexts"]["effective_rank"],
-        "effective_rank_of_output": lambda r: r["output"]["effective_rank"],
+        "anisotropy_of_states": ("states", "anisotropy"),
+        "anisotropy_of_contexts": ("contexts", "anisotropy"),
+        "anisotropy_of_output": ("output", "anisotropy"),
+        "effective_rank_of_states": ("states", "effective_rank"),
+        "effective_rank_of_contexts": ("contexts", "effective_rank"),
+        "effective_rank_of_output": ("output", "effective_rank"),
     },
     "histories": {
-        "histories": lambda r: r["histories"],
-        "histories_rank_without_future": lambda r: r["matrices"][0]["effective_rank"],
-        "histories_rank_with_futures": lambda r: r["matrices"][-1]["effective_rank"],
+        "histories": ("histories",),
+        "histories_rank_without_future": ("matrices", 0, "effective_rank"),
+        "histories_rank_with_futures": ("matrices", -1, "effective_rank"),
     },
     "unargmaxable": {
-        "unargmaxable": lambda r: r["unargmaxable"],
-        "unargmaxable_free": lambda r: r["unargmaxable_free"],
+        "unargmaxable": ("unargmaxable",),
+        "unargmaxable_free": ("unargmaxable_free",),
     },
+}
+MEASUREMENTS = NUMBERS | {
+    name: (analysis, *keys) for analysis, found in ANALYSED.items() for name, keys in found.items()
 }
 
 
@@ -118,7 +123,7 @@ def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     if over_training:
         result["over_training"] = over_training
     result["updates"] = records(run / "metrics.jsonl")[-1]["step"]
-    if valid := validations(run):
+    if valid := learning_curve(run):
         result["valid_perplexity"], result["best_at"] = min((perplexity, step) for step, perplexity in valid)
         result["valid_curve"] = {str(step): round(perplexity, 2) for step, perplexity in valid}
     if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
@@ -133,38 +138,28 @@ def analysed(analysis: Result) -> Iterator[tuple[Path, int, Result]]:
         yield Path(run).resolve(), int(step or 0), value
 
 
-@cache
-def measurements() -> dict[str, Callable[[Result], Any]]:
-    """Every number of a run, by the name that scripts/table_columns.py has."""
-
-    def of_analysis(kind: str, value: Callable[[Result], Any]) -> Callable[[Result], Any]:
-        return lambda result: value(result[kind])
-
-    analysed = {
-        name: of_analysis(kind, value) for kind, found in ANALYSED.items() for name, value in found.items()
-    }
-    return NUMBERS | analysed
+def at(found: Result, keys: Keys) -> Any:
+    """The number at these keys, None without the first. KeyError without another."""
+    return reduce(getitem, keys, found) if keys[0] in found else None
 
 
 def numbers_of(analysis: str, found: Result) -> Result:
     """Numbers of an analysis of one checkpoint."""
-    return {name: value(found) for name, value in ANALYSED[analysis].items()}
+    return {name: at(found, keys) for name, keys in ANALYSED[analysis].items()}
 
 
-def cell(values: Sequence[Any], form: str) -> str:
+def cell(column: str, values: Sequence[Any]) -> str:
     """The mean, and the range where there are several."""
-    mean = format(fmean(values), form)
+    form, name = COLUMNS[column]
+    mean = format(mean_of(name, values), form)
     return mean if len(values) == 1 else f"{mean} [{min(values):{form}}, {max(values):{form}}]"
 
 
 def shown(result: Result, column: str) -> Any:
     """The number of a column, or None if the run was not measured this way."""
     name, _, part = COLUMNS[column][1].partition(".")
-    try:
-        number = measurements()[name](result)
-    except KeyError:
-        return None
-    return number[part] if part else number
+    found = at(result, MEASUREMENTS[name])
+    return found[part] if found is not None and part else found
 
 
 def entry(
@@ -177,6 +172,7 @@ def entry(
     config_hash: str,
     settings: Sequence[str],
     command: str,
+    torch_version: str,
 ) -> Result:
     """Numbers of a model in the form of results/*.json."""
     return {
@@ -187,18 +183,24 @@ def entry(
         "command": command,
         "seeds": list(seeds),
         "machine": machine,
-        "torch": version("torch"),
+        "torch": torch_version,
         "date": datetime.now(UTC).date().isoformat(),
         "numbers": numbers,
     }
 
 
 def numbers_of_runs(results: Sequence[Result]) -> Result:
-    """Parameters of a model and all that was measured of it: a number, or one for each of several seeds."""
+    """Parameters of a model and all that was measured of it: a number, or one for each of several seeds.
+
+    ConfigError for a number that only some of the seeds have.
+    """
     numbers: Result = {"parameters": results[0]["parameters"]}
-    for name, value in measurements().items():
-        with suppress(KeyError):
-            found = [value(result) for result in results]
+    for name, keys in MEASUREMENTS.items():
+        found = [at(result, keys) for result in results]
+        missing = [str(one["seed"]) for one, value in zip(results, found, strict=True) if value is None]
+        some = f"seed {', '.join(missing)} lacks {name}, which another has; measure it, too"
+        require(len(missing) in (0, len(found)), some)
+        if not missing:
             numbers[name] = found if len(found) > 1 else found[0]
     return numbers
 
@@ -218,8 +220,14 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
             for key, where in saved.get("provenance", {}).items()
             if where != "default"
         ],
-        command=f"python {' '.join(sys.argv)}",
+        command=f"python {shlex.join(sys.argv)}",
+        torch_version=torch_of(runs[0]),
     )
+
+
+def torch_of(run: Path) -> str:
+    """The version of torch that trained a run last."""
+    return str(CheckpointStore.of(run).open("last").facts["torch"]).partition("+")[0]
 
 
 def hash_of_run(run: Path) -> str:
@@ -268,7 +276,7 @@ def main() -> None:
     print("| model | parameters | seeds | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 3) + "|")
     for model, found in models.items():
-        cells = [cell([shown(one, column) for one in found], COLUMNS[column][0]) for column in columns]
+        cells = [cell(column, [shown(one, column) for one in found]) for column in columns]
         seeds = ", ".join(str(result["seed"]) for result in found)
         print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
     if options.json:

@@ -20,12 +20,6 @@ def records(path: Path) -> list[Any]:
     return [parse_json(line, path) for line in read_file(path, limit=1 << 30).splitlines()]
 
 
-def validations(run: Path) -> list[tuple[int, float]]:
-    """Update and perplexity of every validation with a finite loss."""
-    lines = [line for line in records(run / "metrics.jsonl") if line["split"] == "valid"]
-    return [(line["step"], line["perplexity"]) for line in lines if line["perplexity"] is not None]
-
-
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Within, what the user can act on ends the script with one line and its exit code."""

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from table_forms import Number, p_value
+from table_forms import Number, mean_of, p_value
 
 from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
 from lm.runs.pooling import ScoreSums, pairwise_groups, welch
 
 Entry = Mapping[str, Any]
+SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has
 RESAMPLES = 10_000
 LEAST_P = 0.001  # below, a few seeds do not tell the tails of the distribution
 
@@ -40,22 +41,19 @@ def _belong(entry: Entry, other: Entry) -> bool:
 def _over_seeds(entries: Sequence[Entry]) -> Entry:
     """Entries of single seeds as one, with the numbers that each seed has."""
     found: dict[str, Number] = {}
-    for key in dict.fromkeys(key for entry in entries for key in entry["numbers"]):
+    for key in dict.fromkeys(key for entry in entries for key in entry["numbers"] if key not in SERIES):
         values = [entry["numbers"].get(key) for entry in entries]
         found[key] = _of_seeds(key, [value for value in values if value is not None])
     return {**entries[0], "seeds": [entry["seeds"][0] for entry in entries], "numbers": found}
 
 
 def _of_seeds(key: str, values: Sequence[Number]) -> Number:
-    """Mean and range of a number, or the mean of each part of a score; None without a value.
-
-    The mean of perplexities is the exponential of mean nats, as in ``compare``.
-    """
+    """Mean and range of a number, or the mean of each part of a score; None without a value."""
     if len(values) < 2:
         return values[0] if values else None
     if isinstance(values[0], Mapping):
         return {part: fmean(value[part] for value in values) for part in values[0]}
-    mean = geometric_mean(values) if "perplexity" in key else fmean(values)
+    mean = mean_of(key, values)
     whole = all(isinstance(value, int) for value in values)
     return {"mean": round(mean) if whole else mean, "lowest": min(values), "highest": max(values)}
 

@@ -4,12 +4,18 @@ A number of results/*.json is one value, a list with one value a seed, or a mean
 highest value of the seeds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Any
 
 Number = Any  # int, float, list of numbers, or a mapping; None where it was not measured
 Form = Callable[[Number], str]
 Column = tuple[str, str, Form]
+
+
+def mean_of(name: str, values: Sequence[float]) -> float:
+    """Mean of a number over seeds; of perplexities the exponential of mean nats, as in ``compare``."""
+    return geometric_mean(values) if "perplexity" in name else fmean(values)
 
 
 def fixed(digits: int) -> Form:

@@ -16,14 +16,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs
+from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs, torch_of
 from run_logs import errors_in_one_line
 
 from lm.bootstrap import by_unit
@@ -91,7 +92,8 @@ class Table(BaseModel):
     @property
     def measured(self) -> list[str]:
         """How the numbers of an entry are measured."""
-        return [self.evaluation, self.unit, *self.evaluate]
+        analyses = (shlex.join([name, *options]) for name, options in self.analyses.items())
+        return [self.evaluation, self.unit, *self.evaluate, *analyses]
 
     def trainings(self, heads: Sequence[str], seeds: Sequence[int], runs: Path) -> list["Training"]:
         """Trainings of heads with seeds, seed by seed. ConfigError for a bad preset or setting."""
@@ -156,6 +158,7 @@ class Training:
             config_hash=self.config_sha256,
             settings=[],  # they are in the command; those of an entry are beside its preset
             command="; ".join(map(shlex.join, self.commands())),
+            torch_version=torch_of(self.run),
         )
         return made | {"measured": self.table.measured, "units": self._units()}
 
@@ -241,33 +244,41 @@ class Runner:
         threads = str(max(1, (os.cpu_count() or 1) // jobs))
         self._environment = {"OMP_NUM_THREADS": threads} | os.environ
         self._live: set[subprocess.Popen[bytes]] = set()
+        self._starting = threading.Lock()
 
     def run(self, training: Training) -> None:
         """Run the commands of a training, with their output in ``RUN.log``. FailedError if one fails."""
         make_folder(training.run.parent)
         log = training.run.with_name(f"{training.name}.log")
         for command in training.commands():
-            self._stop.check()
             with log.open("ab") as output:
                 begin = output.tell()
-                process = subprocess.Popen(
-                    [sys.executable, "-m", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=self._environment,
-                )
-                self._live.add(process)
+                process = self._start(command, output)
                 code = process.wait()
                 self._live.discard(process)
             if code:
                 last = log.read_bytes()[begin:].decode(errors="replace").strip().rpartition("\n")[2]
                 raise FailedError(f"{' '.join(command[:2])}: exit code {code}: {last} ({log})", code)
 
+    def _start(self, command: Sequence[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Start a command, unless a signal came. One that starts meanwhile is signalled, too."""
+        with self._starting:
+            self._stop.check()
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+            self._live.add(process)
+        return process
+
     def interrupt(self) -> None:
         """Signal all running commands."""
-        for process in list(self._live):
-            process.send_signal(signal.SIGINT)
+        with self._starting:
+            for process in list(self._live):
+                process.send_signal(signal.SIGINT)
 
 
 def run_all(left: Sequence[Training], results: Results, jobs: int, machine: str) -> int:

@@ -182,7 +182,7 @@ def _experiment(evaluation: Evaluation) -> _Experiment | None:
         settings = saved_settings(run)
     except StorageError:
         return None
-    if not settings or result.get("members"):
+    if not settings or result.get("ensemble_with"):
         return None
     config = {key: settings[key] for key in settings.keys() - FREE_KEYS if not key.startswith("decode.")}
     decode = {

@@ -1,5 +1,6 @@
 """Comparison of runs over seeds: means, and tests that count the noise of training."""
 
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
+from dialog.results import DialogEvaluation
 from lm.bootstrap import draws
 from lm.disk.storage import write_json
 from lm.language.compare import compare
+from lm.language.results import StaticEvaluation
 from lm.language.tables import comparison_tables
 from lm.runs.compare import ComparedRuns
+from lm.runs.evaluations import Member
 from lm.runs.pooling import welch
 from tests.support.kept_records import keep_record
 
@@ -99,7 +103,7 @@ def test_a_gain_beyond_the_noise_of_training_is_found(tmp_path: Path) -> None:
     [
         {"lr": 0.2},
         {"train": {"max_steps": 9}},
-        {"members": [{"run": "x"}]},
+        {"ensemble_with": [asdict(Member("x", None))]},
         {"checkpoint": "last"},
         {"decode": {"beam": 1}},
         {"method": "dynamic"},
@@ -110,6 +114,11 @@ def test_what_differs_in_more_than_the_seed_is_not_pooled(tmp_path: Path, other:
     nats = [4.0] * UNITS
     first = keep_run(tmp_path / "a", nats, 1)
     assert pools_of([first, keep_run(tmp_path / "b", nats, **{"seed": 2, **other})]) is None
+
+
+def test_both_kinds_of_evaluation_name_the_runs_of_an_ensemble() -> None:
+    for kind in (StaticEvaluation, DialogEvaluation):
+        assert "ensemble_with" in {field.name for field in fields(kind)}
 
 
 @pytest.mark.parametrize("order", [1, -1])

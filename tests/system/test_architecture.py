@@ -44,6 +44,16 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def test_packages_that_are_imported_are_dependencies() -> None:
+    """Others belong to an extra, and a command that needs one says which."""
+    known = {"tokenizers": "transformers"}  # packages that come with another
+    found = {target.split(".")[0] for name in MODULES for target in imports(TREES[name])}
+    others = {known.get(name, name) for name in found - sys.stdlib_module_names - set(PACKAGES)}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split("[^a-z0-9_]", text)[0] for text in declared["dependencies"]}
+    assert others - needed == {"optuna", "starlette", "uvicorn", "transformers", "triton", "_typeshed"}
+
+
 def local_imports(name: str) -> set[str]:
     return {target for target in imports(TREES[name]) if target in MODULES} - {name}
 

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import pytest
 
 from lm.config.load import load_config
 from lm.language.config import LmConfig
+from lm.runs.checkpoint import CheckpointStore
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
@@ -34,13 +37,13 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
     )
     config = load_config(f"ptb_small_{head}", LmConfig, family="lm").config.model_dump(mode="json")
     (folder / "config.json").write_text(json.dumps({"family": "lm", "config": config, "provenance": {}}))
-    valid = {"split": "valid", "step": 10, "perplexity": perplexity}
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"split": "train", "step": 5, "nll": 4.0},
-        valid,
-        {**valid, "step": 20, "perplexity": perplexity - 1},
+        {"split": "valid", "step": 10, "nll": math.log(perplexity)},
+        {"split": "valid", "step": 20, "nll": math.log(perplexity - 1)},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    CheckpointStore.of(folder).commit(20, {"model": {}}, {}, {"torch": "2.13.0+cpu"})
     (folder / "timing.jsonl").write_text('{"step": 10, "seconds": 60.0}\n{"step": 20, "seconds": 600.0}\n')
     return folder
 
@@ -58,7 +61,7 @@ def test_results_table(tmp_path: Path) -> None:
         SCRIPTS / "results_table.py", "--name", "test", *runs
     ).splitlines()
     assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
-    assert mos.startswith("| mos | 1,234 | 1, 2 | 50.00 [49.00, 51.00] | 51.00 [50.00, 52.00] |")
+    assert mos.startswith("| mos | 1,234 | 1, 2 | 49.99 [49.00, 51.00] | 50.99 [50.00, 52.00] |")
     assert mos.endswith("| 20 [20, 20] | 10 [10, 10] |")
     assert softmax.startswith("| softmax | 1,234 | 1 | 54.50 | 55.50 |")
     assert other.startswith("| softmax_lstm | 1,234 | 1 | 53.50 | 54.50 |")
@@ -161,7 +164,7 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
         assert ended.stderr.count("\n") == 1
     (run / "timing.jsonl").write_text("")
     with (run / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 30, "split": "valid", "perplexity": null}\n')
+        log.write('{"step": 30, "split": "valid", "nll": null}\n')
     header, _, row = run_script(SCRIPTS / "results_table.py", "--name", "test", run).splitlines()
     assert "minutes" not in header
     assert "| 49.00 |" in row, "the best of what is finite"
@@ -219,5 +222,9 @@ def test_what_the_studies_measured_becomes_results_and_tables(
 
 def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
     run_script(SCRIPTS / "results_pictures.py", "--out", tmp_path)
-    names = {"bottleneck.svg", "gradients.svg", "switchboard_bleu_curves.svg"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert set(made) == {"bottleneck.svg", "gradients.svg", "switchboard_bleu_curves.svg"}
+    for name, picture in made.items():
+        kept = (SCRIPTS.parent / "docs" / name).read_text(encoding="utf-8")
+        if re.findall("Matplotlib v[^,]*", kept) == re.findall("Matplotlib v[^,]*", picture):
+            assert picture == kept, f"docs/{name}: draw it anew with scripts/results_pictures.py"

@@ -245,7 +245,8 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
         "histories": {"histories": 300, "matrices": [{"effective_rank": 60.0}, {"effective_rank": 70.0}]},
         "unargmaxable": {"unargmaxable": 0, "unargmaxable_free": 0},
     }
-    numbers = {name: value(measured) for name, value in results.measurements().items()}
+    numbers = {name: results.at(measured, keys) for name, keys in results.MEASUREMENTS.items()}
+    assert None not in numbers.values()
     new = {"label": "new", "config": "x_new", "settings": [], "numbers": numbers}
     by_hand = {"short_trials_valid_perplexity", "bleu_legacy_1_one_reference"}
     for name, (file, heading, columns) in tables.TABLES.items():
