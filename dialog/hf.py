@@ -157,7 +157,8 @@ class HighrankDialogModel(ExportedModel):
             return_dict: ignored; the result is never a tuple.
 
         Raises:
-            ValueError: ``labels`` without ``input_ids``, or neither ``labels`` nor ``decoder_input_ids``.
+            ValueError: ``labels`` without ``input_ids``, neither ``labels`` nor ``decoder_input_ids``, or no
+                contexts.
         """
         if labels is not None:
             if input_ids is None:
@@ -170,6 +171,8 @@ class HighrankDialogModel(ExportedModel):
         if past_key_values is not None:
             state, seen = past_key_values.state, past_key_values.tokens
         else:
+            if encoder_outputs is None and input_ids is None:
+                raise ValueError("give input_ids, the contexts, or encoder_outputs or past_key_values of them")
             encoded = encoder_outputs or self.get_encoder()(input_ids, attention_mask, token_type_ids)
             state, seen = self._start(encoded), 0
         steps = []

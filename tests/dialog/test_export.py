@@ -163,6 +163,8 @@ def test_a_call_that_lacks_an_input_says_which(tmp_path: Path) -> None:
         model(encoder_outputs=encoded, labels=inputs["input_ids"])
     with pytest.raises(ValueError, match="give decoder_input_ids for logits, or input_ids with labels"):
         model(encoder_outputs=encoded)
+    with pytest.raises(ValueError, match="give input_ids, the contexts"):
+        model(decoder_input_ids=inputs["input_ids"])
 
 
 def test_speakers_need_not_take_turns(tmp_path: Path) -> None:
