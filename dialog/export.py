@@ -70,8 +70,8 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
     model.generation_config = generation_config(config.decode, trained.marks, stream=stream)
     model.generation_config.pad_token_id = codec.vocabulary.pad
     count = sum(parameter.numel() for parameter in model.parameters())
-    told = Exported(run, checkpoint, config_of(run, DialogConfig).config, count, licence)
-    write_export(out, model, tokenizer, model_card(told, out.absolute().name, family), own_files(run))
+    exported = Exported(run, checkpoint, config_of(run, DialogConfig).config, count, licence)
+    write_export(out, model, tokenizer, model_card(exported, out.absolute().name, family), own_files(run))
 
 
 def _template(form: str, config: DialogConfig, tokenizer: Any) -> str:

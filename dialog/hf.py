@@ -172,7 +172,7 @@ class HighrankDialogModel(ExportedModel):
             state, seen = past_key_values.state, past_key_values.tokens
         else:
             if encoder_outputs is None and input_ids is None:
-                raise ValueError("give input_ids, the contexts, or encoder_outputs or past_key_values of them")
+                raise ValueError("give input_ids, the contexts, or encoder_outputs or past_key_values")
             encoded = encoder_outputs or self.get_encoder()(input_ids, attention_mask, token_type_ids)
             state, seen = self._start(encoded), 0
         steps = []

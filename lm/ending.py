@@ -157,9 +157,9 @@ def flush_output(code: str | int | None) -> str | int | None:
 
 def report(error: BaseException) -> int:
     """Print an error in one line on stderr. Return the exit code."""
-    message, code = _told(shortage(error) or error)
+    message, code = _message_of(shortage(error) or error)
     rank = "" if isinstance(error, WorkerError) else rank_prefix()
-    if not getattr(error, "told", isinstance(error, KeyboardInterrupt) and not leads()):
+    if not getattr(error, "reported", isinstance(error, KeyboardInterrupt) and not leads()):
         with suppress(OSError):
             sys.stderr.write(f"{rank}{visible(message)}\n")
     return code
@@ -181,7 +181,7 @@ def shortage(error: BaseException) -> OutOfMemory | None:
     return None
 
 
-def _told(error: BaseException) -> tuple[str, int]:
+def _message_of(error: BaseException) -> tuple[str, int]:
     """The message of an error, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {again()}", Interrupted.exit_code

@@ -12,7 +12,7 @@ class HighrankError(Exception):
     """
 
     exit_code = 1
-    told = False  # True if another process of the same command prints the error
+    reported = False  # True if another process of the same command prints the error
 
     def __init__(self, message: object) -> None:
         super().__init__(visible(message))

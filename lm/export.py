@@ -41,8 +41,8 @@ def export_run(run: Path, out: Path, checkpoint: str = "best", licence: str | No
         model = HighrankLanguageModel(HighrankLmConfig.of(trained.config, trained.codec.vocabulary))
     model.model = trained.model.cpu()
     count = sum(parameter.numel() for parameter in model.parameters())
-    told = Exported(run, checkpoint, config_of(run, LmConfig).config, count, licence)
-    card = model_card(told, out.absolute().name, _CARD)
+    exported = Exported(run, checkpoint, config_of(run, LmConfig).config, count, licence)
+    card = model_card(exported, out.absolute().name, _CARD)
     write_export(out, model, tokenizer, card, own_files(run))
 
 

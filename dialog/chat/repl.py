@@ -302,9 +302,9 @@ class Repl:
         turns = read_transcript(path)
         conversation = self.conversation
         again = Conversation(conversation.model, conversation.decode, conversation.source)
-        for told in (other_weights(turns, conversation.source), other_settings(turns, conversation.decode)):
-            if told:
-                yield _safe(told)
+        for note in (other_weights(turns, conversation.source), other_settings(turns, conversation.decode)):
+            if note:
+                yield _safe(note)
         same = 0
         for turn in turns:
             reply = again.say(turn.said).reply.text

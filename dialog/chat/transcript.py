@@ -158,8 +158,8 @@ def other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:
     found = Counter(difference(turn.decode, now) for turn in turns if turn.decode)
     if len(found) > 1:
         return "(the old replies were made with several settings)"
-    told = next(iter(found), "")
-    return f"(the old replies were made with other settings: /set {told})" if told else ""
+    changed = next(iter(found), "")
+    return f"(the old replies were made with other settings: /set {changed})" if changed else ""
 
 
 def other_weights(turns: Iterable[Turn], now: Source | None) -> str:

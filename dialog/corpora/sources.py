@@ -17,7 +17,7 @@ from dialog.corpora.swda import read_swda
 from dialog.corpora.unpickle import read_pickle
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES, SPLITS, missing
-from lm.config.places import told_kind
+from lm.config.places import wrong_kind
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError, visible
 from lm.text.hub import HUB
@@ -113,7 +113,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     files = [entry for entry in entries if entry.suffix in (".txt", ".log", ".srt")]
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
-    if found := told_kind(path, "dialog", "a corpus"):
+    if found := wrong_kind(path, "dialog", "a corpus"):
         raise DataError(f"{source}: {found}")
     raise DataError(
         f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "

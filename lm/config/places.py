@@ -33,7 +33,7 @@ def find_config(source: str, family: str) -> Path | Preset:
     if path.stem in preset_names(other) and not path.exists():
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
     if path.is_dir():
-        found = told_kind(path, family, "a config")
+        found = wrong_kind(path, family, "a config")
         found = found or f"a folder; give a preset (`{family} presets` lists them) or a .toml file"
         raise ConfigError(f"{source}: {found}")
     if path.exists():
@@ -48,7 +48,7 @@ def read_config_file(path: Path, family: str) -> tuple[dict[str, Any], Lines]:
     try:
         return read_toml(path)
     except ConfigError as error:
-        if path.suffix != ".toml" and (found := told_kind(path, family, "a config")):
+        if path.suffix != ".toml" and (found := wrong_kind(path, family, "a config")):
             raise ConfigError(f"{path}: {found}") from error
         raise
 
@@ -81,7 +81,7 @@ def _is_run(folder: Path) -> bool:
     return False
 
 
-def told_kind(path: Path, family: str, wanted: str) -> str:
+def wrong_kind(path: Path, family: str, wanted: str) -> str:
     """Kind of a path instead of ``wanted``, with the command for it. Empty for unknown kinds.
 
     Known are presets, runs, folders of runs, prepared corpora, models of transformers, configs and, with a
@@ -143,7 +143,7 @@ def _model_type(config: Path) -> str:
 
 def not_a_run(path: Path, family: str = "") -> StorageError:
     """The error for a path that is not the folder of a run."""
-    if found := told_kind(path, family, "a run"):
+    if found := wrong_kind(path, family, "a run"):
         return StorageError(f"{path}: {found}")
     if path.is_dir():
         return StorageError(f"{path}: not the folder of a run: it has no {_CONFIG}")

@@ -79,7 +79,7 @@ def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> N
     from lm.engine.progress import make_reporter
 
     result = train(make_reporter(sys.stderr, folder / "tensorboard"))
-    nll, minutes = (numbers.number(*told) for told in (("nll", result.best_nll), ("minutes", result.minutes)))
+    nll, minutes = (numbers.number(*one) for one in (("nll", result.best_nll), ("minutes", result.minutes)))
     best = f"best validation {nll} nats a token, at update {result.best_step:,}"
     show(
         f"{folder}: {result.reason}, after {result.step:,} updates and {minutes} minutes; "
@@ -133,7 +133,7 @@ def _documented_endings() -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         ending = Interrupted(f"interrupted; {again()}")
-        ending.told = getattr(error, "told", not leads())
+        ending.reported = getattr(error, "reported", not leads())
         raise ending from None
     except BrokenPipeError:
         raise typer.Exit from None

@@ -64,8 +64,8 @@ def _message(error: Any, context: Any) -> str:
         name, message = option, message.replace(f"Option {option!r} ", "")
     if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL):
         return f"too many arguments: {extra[1]}{_examples(context)}"
-    told = f"{message.rstrip('.')}{_given(error)}"
-    return f"{name}: {told}" if name else told
+    text = f"{message.rstrip('.')}{_given(error)}"
+    return f"{name}: {text}" if name else text
 
 
 def _name(parameter: Any) -> str:

@@ -83,7 +83,7 @@ def held(path: Path) -> bool:
 
 
 @contextmanager
-def alone(path: Path, refusal: str) -> Iterator[None]:
+def exclusive(path: Path, refusal: str) -> Iterator[None]:
     """Hold the lock of a file, which is removed in the end.
 
     Raises StorageError with the message ``refusal`` at once if another process holds it.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm.disk.filelock import alone
+from lm.disk.filelock import exclusive
 from lm.disk.storage import make_folder, move, publish_folder, remove_tree, storage_errors, sync
 from lm.errors import visible
 
@@ -33,14 +33,14 @@ class NewFolder:
         return any(map(os.path.lexists, (self._lock, self._tmp, self._old)))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Context manager: lock the place against other processes, and restore it after a killed one.
 
         Raises StorageError at once if another process is writing.
         """
         make_folder(self._final.parent)
         refusal = f"{visible(self._path)}: another `{self._command}` is writing it; wait for it"
-        with alone(self._lock, refusal):
+        with exclusive(self._lock, refusal):
             self._restore()
             yield
 
@@ -48,7 +48,7 @@ class NewFolder:
     def building(self) -> Iterator[Path]:
         """Context manager: an empty folder that replaces the older one, or is removed on an exception.
 
-        Use within :meth:`alone`.
+        Use within :meth:`exclusive`.
         """
         with storage_errors(self._path):
             self._tmp.mkdir()

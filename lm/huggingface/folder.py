@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm.config.places import runs_in, told_kind
+from lm.config.places import runs_in, wrong_kind
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
     canonical_json,
@@ -92,7 +92,7 @@ def write_export(
     weights = unique_tensors(model)
     require_space(out.parent, _SLACK + sum(tensor.nbytes for tensor in weights.values()))
     place = NewFolder(out, "export")
-    with place.alone():
+    with place.exclusive():
         require_exportable(out)
         with place.building() as folder:
             make_folder(folder / OWN_FOLDER)
@@ -168,7 +168,7 @@ def require_export(folder: Path, command: str) -> None:
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such folder; check the path")
     if not (folder / OWN_FOLDER).is_dir():
-        if found := runs_in(folder) and told_kind(folder, command, "an exported model"):
+        if found := runs_in(folder) and wrong_kind(folder, command, "an exported model"):
             raise StorageError(f"{folder}: {found}")
         if (folder / MODEL_CONFIG).is_file():
             raise StorageError(

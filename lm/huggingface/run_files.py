@@ -61,7 +61,7 @@ def write_run(
 ) -> None:
     """Write a run with the one checkpoint ``step-0``, whole or not at all. StorageError if it exists."""
     place = NewFolder(run, "import")
-    with place.alone():
+    with place.exclusive():
         require_new_run(run)
         with place.building() as folder:
             save_config(resolved, folder / "config.json")

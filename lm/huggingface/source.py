@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm.config.places import runs_in, told_kind
+from lm.config.places import runs_in, wrong_kind
 from lm.disk.storage import parse_json, read_file
 from lm.errors import ConfigError, StorageError
 
@@ -31,7 +31,7 @@ def require_folder(folder: Path) -> None:
         raise StorageError(f"{folder}: no such folder; download the model there, or correct hf:FOLDER")
     # a model whose config is damaged has weights beside it, a run has them in a folder
     if runs_in(folder) == [folder] and not any(folder.glob("*.safetensors")):
-        raise StorageError(f"{folder}: {told_kind(folder, 'lm', 'a model of transformers')}")
+        raise StorageError(f"{folder}: {wrong_kind(folder, 'lm', 'a model of transformers')}")
 
 
 def read_settings(path: Path) -> tuple[Mapping[str, Any], bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from lm.arrays import Floats
-from lm.disk.filelock import alone
+from lm.disk.filelock import exclusive
 from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
 from lm.errors import require, visible
 from lm.language.adaptation import (
@@ -162,7 +162,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Create a folder and lock it against other processes. StorageError if another process holds the lock."""
     make_folder(folder)
     refusal = f"{visible(folder)}: another `lm dynamic` is writing it; wait for it to end"
-    with alone(folder / "lock", refusal):
+    with exclusive(folder / "lock", refusal):
         for path in sorted(folder.glob("*.tmp")):  # of a process that was killed
             remove_tree(path)
         yield

@@ -44,10 +44,10 @@ class Board:
         key = _BEAT.format(rank)
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
-    def tell_failure(self, facts: Mapping[str, JSON]) -> bool:
+    def report_failure(self, facts: Mapping[str, JSON]) -> bool:
         """Tell why this rank fails. Return True for the first rank that does."""
-        told = json.dumps(facts)
-        return bool(self.store.compare_set(_FAILURE, "", told).decode() == told)
+        text = json.dumps(facts)
+        return bool(self.store.compare_set(_FAILURE, "", text).decode() == text)
 
     def failure(self) -> Any:
         """The facts that the first rank to fail has told; None as long as there is none."""

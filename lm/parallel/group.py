@@ -147,7 +147,7 @@ class ProcessGroup(Group):
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank ends. Of several, only the first prints its error."""
         with suppress(RuntimeError):  # the store went with the process that held it
-            _tell(self._board, error, self.rank)
+            _report(self._board, error, self.rank)
 
     def _lost(self) -> HighrankError:
         """The error of an exchange in which others did not take part: theirs, or that they are lost."""
@@ -178,10 +178,10 @@ class ProcessGroup(Group):
             except Exception as error:
                 self.first(_facts(error, 0))
                 raise
-        told = self.first(answer)
-        if "error" in told:
-            raise _again(told)
-        return told["value"]
+        first = self.first(answer)
+        if "error" in first:
+            raise _again(first)
+        return first["value"]
 
     def every(self, work: Callable[[], T]) -> T:
         failure: Exception | None = None
@@ -189,12 +189,12 @@ class ProcessGroup(Group):
             done = work()
         except Exception as error:
             failure = error
-        told = self.gather(_facts(failure, self.rank) if failure else {})
-        failed = [rank for rank, answer in enumerate(told) if answer]
+        answers = self.gather(_facts(failure, self.rank) if failure else {})
+        failed = [rank for rank, answer in enumerate(answers) if answer]
         if failed and failure and self.rank == failed[0]:
             raise failure
         if failed:
-            raise _again(told[failed[0]])
+            raise _again(answers[failed[0]])
         return done
 
     def gather(self, value: JSON) -> list[Any]:
@@ -257,21 +257,21 @@ class ProcessGroup(Group):
 def announce(error: BaseException) -> None:
     """Tell the other ranks that this one ends by an error before it is in a group, or after.
 
-    Of several, only the first prints its error. No effect without torchrun, or if the error is told.
+    Of several, only the first prints its error. No effect without torchrun, or if the error is reported.
     """
-    if several() and hosted() and "told" not in vars(error):
+    if several() and hosted() and "reported" not in vars(error):
         with suppress(RuntimeError, HighrankError):
             rank, size = rank_and_size()
-            _tell(Board(rank, size, ANNOUNCED), error, rank)
+            _report(Board(rank, size, ANNOUNCED), error, rank)
 
 
-def _tell(board: Board, error: BaseException, rank: int) -> None:
+def _report(board: Board, error: BaseException, rank: int) -> None:
     ignore_signals()
-    error.told = not board.tell_failure(_facts(error, rank))  # type: ignore[attr-defined]
+    error.reported = not board.report_failure(_facts(error, rank))  # type: ignore[attr-defined]
 
 
 def _facts(error: BaseException, rank: int) -> dict[str, JSON]:
-    """An error as other ranks are told of it."""
+    """Facts of an error for the other ranks."""
     known = error if isinstance(error, HighrankError) else shortage(error)
     if isinstance(error, KeyboardInterrupt):
         known = Interrupted(f"interrupted; {again()}")
@@ -279,10 +279,10 @@ def _facts(error: BaseException, rank: int) -> dict[str, JSON]:
     return {"rank": rank, "error": kind, "message": message}
 
 
-def _again(told: Mapping[str, Any]) -> HighrankError:
+def _again(facts: Mapping[str, Any]) -> HighrankError:
     """An error of another rank, which prints it."""
-    error: HighrankError = getattr(errors, told["error"])(told["message"])
-    error.told = True
+    error: HighrankError = getattr(errors, facts["error"])(facts["message"])
+    error.reported = True
     return error
 
 
@@ -300,7 +300,7 @@ def process_group(minutes: float = EVALUATION_MINUTES, key: str = "") -> Iterato
         yield group
     except BaseException as error:
         ignore_signals()  # of torchrun, which ends the others when one has ended
-        if not getattr(error, "told", False):
+        if not getattr(error, "reported", False):
             group.fail(error)
         raise
     group.close()

@@ -131,7 +131,7 @@ class OutputFolder:
     def __init__(self, path: Path, command: str) -> None:
         self.path = path
         self.command = command
-        self._held = False  # the lock, by `alone`
+        self._held = False  # the lock, by `exclusive`
         self._place = NewFolder(path, command)
         self._manifest = self._read_manifest()
 
@@ -154,7 +154,7 @@ class OutputFolder:
     def current(self, wanted: Mapping[str, Any]) -> Prepared | None:
         """The existing result if it is complete and made from the ``wanted`` input and options, else None.
 
-        Outside :meth:`alone`, also None while another process writes, or after one was killed.
+        Outside :meth:`exclusive`, also None while another process writes, or after one was killed.
         """
         if self._manifest is None or (self._place.disturbed and not self._held):
             return None
@@ -186,12 +186,12 @@ class OutputFolder:
             )
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Context manager: lock the result against other processes, and restore it after a killed one.
 
         Raises StorageError at once if another process is writing.
         """
-        with self._place.alone():
+        with self._place.exclusive():
             self._manifest = self._read_manifest()
             self._held = True
             try:
@@ -202,7 +202,7 @@ class OutputFolder:
     def building(self) -> AbstractContextManager[Path]:
         """Context manager: an empty folder that becomes the result, or is removed on an exception.
 
-        Use within :meth:`alone`.
+        Use within :meth:`exclusive`.
         """
         return self._place.building()
 

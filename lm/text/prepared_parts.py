@@ -142,7 +142,7 @@ def _written(
     folder, wanted = OutputFolder(path, preparation.named(part)), preparation.wanted(part)
     if current := folder.current(wanted):
         return current
-    with folder.alone():
+    with folder.exclusive():
         if current := folder.current(wanted):
             return current
         folder.require_replaceable(wanted)

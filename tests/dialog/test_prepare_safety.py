@@ -218,17 +218,17 @@ def test_who_comes_second_looks_again_at_what_is_there(tmp_path: Path) -> None:
     first, second = (OutputFolder(tmp_path / "out", "dialog prepare") for _ in range(2))
     wanted = {"format": 1, "source": "a", "options": {}, "inputs": {"a": 1}}
     assert second.current(wanted) is None
-    with first.alone():
+    with first.exclusive():
         first.require_replaceable(wanted)
         with first.building() as building:
             first.finish(building, wanted, {"dialogs": 1}, [])
     other = wanted | {"source": "b", "inputs": {"b": 2}}
-    with second.alone():
+    with second.exclusive():
         assert second.current(wanted) is not None
         with pytest.raises(StorageError, match="holds the result of `dialog prepare a`"):
             second.require_replaceable(other)
     (tmp_path / "out/thesis.tex").write_text("precious")
-    with second.alone(), pytest.raises(StorageError, match=r"thesis\.tex"):
+    with second.exclusive(), pytest.raises(StorageError, match=r"thesis\.tex"):
         second.require_replaceable(wanted | {"options": {"seed": 2}})
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from lm.disk.filelock import FileLock, alone
+from lm.disk.filelock import FileLock, exclusive
 from lm.errors import StorageError
 
 ADD = """
 import sys
 from pathlib import Path
-from lm.disk.filelock import FileLock, alone
+from lm.disk.filelock import FileLock, exclusive
 lock, number = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(200):
     if sys.argv[3] == "removed":
         while True:
             try:
-                with alone(lock, "another"):
+                with exclusive(lock, "another"):
                     number.write_text(str(int(number.read_text()) + 1))
                 break
             except Exception as error:
@@ -47,7 +47,7 @@ def test_a_lock_that_is_held_is_refused_or_waited_for(tmp_path: Path) -> None:
     first, second = FileLock(path), FileLock(path)
     assert first.acquire(wait=False)
     assert not second.acquire(wait=False)
-    with pytest.raises(StorageError, match="in use"), alone(path, "in use"):
+    with pytest.raises(StorageError, match="in use"), exclusive(path, "in use"):
         pass
     assert path.exists(), "it is the holder's"
     first.release()
@@ -62,7 +62,7 @@ def test_who_waits_for_a_file_that_its_holder_removes_takes_the_next(tmp_path: P
         "from lm.disk.filelock import *; from pathlib import Path; "
         f"lock = FileLock(Path({str(path)!r})); lock.acquire()"
     )
-    with alone(path, ""):
+    with exclusive(path, ""):
         waiting = subprocess.Popen([sys.executable, "-c", wait + "; print(1, flush=True); input()"],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
         time.sleep(0.5)
@@ -81,9 +81,9 @@ def test_a_removal_that_ends_in_an_exception_releases_the_lock(
     path = tmp_path / "lock"
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", interrupted)
-        with pytest.raises(KeyboardInterrupt) as _kept, alone(path, "in use"):
+        with pytest.raises(KeyboardInterrupt) as _kept, exclusive(path, "in use"):
             pass
-    with alone(path, "in use"):
+    with exclusive(path, "in use"):
         pass
 
 

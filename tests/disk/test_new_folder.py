@@ -12,7 +12,7 @@ from tests.support.faults import count_operations, kill_at
 
 def publish(place: Path, content: bytes) -> None:
     new = NewFolder(place, "publish")
-    with new.alone(), new.building() as folder:
+    with new.exclusive(), new.building() as folder:
         for name in ("a", "b"):
             write_new(folder / name, content)
 
@@ -29,7 +29,7 @@ def test_a_kill_leaves_the_older_or_the_new_folder(tmp_path: Path, older: bool) 
     operations = count_operations(lambda: publish(tmp_path / "other", b"new"))
     for number in range(len(operations) + older):
         assert kill_at(number, lambda: publish(place, b"new"))
-        with NewFolder(place, "publish").alone():  # restores
+        with NewFolder(place, "publish").exclusive():  # restores
             assert held(place) in ([b"new"] * 2, [b"old"] * 2 if older else [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
@@ -38,11 +38,11 @@ def test_a_failure_leaves_the_older_folder_and_nothing_beside_it(tmp_path: Path)
     place = tmp_path / "out"
     publish(place, b"old")
     new = NewFolder(place, "publish")
-    with pytest.raises(StorageError, match="no such file"), new.alone(), new.building() as folder:
+    with pytest.raises(StorageError, match="no such file"), new.exclusive(), new.building() as folder:
         write_new(folder / "missing" / "a", b"new")
     assert held(place) == [b"old"] * 2
     assert not new.disturbed
-    with new.alone(), pytest.raises(StorageError, match="another `publish` is writing it"):
+    with new.exclusive(), pytest.raises(StorageError, match="another `publish` is writing it"):
         publish(place, b"new")
 
 

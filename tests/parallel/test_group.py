@@ -35,7 +35,7 @@ def test_an_error_on_one_rank_ends_all_and_is_printed_there(error: Exception, ki
         other = results[rank]
         assert isinstance(other, kind)
         assert isinstance(other, HighrankError)
-        assert other.told
+        assert other.reported
 
 
 def test_an_error_of_rank_0_is_printed_there() -> None:
@@ -44,8 +44,8 @@ def test_an_error_of_rank_0_is_printed_there() -> None:
 
     first, *others = together(3, lambda group: group.share(work))
     assert isinstance(first, ConfigError)
-    assert not first.told
-    assert [(str(other), getattr(other, "told", None)) for other in others] == [("wrong", True)] * 2
+    assert not first.reported
+    assert [(str(other), getattr(other, "reported", None)) for other in others] == [("wrong", True)] * 2
 
 
 def test_ranks_with_other_weights_are_named_with_the_tensor() -> None:
@@ -62,7 +62,7 @@ def test_ranks_with_other_weights_are_named_with_the_tensor() -> None:
 
 def test_what_another_rank_prints_is_not_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
     error = DataError("no file")
-    error.told = True
+    error.reported = True
     assert report(error) == 3
     assert not capsys.readouterr().err
 

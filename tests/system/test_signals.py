@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.disk.filelock import alone, held
+from lm.disk.filelock import exclusive, held
 from lm.disk.storage import write_atomic
 from lm.ending import EarlyStop
 from lm.errors import Interrupted, StorageError
@@ -143,7 +143,7 @@ def test_a_signal_at_any_moment_of_writing_leaves_the_old_file_or_the_new_one(
 
 def test_a_signal_leaves_no_lock(tmp_path: Path) -> None:
     def work() -> None:
-        with alone(tmp_path / "lock", "busy"):
+        with exclusive(tmp_path / "lock", "busy"):
             assert held(tmp_path / "lock")
 
     with signal_at() as calls:
