@@ -184,17 +184,18 @@ def component_statistics(
 
 def component_sums(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:func:`prior_sums`, entropies of the posterior (), posteriors (K), expected counts (K, V)."""
-    priors: list[Tensor] = []
+    scalars, usage = prior_sums(iter(()))
     posterior = posterior_entropy = expected = torch.zeros(())
     for block, targets in blocks:
         joint = block.double()
-        priors.append(joint.logsumexp(-1))
+        scalars_of_block, usage_of_block = prior_sums(iter([joint.logsumexp(-1)]))
+        scalars, usage = scalars + scalars_of_block, usage + usage_of_block
         at_targets = joint[torch.arange(len(targets), device=joint.device), :, targets]  # (n, K)
         responsible = at_targets.softmax(-1)
         posterior = posterior + responsible.sum(0)
         posterior_entropy = posterior_entropy + torch.special.entr(responsible).sum()
         expected = expected + joint.exp().sum(0)
-    return *prior_sums(iter(priors)), posterior_entropy, posterior, expected
+    return scalars, usage, posterior_entropy, posterior, expected
 
 
 def prediction_use(

@@ -1,6 +1,7 @@
 """Divergence, components and examples: equal to their slow definitions, and sane at the edges."""
 
 import copy
+import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from lm.errors import ConfigError, DataError
 from lm.heads import usage
 from lm.heads.head import Head, HeadConfig
 from lm.heads.states import Layers
-from lm.heads.usage import component_statistics, prior_statistics
+from lm.heads.usage import component_statistics, component_sums, prior_statistics
 from lm.language.trained import WINDOWS
 from lm.parallel.group import ALONE
 from lm.results import as_json
@@ -266,3 +267,19 @@ def test_runs_are_compared_on_one_vocabulary() -> None:
         compare_runs(first, StandIn("mos", (*WORDS[1:], "other")), IDS)
     with pytest.raises(DataError, match="longer"):
         compare_runs(first, second, IDS[:0])
+
+
+def test_sums_over_components_keep_nothing_of_a_block() -> None:
+    joint, targets = log_probs(4 * 3).view(4, 3, 11) - math.log(3), torch.tensor([0, 1, 4, 2])
+    gc.collect()
+    alive = []
+
+    def blocks() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(9):
+            yield joint, targets
+            alive.append(sum(type(one) is Tensor for one in gc.get_objects()))
+
+    scalars, usage, *_ = component_sums(blocks())
+    assert scalars[0] == 36
+    assert float(usage.sum()) == pytest.approx(36)
+    assert alive[1] == alive[-1]
