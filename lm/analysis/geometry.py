@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.analysis.gradient import effective_rank
-from lm.analysis.rank import log_prob_rank
+from lm.analysis.rank import effective_rank, matrix_rank
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
 from lm.language.trained import TrainedLm
@@ -164,7 +163,7 @@ class ExtendedMatrix:
                 yield block.contiguous()
                 steps.advance(1)
 
-        result = log_prob_rank(counted(), vocab * (futures + 1), count)
+        result = matrix_rank(counted(), vocab * (futures + 1), count, what="centred logits of row")
         squares = np.cumsum(result.singular_values**2)
         return FutureRanks(
             futures=futures,

@@ -31,7 +31,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from lm.analysis.rank import log_prob_rank
+from lm.analysis.rank import effective_rank, matrix_rank
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
@@ -163,7 +163,7 @@ class GradientRanks:
     @classmethod
     def of(cls, blocks: Iterator[Tensor], rows: int, columns: int) -> "GradientRanks":
         """Ranks of a matrix that arrives in blocks of rows."""
-        result = log_prob_rank(blocks, rows, columns)
+        result = matrix_rank(blocks, rows, columns, what="gradients of token")
         return cls(effective_rank(result.singular_values), result.rank, result.ranks, min(rows, columns))
 
 
@@ -260,18 +260,6 @@ def _norms(gradients: HeadGradients) -> tuple[float, float, float]:
         )
     tokens = len(gradients.targets)
     return math.sqrt(at_logits / tokens), math.sqrt(at_states / at_logits), cosines / tokens
-
-
-def effective_rank(values: np.ndarray) -> float:
-    """exp of the entropy of singular values that are divided by their sum (Roy & Vetterli 2007).
-
-    It is n for n equal values. Zeros give 0.
-    """
-    total = float(values.sum())
-    if not total:
-        return 0.0
-    shares = values[values > 0] / total
-    return math.exp(float(-(shares * np.log(shares)).sum()))
 
 
 def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str]:

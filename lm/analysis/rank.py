@@ -1,4 +1,4 @@
-"""Numerical rank of the T × V matrix of log-probabilities, in memory that does not grow with T·V.
+"""Numerical rank of T × V matrices, as of log-probabilities, in memory that does not grow with T·V.
 
 TSQR (Demmel et al. 2012) reduces the matrix to a triangle of the smaller side as blocks of rows arrive. The
 triangle is reduced to a band, and the band to a bidiagonal matrix. All steps are orthogonal transformations
@@ -7,6 +7,7 @@ processed by columns.
 """
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -79,13 +80,14 @@ class FactorPlan:
         return merges + 8 * size**3 // 3 + 80 * size * size * self.width + HALVINGS * 200 * size * size
 
 
-def log_prob_rank(
+def matrix_rank(
     blocks: Iterator[ArrayLike],
-    tokens: int,
-    vocab: int,
+    rows: int,
+    columns: int,
     progress: OnProgress = no_progress,
     scratch: Path | None = None,
     plan: FactorPlan | None = None,
+    what: str = "entries of row",
 ) -> RankResult:
     """Compute the singular values of a matrix that arrives in blocks of rows.
 
@@ -95,51 +97,66 @@ def log_prob_rank(
 
     Args:
         blocks: (n, V) of float64, T rows in all.
+        rows, columns: T and V.
         scratch: folder for unnamed temporary files, by default the system's, which should not be in memory.
         plan: memory to use, and largest triangle for LAPACK.
+        what: the entries of a row in errors, before its number.
 
     Raises:
         DataError: an empty matrix, or an entry that is not finite.
         StorageError: no room for the temporary files.
         ValueError: blocks of another type or shape.
     """
-    if not tokens or not vocab:
+    if not rows or not columns:
         raise DataError("the matrix has no rows or no columns, so no rank; name a longer text")
-    plan = plan or FactorPlan.of(tokens, vocab)
+    plan = plan or FactorPlan.of(rows, columns)
+    checked = _checked(blocks, rows, columns, what)
     folder = scratch or Path(tempfile.gettempdir())
     steps = Steps(plan.work, progress)
     with ScratchMatrix(plan.shorter, plan.shorter, folder) as triangle:
-        if tokens >= vocab:
-            _triangle_of_rows(_checked(blocks, tokens, vocab), triangle, plan, steps)
+        if rows >= columns:
+            _triangle_of_rows(checked, triangle, plan, steps)
         else:
-            with ScratchMatrix(tokens, vocab, folder) as matrix:
-                _triangle_of_columns(_checked(blocks, tokens, vocab), matrix, triangle, plan, steps)
+            with ScratchMatrix(rows, columns, folder) as matrix:
+                _triangle_of_columns(checked, matrix, triangle, plan, steps)
         if plan.is_dense:
             whole = triangle.read(slice(None), slice(None))
             values = np.linalg.svd(whole, compute_uv=False).astype(np.float64, copy=False)
         else:
             diagonal, above = to_bidiagonal(to_band(triangle, plan.width, steps), steps)
             values = bidiagonal_values(diagonal, above, steps)
-    return RankResult(values, (tokens, vocab))
+    return RankResult(values, (rows, columns))
 
 
-def _checked(blocks: Iterator[ArrayLike], tokens: int, vocab: int) -> Iterator[Matrix]:
-    """Yield the blocks as arrays. Raises if they do not form a finite (tokens, vocab) matrix."""
-    rows = 0
+def effective_rank(values: np.ndarray) -> float:
+    """exp of the entropy of singular values that are divided by their sum (Roy & Vetterli 2007).
+
+    It is n for n equal values. Zeros give 0.
+    """
+    total = float(values.sum())
+    if not total:
+        return 0.0
+    shares = values[values > 0] / total
+    return math.exp(float(-(shares * np.log(shares)).sum()))
+
+
+def _checked(blocks: Iterator[ArrayLike], rows: int, columns: int, what: str) -> Iterator[Matrix]:
+    """Yield the blocks as arrays. Raises if they do not form a finite (rows, columns) matrix."""
+    seen = 0
     for block in blocks:
         values = np.asarray(block.cpu() if hasattr(block, "cpu") else block)
-        if values.dtype != np.float64 or values.ndim != 2 or values.shape[1] != vocab:
-            raise ValueError(f"blocks must be (n, {vocab}) float64, got {values.shape} {values.dtype}")
+        if values.dtype != np.float64 or values.ndim != 2 or values.shape[1] != columns:
+            raise ValueError(f"blocks must be (n, {columns}) float64, got {values.shape} {values.dtype}")
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             raise DataError(
-                f"log-probabilities of token {rows + int(finite.argmin()) + 1} are not finite: "
+                f"{what} {seen + int(finite.argmin()) + 1} are not finite: "
                 "the model has diverged, or gives words probability 0; choose another checkpoint"
             )
-        rows += len(values)
+        seen += len(values)
         yield values
-    if rows != tokens:
-        raise ValueError(f"got {rows} rows, expected {tokens}")
+    if seen != rows:
+        raise ValueError(f"got {seen} rows, expected {rows}")
 
 
 def _triangle_of_rows(
@@ -221,7 +238,8 @@ def rank_of_run(
     if kept is None:
         rows = FactorPlan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # a sixteenth of the memory
         blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
-        measured = log_prob_rank(iter(blocks), len(ids), vocab, progress, scratch)
+        what = "log-probabilities of token"
+        measured = matrix_rank(iter(blocks), len(ids), vocab, progress, scratch, what=what)
         result = RankResult(measured.singular_values, measured.shape, *hashes)
         if spectrum is not None:
             result.save(spectrum)

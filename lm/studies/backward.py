@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.analysis.gradient import effective_rank
+from lm.analysis.rank import effective_rank
 from lm.disk.storage import make_folder, write_json
 from lm.errors import DivergenceError, require
 from lm.heads.head import Head

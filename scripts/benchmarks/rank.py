@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.analysis.rank import log_prob_rank
+from lm.analysis.rank import matrix_rank
 
 TOKENS, VOCAB = 6_000, 2_000
 
@@ -27,7 +27,7 @@ def _work(blocked: bool) -> Work:
     logits = generator.normal(size=(TOKENS, VOCAB))
     matrix = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     if blocked:
-        return lambda: log_prob_rank(_blocks(matrix), TOKENS, VOCAB)
+        return lambda: matrix_rank(_blocks(matrix), TOKENS, VOCAB)
     return lambda: np.linalg.svd(matrix, compute_uv=False)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.analysis.gradient import HeadGradients, effective_rank, gradients_of_run
+from lm.analysis.gradient import GradientRanks, HeadGradients, gradients_of_run
 from lm.cli import main
 from lm.errors import DataError
 from lm.heads.head import Head
@@ -140,14 +139,6 @@ def test_a_larger_factor_passes_more_gradient_to_the_states() -> None:
     assert gains[1] == pytest.approx(4 * gains[0])
 
 
-def test_effective_rank_counts_equal_values() -> None:
-    assert effective_rank(np.array([3.0, 3.0, 3.0, 0.0])) == pytest.approx(3)
-    assert effective_rank(np.array([1.0, 0.0])) == 1
-    assert effective_rank(np.zeros(3)) == 0
-    p = np.array([0.7, 0.3])
-    assert effective_rank(5 * p) == pytest.approx(math.exp(-float((p * np.log(p)).sum())))
-
-
 class Largest(TorchDispatchMode):
     """Remembers the size of the largest tensor that an operation returned."""
 
@@ -195,3 +186,10 @@ def test_the_command_measures_runs_and_their_checkpoints(
     assert "alignment" in out
     assert ending(main, *command, "--over-training")[0] == 0
     assert list(json.loads(Path("g.json").read_text())["runs"]) == ["a step-3", "b step-3"]
+
+
+def test_an_error_names_gradients_and_their_token() -> None:
+    rows = torch.zeros(4, 3, dtype=torch.float64)
+    rows[2, 1] = math.nan
+    with pytest.raises(DataError, match=r"^gradients of token 3 are not finite"):
+        GradientRanks.of(iter(rows.split(2)), 4, 3)

@@ -1,6 +1,7 @@
 """Numerical rank in bounded memory: equal to LAPACK's, bounded, and what theory says of each head."""
 
 import copy
+import math
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import FactorPlan, RunRank, log_prob_rank, rank_of_run, rank_tables
+from lm.analysis.rank import FactorPlan, RunRank, effective_rank, matrix_rank, rank_of_run, rank_tables
 from lm.analysis.scratch import ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.disk.storage import canonical_json
@@ -57,7 +58,7 @@ def test_singular_values_are_those_of_lapack(kind: str, tokens: int, vocab: int)
     size = min(matrix.shape)
     for memory, dense in ((8 * 5 * 11 * size, 0), (8 * 16 * 6 * size, 0), (1 << 20, 1024)):
         plan = plan_of(matrix, memory, dense)
-        result = log_prob_rank(in_blocks(matrix, 13), tokens, vocab, plan=plan)
+        result = matrix_rank(in_blocks(matrix, 13), tokens, vocab, plan=plan)
         assert result.singular_values.shape == expected.shape
         assert (np.diff(result.singular_values) <= 0).all()
         assert np.abs(result.singular_values - expected).max() <= 1e-14 * expected[0]
@@ -65,7 +66,7 @@ def test_singular_values_are_those_of_lapack(kind: str, tokens: int, vocab: int)
 
 def test_the_gram_matrix_would_not_do() -> None:
     matrix = matrix_of("ill-conditioned", 90, 40)
-    result = log_prob_rank(in_blocks(matrix), 90, 40, plan=plan_of(matrix, 1 << 18))
+    result = matrix_rank(in_blocks(matrix), 90, 40, plan=plan_of(matrix, 1 << 18))
     exact = np.linalg.svd(matrix, compute_uv=False)
     gram = np.sqrt(np.abs(np.linalg.eigvalsh(matrix.T @ matrix)[::-1]))
     assert np.abs(gram - exact).max() > 1e-10 * exact[0]
@@ -75,9 +76,9 @@ def test_the_gram_matrix_would_not_do() -> None:
 def test_the_cut_into_blocks_is_immaterial() -> None:
     matrix = matrix_of("random", 70, 30)
     plan = plan_of(matrix, 1 << 17)
-    whole = log_prob_rank(iter([matrix]), 70, 30, plan=plan).singular_values
+    whole = matrix_rank(iter([matrix]), 70, 30, plan=plan).singular_values
     ragged = [torch.from_numpy(matrix[:1]), matrix[1:1], matrix[1:66], matrix[66:]]
-    assert np.array_equal(whole, log_prob_rank(iter(ragged), 70, 30, plan=plan).singular_values)
+    assert np.array_equal(whole, matrix_rank(iter(ragged), 70, 30, plan=plan).singular_values)
 
 
 SQUARE = [(600, 600), (600, 620), (620, 600), (1200, 600)]  # the triangle is larger than the quarter
@@ -92,10 +93,10 @@ def test_memory_stays_within_a_quarter_of_the_matrix(tokens: int, vocab: int, tm
     random = np.random.default_rng(1)
     blocks = (random.standard_normal((2, vocab)) for _ in range(tokens // 2))
     plan = FactorPlan.of(tokens, vocab, memory=quarter)
-    log_prob_rank(in_blocks(np.ones((4, 3))), 4, 3)  # imports and caches are no part of the bound
+    matrix_rank(in_blocks(np.ones((4, 3))), 4, 3)  # imports and caches are no part of the bound
     tracemalloc.start()
     try:
-        log_prob_rank(blocks, tokens, vocab, scratch=tmp_path, plan=plan)
+        matrix_rank(blocks, tokens, vocab, scratch=tmp_path, plan=plan)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -141,7 +142,7 @@ def test_rank_is_what_theory_says_of_each_head(kind: str, tokens: int, bias: boo
     with torch.no_grad():
         matrix = head.log_probs(torch.randn(tokens, 6, dtype=torch.float64))
     for dense in (0, 1024):
-        result = log_prob_rank(
+        result = matrix_rank(
             in_blocks(matrix.numpy()), tokens, 60, plan=plan_of(matrix.numpy(), 1 << 18, dense)
         )
         if kind in ("softmax", "moc"):
@@ -155,7 +156,7 @@ def test_rounding_to_float32_is_seen_by_the_float64_threshold_and_not_by_its_own
     head = head_of("softmax", bias=True)
     with torch.no_grad():
         matrix = head.log_probs(torch.randn(150, 6, dtype=torch.float64)).float().double().numpy()
-    result = log_prob_rank(in_blocks(matrix), 150, 60)
+    result = matrix_rank(in_blocks(matrix), 150, 60)
     assert result.rank == 60
     assert result.ranks["roundoff_float32"] == 8
 
@@ -193,30 +194,38 @@ def test_progress_ends_at_the_total_and_a_signal_can_interrupt_every_stage() -> 
     told: list[tuple[int, int]] = []
     plan = plan_of(matrix, 1 << 17)
     with signal_at() as calls:
-        log_prob_rank(in_blocks(matrix), 150, 120, lambda *pair: told.append(pair), plan=plan)
+        matrix_rank(in_blocks(matrix), 150, 120, lambda *pair: told.append(pair), plan=plan)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert {total for _, total in told} == {plan.work}
     assert 0.9 <= told[-1][0] / plan.work <= 1
 
     for call in range(1, calls[0], max(1, calls[0] // 10)):
         with pytest.raises(KeyboardInterrupt), signal_at(call):
-            log_prob_rank(in_blocks(matrix), 150, 120, plan=plan)
+            matrix_rank(in_blocks(matrix), 150, 120, plan=plan)
 
 
 def test_bad_matrices_are_refused(tmp_path: Path) -> None:
     matrix = np.zeros((4, 3))
     with pytest.raises(DataError, match="longer text"):
-        log_prob_rank(iter([]), 0, 3)
+        matrix_rank(iter([]), 0, 3)
     infinite = matrix.copy()
     infinite[2, 1] = -np.inf
-    with pytest.raises(DataError, match="token 3 are not finite"):
-        log_prob_rank(in_blocks(infinite, 2), 4, 3)
+    with pytest.raises(DataError, match=r"^log-probabilities of token 3 are not finite"):
+        matrix_rank(in_blocks(infinite, 2), 4, 3, what="log-probabilities of token")
     for blocks in ([matrix.astype(np.float32)], [matrix[:, :2]], [matrix[0]], [matrix[:3]]):
         with pytest.raises(ValueError, match=r"blocks must be|got \d+ rows"):
-            log_prob_rank(iter(blocks), 4, 3)
+            matrix_rank(iter(blocks), 4, 3)
     with pytest.raises(StorageError):
-        log_prob_rank(in_blocks(matrix), 4, 3, scratch=tmp_path / "missing" / "\0")
-    assert log_prob_rank(in_blocks(matrix), 4, 3).rank == 0
+        matrix_rank(in_blocks(matrix), 4, 3, scratch=tmp_path / "missing" / "\0")
+    assert matrix_rank(in_blocks(matrix), 4, 3).rank == 0
+
+
+def test_effective_rank_counts_equal_values() -> None:
+    assert effective_rank(np.array([3.0, 3.0, 3.0, 0.0])) == pytest.approx(3)
+    assert effective_rank(np.array([1.0, 0.0])) == 1
+    assert effective_rank(np.zeros(3)) == 0
+    p = np.array([0.7, 0.3])
+    assert effective_rank(5 * p) == pytest.approx(math.exp(-float((p * np.log(p)).sum())))
 
 
 def test_a_scratch_matrix_keeps_what_is_written(tmp_path: Path) -> None:
