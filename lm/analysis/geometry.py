@@ -12,14 +12,15 @@ n histories · m futures · T tokens · V words.
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lm.analysis.rank import effective_rank, matrix_rank
+from lm.analysis.rank import effective_rank
+from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
 from lm.language.trained import TrainedLm
@@ -101,6 +102,17 @@ class FutureRanks:
     effective_rank: float
     energy_rank: int
 
+    @classmethod
+    def of(cls, futures: int, result: RankResult) -> "FutureRanks":
+        """Ranks of a matrix of a number of futures, from its singular values."""
+        squares = np.cumsum(result.singular_values**2)
+        return cls(
+            futures=futures,
+            rank=result.rank,
+            effective_rank=effective_rank(result.singular_values),
+            energy_rank=int(np.searchsorted(squares, ENERGY * squares[-1]) + 1),
+        )
+
 
 @dataclass(frozen=True)
 class HistoryRanks:
@@ -153,24 +165,29 @@ class ExtendedMatrix:
             log_probs = model.head.log_probs(hidden.map(lambda layer: layer[-1]))
             yield (log_probs - log_probs.mean(1, keepdim=True)).T
 
-    def measured(self, futures: int, progress: OnProgress = no_progress) -> FutureRanks:
-        """Ranks of the first ``futures`` + 1 blocks."""
-        vocab, count = len(self.trained.codec.vocabulary), self.histories.shape[1]
-        steps = Steps(futures + 1, progress)
+    def measured(self, counts: Collection[int], progress: OnProgress = no_progress) -> list[FutureRanks]:
+        """Ranks of the first m + 1 blocks for every number m of futures in ``counts``, in one pass.
 
-        def counted() -> Iterator[Tensor]:
-            for block, _ in zip(self.blocks(), range(futures + 1), strict=False):
-                yield block.contiguous()
-                steps.advance(1)
-
-        result = matrix_rank(counted(), vocab * (futures + 1), count, what="centred logits of row")
-        squares = np.cumsum(result.singular_values**2)
-        return FutureRanks(
-            futures=futures,
-            rank=result.rank,
-            effective_rank=effective_rank(result.singular_values),
-            energy_rank=int(np.searchsorted(squares, ENERGY * squares[-1]) + 1),
-        )
+        A triangle of at most n rows has the singular values of the blocks so far. So memory is that of a few
+        blocks. DataError for log-probabilities that are not finite.
+        """
+        found: list[FutureRanks] = []
+        steps = Steps(len(self.futures) + 1, progress)
+        rows, triangle = 0, None
+        for futures, block in enumerate(self.blocks()):
+            if not block.isfinite().all():
+                raise DataError(
+                    f"log-probabilities after future {futures} are not finite: the model has diverged, or"
+                    " gives words probability 0; choose another checkpoint"
+                )
+            rows += len(block)
+            stacked = block if triangle is None else torch.cat((triangle, block))
+            triangle = torch.linalg.qr(stacked, mode="r").R
+            if futures in counts:
+                values = torch.linalg.svdvals(triangle).cpu().numpy()
+                found.append(FutureRanks.of(futures, RankResult(values, (rows, block.shape[1]))))
+            steps.advance(1)
+        return found
 
 
 def histories_of_run(
@@ -186,7 +203,7 @@ def histories_of_run(
         context_scale=float(head.scale),
         embedding_size=head.size,
         histories=histories,
-        matrices=[matrix.measured(count, progress) for count in counts],
+        matrices=matrix.measured(counts, progress),
     )
 
 

@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from lm.analysis.geometry import HISTORY, ExtendedMatrix, anisotropy, geometry_of_run, histories_of_run
+from lm.analysis.geometry import (
+    ENERGY,
+    HISTORY,
+    ExtendedMatrix,
+    anisotropy,
+    geometry_of_run,
+    histories_of_run,
+)
+from lm.analysis.rank import effective_rank
+from lm.analysis.spectrum import RankResult
 from lm.cli import main
 from lm.errors import DataError
+from lm.language.model import LanguageModel
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
 
 
@@ -68,6 +78,32 @@ def test_a_softmax_bounds_the_rank_of_one_future_only() -> None:
         assert 1 <= row.energy_rank <= row.rank
     with pytest.raises(DataError, match="too few"):
         ExtendedMatrix.of(trained, ids_of(trained, 2 * HISTORY), 20, 6)
+
+
+def test_one_pass_over_the_futures_measures_every_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 400)
+    blocks = [block.numpy() for block in ExtendedMatrix.of(trained, ids, 20, 6).blocks()]
+    calls = []
+    forward = LanguageModel.forward
+    monkeypatch.setattr(LanguageModel, "forward", lambda *read: calls.append(read) or forward(*read))
+    found = histories_of_run(trained, ids, 20, 6)
+    assert len(calls) == 1 + 6
+    for row in found.matrices:
+        matrix = np.concatenate(blocks[: row.futures + 1])
+        values = np.linalg.svd(matrix, compute_uv=False)
+        assert row.rank == RankResult(values, matrix.shape).rank
+        assert row.effective_rank == pytest.approx(effective_rank(values))
+        kept = (values[: row.energy_rank] ** 2).sum(), (values[: row.energy_rank - 1] ** 2).sum()
+        assert kept[0] >= ENERGY * (values**2).sum() > kept[1]
+
+
+def test_an_error_names_the_future_that_is_not_finite() -> None:
+    trained = tiny_lm()
+    matrix = ExtendedMatrix.of(trained, ids_of(trained, 400), 20, 2)
+    torch.nn.init.constant_(trained.model.head.weight, math.nan)
+    with pytest.raises(DataError, match="after future 0 are not finite"):
+        matrix.measured([0, 2])
 
 
 def test_the_commands_measure_runs(
