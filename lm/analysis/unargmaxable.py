@@ -13,12 +13,15 @@ softmax and sigsoftmax, g(z_v) ≤ Σ_u α_u g(z_u) in each component. Divided b
 priors, P(v) ≤ Σ_u α_u P(u), so some other word is at least as probable. Conversely, a word that one context
 prefers is preferred by the mixture whose contexts are all that one.
 
+A word is *undecided* if a linear program ends without a solution: that proves nothing.
+
 V words · D numbers that determine the logits.
 """
 
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,11 +84,12 @@ class Logits:
             margins[part] = own - logits.max(1)
         return margins, rivals
 
-    def can_win(self, word: int, start: Floats) -> bool:
-        """True if some x prefers the word, by linear programs with more and more rivals.
+    def can_win(self, word: int, start: Floats) -> bool | None:
+        """True if some x prefers the word, False if none does, None if the word stays undecided.
 
-        Each program finds x with the largest margin over some rivals. A margin of 0 or less is a proof for
-        all rivals. Otherwise the strongest rivals at x join, until there is none.
+        Linear programs have more and more rivals. Each finds x with the largest margin over some rivals. A
+        margin of 0 or less is a proof for all rivals. Otherwise the strongest rivals at x join, until there
+        is none.
         """
         from scipy.optimize import linprog
 
@@ -99,7 +103,7 @@ class Logits:
             if float(logits.max()) < own - CLOSE:
                 return True
             if new <= rivals:
-                return False  # a tie within rounding
+                return None  # x has the margin within the tolerance of the program only
             rivals |= new
             chosen = sorted(rivals)
             difference = self.weight[chosen] - self.weight[word]
@@ -110,19 +114,31 @@ class Logits:
                 bounds=[(-self.bound, self.bound)] * self.weight.shape[1] + [(None, 1.0)],
                 method="highs",
             )
-            if found.status != 0 or -found.fun <= CLOSE:
+            if found.status != 0:
+                return None  # such as an iteration limit or numerical trouble
+            if -found.fun <= CLOSE:
                 return False
             x = found.x[:-1]
 
 
-def unargmaxable_words(logits: Logits, progress: OnProgress = no_progress) -> list[int]:
-    """The unargmaxable words."""
+class LostWords(NamedTuple):
+    """The unargmaxable words, and the undecided ones."""
+
+    proved: list[int]
+    undecided: list[int]
+
+
+def unargmaxable_words(logits: Logits, progress: OnProgress = no_progress) -> LostWords:
+    """The words for which no x is found: those with a proof, and those without."""
     words, x = logits.without_witness(np.arange(len(logits.bias)))
     steps = Steps(len(words), progress)
-    lost = []
+    lost = LostWords([], [])
     for word, start in zip(words.tolist(), x, strict=True):
-        if not logits.can_win(word, start):
-            lost.append(word)
+        won = logits.can_win(word, start)
+        if won is None:
+            lost.undecided.append(word)
+        elif not won:
+            lost.proved.append(word)
         steps.advance(1)
     return lost
 
@@ -153,7 +169,8 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
 class Unargmaxable:
     """Numbers of unargmaxable words over ``bounded`` contexts, [−bound, bound]^D, and over free ones.
 
-    ``largest_count`` is that of such a word in training, and ``token_share`` their share of its tokens.
+    ``undecided`` words are no part of them. ``largest_count`` is that of an unargmaxable word in training,
+    and ``token_share`` their share of its tokens.
     """
 
     head: str
@@ -164,6 +181,8 @@ class Unargmaxable:
     bound: float
     unargmaxable: int
     unargmaxable_free: int
+    undecided: int
+    undecided_free: int
     largest_count: int
     token_share: float
     examples: Sequence[str]
@@ -176,8 +195,9 @@ def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) 
     head, trunk = trained.model.head, trained.model.layers
     layers = len(trained.config.model.hidden_sizes) if trained.config.model.layer_sum else 1
     bounded, free = logits_of_head(head, float(layers) if isinstance(trunk, RecurrentTrunk) else float("inf"))
-    words = unargmaxable_words(bounded, progress)
-    of_free = unargmaxable_words(free) if words else []
+    found = unargmaxable_words(bounded, progress)
+    of_free = unargmaxable_words(free) if any(found) else LostWords([], [])
+    words = sorted({*found.proved, *of_free.proved})  # a proof for all contexts is one for the bounded ones
     vocabulary = trained.codec.vocabulary
     counts = np.asarray(vocabulary.counts)[words] if words else np.empty(0)
     return Unargmaxable(
@@ -188,7 +208,9 @@ def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) 
         vocabulary=len(vocabulary),
         bound=bounded.bound,
         unargmaxable=len(words),
-        unargmaxable_free=len(of_free),
+        unargmaxable_free=len(of_free.proved),
+        undecided=len({*found.undecided}.difference(words)),
+        undecided_free=len(of_free.undecided),
         largest_count=int(counts.max(initial=0)),
         token_share=float(counts.sum() / max(1, np.sum(vocabulary.counts))),
         examples=[vocabulary.tokens[word] for word in words[:WORDS_SHOWN]],
@@ -196,7 +218,7 @@ def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) 
 
 
 def unargmaxable_tables(results: Mapping[str, Unargmaxable]) -> list[Table | str]:
-    """Table with a row per run, by name."""
+    """Table with a row per run, by name, and a line for each run with undecided words."""
     rows = [
         {
             "run": name,
@@ -211,7 +233,14 @@ def unargmaxable_tables(results: Mapping[str, Unargmaxable]) -> list[Table | str
         }
         for name, found in results.items()
     ]
+    undecided = [
+        f"{name}: linear programs left {found.undecided:,} words with bounded contexts and"
+        f" {found.undecided_free:,} with free ones undecided, which are not counted"
+        for name, found in results.items()
+        if found.undecided or found.undecided_free
+    ]
     return [
         Table("Words that no context can make the most probable", rows),
         "bounded: contexts that the head can have; free: all contexts; share of training: of its tokens",
+        *undecided,
     ]

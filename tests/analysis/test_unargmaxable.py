@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,16 +27,31 @@ def test_words_inside_the_convex_hull_cannot_win(size: int) -> None:
     else:
         corners = set(scipy_spatial.ConvexHull(weight).vertices.tolist())
     found = unargmaxable_words(Logits(weight, np.zeros(40), INFINITE))
-    assert set(found) == set(range(40)) - corners
+    assert set(found.proved) == set(range(40)) - corners
+    assert not found.undecided
 
 
 def test_a_bias_lifts_a_word_out_of_the_hull_and_a_bound_keeps_a_context_from_it() -> None:
     weight, bias = np.array([[-1.0], [0.0], [1.0]]), np.zeros(3)
-    assert unargmaxable_words(Logits(weight, bias, INFINITE)) == [1]
-    assert unargmaxable_words(Logits(weight, np.array([0.0, 0.1, 0.0]), INFINITE)) == []
+    assert unargmaxable_words(Logits(weight, bias, INFINITE)).proved == [1]
+    assert not any(unargmaxable_words(Logits(weight, np.array([0.0, 0.1, 0.0]), INFINITE)))
     far = np.array([0.0, 0.0, -3.0])  # word 2 wins where x > 3
-    assert 2 in unargmaxable_words(Logits(weight, far, 2.0))
-    assert 2 not in unargmaxable_words(Logits(weight, far, 4.0))
+    assert 2 in unargmaxable_words(Logits(weight, far, 2.0)).proved
+    assert 2 not in unargmaxable_words(Logits(weight, far, 4.0)).proved
+
+
+@pytest.mark.parametrize("status", [1, 2, 4])
+def test_a_program_that_fails_proves_nothing(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.array([[-1.0], [0.0], [1.0]])
+    failed = SimpleNamespace(status=status, fun=0.0, x=None)
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *call, **options: failed)
+    assert unargmaxable_words(Logits(weight, np.zeros(3), INFINITE)) == ([], [1])
+
+
+def test_a_margin_that_its_context_does_not_have_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = SimpleNamespace(status=0, fun=-1.0, x=np.array([0.5, 1.0]))
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *call, **options: claimed)
+    assert unargmaxable_words(Logits(np.array([[-1.0], [0.0], [1.0]]), np.zeros(3), 1.0)) == ([], [1])
 
 
 @pytest.mark.parametrize("bound", [0.5, 2.0])
@@ -45,7 +61,8 @@ def test_a_grid_of_contexts_prefers_the_other_words(bound: float) -> None:
     axis = np.linspace(-bound, bound, 401)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     seen = set((grid @ weight.T + bias).argmax(1).tolist())
-    lost = unargmaxable_words(Logits(weight, bias, bound))
+    lost, undecided = unargmaxable_words(Logits(weight, bias, bound))
+    assert not undecided
     assert not seen & set(lost)
     assert len(seen) + len(lost) >= 58, "the grid misses hardly any word"
 
@@ -56,9 +73,9 @@ def test_no_mixture_prefers_a_word_that_no_component_prefers(kind: str) -> None:
     head = make_head(kind, size=2, context_scale=3.0)
     bounded, free = logits_of_head(head, 1.0)
     assert (bounded.bound, bounded.weight.shape) == (3, (13, 2))
-    lost = set(unargmaxable_words(bounded))
+    lost = set(unargmaxable_words(bounded).proved)
     assert lost
-    assert set(unargmaxable_words(free)) <= lost
+    assert set(unargmaxable_words(free).proved) <= lost
     generator = torch.Generator().manual_seed(1)
     hidden = 3 * torch.randn(20_000, 5, dtype=torch.float64, generator=generator)
     with torch.no_grad():
@@ -107,7 +124,31 @@ def test_the_command_counts_words_of_runs(
     found = json.loads(Path("u.json").read_text())["runs"]["a"]
     assert 0 <= found["unargmaxable_free"] <= found["unargmaxable"] < found["vocabulary"]
     assert found["bound"] == 1
+    assert (found["undecided"], found["undecided_free"]) == (0, 0)
     assert "free contexts" in out
+    assert "undecided" not in out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = ending(main, "analyze", "unargmaxable", "a")
     assert (code, "pip install scipy" in err) == (2, True)
+
+
+def test_the_command_counts_undecided_words_apart(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "a", tied=False, embedding_size=1)
+    monkeypatch.chdir(tmp_path)
+
+    def numbers() -> tuple[str, dict[str, int]]:
+        code, out, err = ending(main, "analyze", "unargmaxable", str(run), "--json", "u.json")
+        assert (code, err) == (0, "")
+        return out, json.loads(Path("u.json").read_text())["runs"][str(run)]
+
+    _, decided = numbers()
+    assert decided["unargmaxable_free"] > 0
+    failed = SimpleNamespace(status=4, fun=0.0, x=None)
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *call, **options: failed)
+    out, found = numbers()
+    assert (found["unargmaxable"], found["unargmaxable_free"], found["examples"]) == (0, 0, [])
+    assert found["undecided"] >= decided["unargmaxable"]
+    assert found["undecided_free"] >= decided["unargmaxable_free"]
+    assert f"left {found['undecided']} words" in out
