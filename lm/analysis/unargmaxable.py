@@ -4,7 +4,7 @@ A word is *unargmaxable* if no context vector c of the head's output layer W c +
 Links are increasing, so the largest logit has the largest probability. Two sets of contexts are asked about:
 
     bounded    contexts that the head can have: those of a mixture are in [−s, s]^E for its factor s, and the
-               states of a recurrent layer are in [−1, 1]^H
+               states of a trunk within its bound, which is 1 for one recurrent layer
     free       all real contexts
 
 A mixture of such components changes nothing. By duality of linear programs, an unargmaxable word v has shares
@@ -32,7 +32,6 @@ from lm.heads.head import Head
 from lm.heads.precision import precise
 from lm.language.trained import TrainedLm
 from lm.steps import OnProgress, Steps, no_progress
-from lm.trunks.recurrent import RecurrentTrunk
 
 WITNESS_ROUNDS = 60  # of the search for a witness before linear programs
 RIVALS = 40  # words that a linear program starts with, and that it gets in each round
@@ -192,9 +191,8 @@ def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) 
     """Unargmaxable words of a run. ConfigError without scipy, and as in :func:`logits_of_head`."""
     if importlib.util.find_spec("scipy") is None:
         raise ConfigError("lm analyze unargmaxable needs scipy; install it with `pip install scipy`")
-    head, trunk = trained.model.head, trained.model.layers
-    layers = len(trained.config.model.hidden_sizes) if trained.config.model.layer_sum else 1
-    bounded, free = logits_of_head(head, float(layers) if isinstance(trunk, RecurrentTrunk) else float("inf"))
+    head = trained.model.head
+    bounded, free = logits_of_head(head, trained.model.layers.state_bound)
     found = unargmaxable_words(bounded, progress)
     of_free = unargmaxable_words(free) if any(found) else LostWords([], [])
     words = sorted({*found.proved, *of_free.proved})  # a proof for all contexts is one for the bounded ones

@@ -54,6 +54,15 @@ class GatedLayer(nn.Module, ABC):
         self.input_scale: Scale | None = None
         self.gain: Scale | None = None
 
+    @property
+    def state_bound(self) -> float:
+        """Bound of |h| in every unit, without dropout and from a zero state; infinite where none is known.
+
+        It is 1 for the equations alone. An LSTM has h = o ⊙ tanh(c), for any c and any gating. A GRU has a
+        mean of tanh and the state that it reads, which a gating must not enlarge.
+        """
+        return 1.0
+
     def matrix_blocks(self) -> dict[str, int]:
         """Number of gates whose matrices are blocks of rows of a parameter."""
         return dict.fromkeys(("weight_ih", "weight_hh"), self.equations.kinds)

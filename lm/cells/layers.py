@@ -3,6 +3,7 @@
 T time · B streams · N tokens, packed time-major · I input size · H hidden size · k rank.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -101,6 +102,11 @@ class GatedGRU(MogrifiableLayer):
     def __init__(self, input_size: int, hidden_size: int, weight_dropout: float = 0.0) -> None:
         super().__init__((input_size, hidden_size), GruEquations, weight_dropout)
         self.inner_bias = self._uniform(hidden_size)
+
+    @property
+    def state_bound(self) -> float:
+        """1; infinite from two rounds on, the second of which scales h by up to 2."""
+        return 1.0 if len(self.gates) < 2 else math.inf
 
     def _by_torch(self, inputs: Tensor, state: CellState, recurrent: Tensor) -> tuple[Tensor, CellState]:
         inner = nn.functional.pad(self.inner_bias, (2 * self.hidden_size, 0))

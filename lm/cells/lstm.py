@@ -86,6 +86,7 @@ class WeightDropLSTM(nn.LSTM):
     of the window. It runs the layer with the scaled remaining weights, so gradients reach the raw matrix.
     """
 
+    state_bound = 1.0  # of |h| in every unit, since h = o ⊙ tanh(c)
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
     bias_ih_l0: Tensor

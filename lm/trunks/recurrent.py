@@ -99,6 +99,12 @@ class RecurrentTrunk(nn.ModuleList, Trunk[RecurrentState]):
             assert isinstance(layer, Layer)
             yield layer
 
+    @property
+    def state_bound(self) -> float:
+        """That of the last layer, or the sum over all layers whose outputs are summed."""
+        bounds = [layer.state_bound for layer in self.recurrent_layers()]
+        return sum(bounds) if self._layer_sum else bounds[-1]
+
     def initial_state(self, streams: int) -> RecurrentState:
         """A zero state."""
         weight = next(self.parameters())

@@ -6,6 +6,7 @@ lengths of windows do not change the result.
 T time · B streams · E size of the word vectors · H size of the hidden states.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -71,6 +72,14 @@ class Trunk(nn.Module, ABC, Generic[StateT]):
 
     size: int
     lower_sizes: tuple[int, ...]
+
+    @property
+    def state_bound(self) -> float:
+        """Bound of the absolute hidden states, without dropout and from the initial state.
+
+        It is infinite where none is known.
+        """
+        return math.inf
 
     @abstractmethod
     def initial_state(self, streams: int) -> StateT:

@@ -4,16 +4,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lm.analysis.unargmaxable import Logits, logits_of_head, unargmaxable_words
+from lm.analysis.unargmaxable import Logits, logits_of_head, unargmaxable_of_run, unargmaxable_words
 from lm.cli import main
 from lm.errors import ConfigError
 from tests.support.plain_heads import make_head, naive_probabilities
-from tests.support.tiny_lm import write_run
+from tests.support.tiny_lm import tiny_lm, write_run
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
 INFINITE = float("inf")
@@ -112,6 +113,17 @@ def test_contexts_without_tanh_have_no_bound() -> None:
         for activation in ("tanh", "none")
     ]
     assert bounds == [[1.0, INFINITE], [INFINITE, INFINITE]]
+
+
+@pytest.mark.parametrize(
+    ("model", "bound"),
+    [({}, 1.0), ({"cell": {"kind": "mogrifier_gru"}}, INFINITE), ({"trunk": "transformer"}, INFINITE)],
+    ids=str,
+)
+def test_bounded_contexts_are_those_within_the_bound_of_the_trunk(
+    model: dict[str, Any], bound: float
+) -> None:
+    assert unargmaxable_of_run(tiny_lm(**model)).bound == bound
 
 
 def test_the_command_counts_words_of_runs(
