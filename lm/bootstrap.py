@@ -79,6 +79,13 @@ def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dic
     }
 
 
+def mean_intervals(columns: Floats, units: ArrayLike, resamples: int, seed: int) -> list[Interval | None]:
+    """Means of columns (N, C) with 95 % intervals, by the units (N,) of the rows. None below 5 units."""
+    sizes = by_unit(units, np.ones(len(columns)))
+    pairs = {str(column): (by_unit(units, values), sizes) for column, values in enumerate(columns.T)}
+    return [*intervals(pairs, draws(len(sizes), resamples, seed)).values()]
+
+
 def _two_sided(differences: Floats) -> float:
     total = len(differences)
     tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))

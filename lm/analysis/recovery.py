@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm.arrays import Floats
-from lm.bootstrap import half_interval
+from lm.bootstrap import FEWEST_UNITS, Interval, mean_intervals
+from lm.console.options import RESAMPLES
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
+from lm.language.evaluate import BLOCK
 
 STEPS = 5  # tokens after a surprise
 
@@ -24,30 +26,34 @@ class Recovery:
     """Losses of a model in nats, and its gains against the first model.
 
     ``mean`` is over all tokens. ``after`` has the means 1 to 5 tokens after surprises. ``gain`` and
-    ``gain_after`` are the reductions of both. ``half_interval`` is half the 95 % interval of ``gain_after``.
-    A model recovers better if ``gain_after`` exceeds ``gain``.
+    ``gain_after`` are the reductions of both. ``interval_after`` has the 95 % intervals of ``gain_after`` by
+    resampled blocks of text, None below 5 blocks. A model recovers better if ``gain_after`` exceeds ``gain``.
     """
 
     mean: float
     after: Sequence[float]
     gain: float
     gain_after: Sequence[float]
-    half_interval: Sequence[float]
+    interval_after: Sequence[Interval | None]
 
 
 @dataclass(frozen=True)
 class Surprises:
-    """Number of surprises, the smallest mean loss of one, and their share of the tokens."""
+    """Measured surprises: share of the tokens, number, smallest mean loss of one, blocks of text with one."""
 
     share: float
     surprises: int
     least: float
+    blocks: int
 
 
-def recovery(losses: Mapping[str, Floats], share: float = 0.1) -> tuple[Surprises, dict[str, Recovery]]:
+def recovery(
+    losses: Mapping[str, Floats], share: float = 0.1, resamples: int = RESAMPLES, seed: int = 1
+) -> tuple[Surprises, dict[str, Recovery]]:
     """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
     Surprises have the largest mean over all models, so that all models are compared at the same positions.
+    The last 5 tokens are left out.
     ``losses`` of every model are in nats, of the same tokens (N,). ConfigError for a share out of range,
     DataError for fewer than two surprises with 5 tokens after them.
     """
@@ -60,17 +66,18 @@ def recovery(losses: Mapping[str, Floats], share: float = 0.1) -> tuple[Surprise
     at = at[at < len(mean) - STEPS]
     if len(at) < 2:
         raise DataError(f"{len(mean)} tokens have too few surprises; name a longer text, or raise --share")
+    blocks = at // BLOCK
     runs = {}
     for name, nll in losses.items():
-        gains = [first[at + step] - nll[at + step] for step in range(1, STEPS + 1)]
+        gains = np.stack([first[at + step] - nll[at + step] for step in range(1, STEPS + 1)], 1)
         runs[name] = Recovery(
             mean=float(nll.mean()),
             after=[float(nll[at + step].mean()) for step in range(1, STEPS + 1)],
             gain=float((first - nll).mean()),
-            gain_after=[float(gain.mean()) for gain in gains],
-            half_interval=[half_interval(gain) for gain in gains],
+            gain_after=gains.mean(0).tolist(),
+            interval_after=mean_intervals(gains, blocks, resamples, seed),
         )
-    return Surprises(share, len(at), float(mean[at].min())), runs
+    return Surprises(len(at) / len(mean), len(at), float(mean[at].min()), len(np.unique(blocks))), runs
 
 
 def recovery_tables(surprises: Surprises, runs: Mapping[str, Recovery]) -> list[Table | str]:
@@ -81,12 +88,22 @@ def recovery_tables(surprises: Surprises, runs: Mapping[str, Recovery]) -> list[
             "nats a token": run.mean,
             **{f"{step} after": loss for step, loss in enumerate(run.after, start=1)},
             "gain": f"{run.gain:.4f}",
-            "gain 1 after": f"{run.gain_after[0]:.4f} ± {run.half_interval[0]:.4f}",
+            "gain 1 after": f"{run.gain_after[0]:.4f}",
+            "95 % interval": _shown(run.interval_after[0]),
         }
         for name, run in runs.items()
     ]
     title = f"After {surprises.surprises:,} surprises of {surprises.least:.1f} nats or more"
+    few = (
+        f"no intervals: a bootstrap needs surprises in at least {FEWEST_UNITS} blocks of {BLOCK:,} tokens,"
+        f" but {surprises.blocks} have any"
+    )
     return [
         Table(title, rows),
         "gains are against the first model; a model with better recovery gains more after surprises",
+        *([few] if surprises.blocks < FEWEST_UNITS else []),
     ]
+
+
+def _shown(interval: Interval | None) -> str | None:
+    return None if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"

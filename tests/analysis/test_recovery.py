@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from lm.analysis.recovery import STEPS, recovery, recovery_tables
+from lm.bootstrap import draws
 from lm.cli import main
 from lm.errors import ConfigError, DataError
-from tests.support.tiny_lm import write_run
+from lm.language.evaluate import BLOCK
+from tests.support.tiny_lm import cells, write_run
 
 
 def test_all_are_asked_after_the_same_surprises() -> None:
@@ -28,16 +30,40 @@ def test_all_are_asked_after_the_same_surprises() -> None:
         assert found.after[step - 1] == pytest.approx(fast[surprises + step].mean())
         difference = slow[surprises + step] - fast[surprises + step]
         assert found.gain_after[step - 1] == pytest.approx(difference.mean())
-        error = difference.std(ddof=1) / len(surprises) ** 0.5
-        assert found.half_interval[step - 1] == pytest.approx(1.96 * error)
+    assert found.interval_after == [None] * STEPS
     assert found.gain == pytest.approx((slow - fast).mean())
     assert set(runs["slow"].gain_after) == {0.0}
-    assert len(recovery_tables(measured, runs)[0].rows) == 2
+    table, *notes = recovery_tables(measured, runs)
+    assert [row["95 % interval"] for row in cells(table)] == ["–", "–"]
+    assert "5 blocks of 1,000 tokens, but 1 have any" in str(notes[-1])
+
+
+def test_intervals_are_of_resampled_blocks_since_neighbours_resemble_each_other() -> None:
+    rng = np.random.default_rng(2)
+    blocks, each = 20, 25
+    slow = rng.uniform(1, 2, blocks * BLOCK)
+    of_block = rng.normal(0, 0.5, blocks)
+    fast = slow - of_block.repeat(BLOCK)
+    surprises = np.arange(blocks * each) * (BLOCK // each)
+    slow[surprises] = fast[surprises] = 9.0
+    measured, runs = recovery({"slow": slow, "fast": fast}, share=len(surprises) / len(slow), resamples=1000)
+    assert (measured.surprises, measured.blocks) == (blocks * each, blocks)
+    counts = draws(blocks, 1000, 1)
+    low, high = np.quantile(counts @ of_block / blocks, (0.025, 0.975))
+    for interval, gain in zip(runs["fast"].interval_after, runs["fast"].gain_after, strict=True):
+        assert interval == pytest.approx((of_block.mean(), low, high))
+        assert interval[0] == pytest.approx(gain)
+    independent = 2 * 1.96 * of_block.std() / (blocks * each) ** 0.5
+    assert high - low > 3 * independent
+    table, *notes = recovery_tables(measured, runs)
+    assert cells(table)[1]["95 % interval"] == f"{low:.4f} to {high:.4f}"
+    assert len(notes) == 1
 
 
 def test_a_surprise_has_tokens_after_it() -> None:
     rising = np.arange(10.0)
-    assert recovery({"a": rising}, share=1)[0].surprises == 10 - STEPS
+    measured, _ = recovery({"a": rising}, share=1)
+    assert (measured.surprises, measured.share) == (10 - STEPS, 0.5)
     with pytest.raises(DataError, match="10 tokens have too few surprises"):
         recovery({"a": rising}, share=0.5)
     for share in (0, 1.1, float("nan")):
@@ -56,4 +82,5 @@ def test_the_command_shows_every_run(
     result = json.loads(Path("r.json").read_text())
     assert list(result["runs"]) == ["a", "b"]
     assert result["runs"]["b"]["gain_after"] == [0.0] * STEPS
+    assert result["runs"]["b"]["interval_after"] == [None] * STEPS
     assert "surprises" in out
