@@ -1,4 +1,4 @@
-"""Paired bootstrap tests of the difference between two runs on the same data.
+"""Paired bootstrap tests of the difference between two runs on the same data, and intervals of means.
 
 The resampled units are conversations or blocks of text. Neighbouring tokens and contexts share topic and
 words, so resampling them one by one would overstate certainty. Each unit contributes sums (nats and tokens,
@@ -19,12 +19,6 @@ FEWEST_UNITS = 5  # minimum for a meaningful p-value
 FEW_UNITS = 20  # below, the resamples are too alike for a trustworthy p-value
 SIGNIFICANT = 0.05
 _TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
-_CONFIDENCE = 1.96  # standard errors of a 95 % interval
-
-
-def half_interval(values: Floats) -> float:
-    """Half the 95 % confidence interval of a mean (normal distribution); 0 for fewer than two values."""
-    return float(_CONFIDENCE * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def draws(units: int, resamples: int, seed: int) -> Floats:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lm.bootstrap import half_interval
+from lm.bootstrap import Interval, mean_intervals
+from lm.console.options import RESAMPLES
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError
+from lm.language.evaluate import BLOCK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +45,16 @@ class Profile:
     at_words: np.ndarray  # (N,) of the target words
     of_contexts: np.ndarray  # (N,) mean over all words
     places: np.ndarray  # (S, 15) positions in sentences, see :func:`places`
+
+    def intervals(self) -> list[Interval | None]:
+        """Means of the temperatures of words by place, with 95 % intervals; [] without a sentence.
+
+        The bootstrap resamples blocks of text, because neighbouring sentences share words. None below 5
+        blocks.
+        """
+        if not len(self.places):
+            return []
+        return mean_intervals(self.at_words[self.places], self.places[:, 0] // BLOCK, RESAMPLES, seed=1)
 
 
 def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
@@ -102,13 +114,14 @@ class WordTemperatures:
 class PlaceTemperature:
     """A place in a sentence, counted from 1 in its ``part``, as in Figure 1 (b).
 
-    It has the mean temperature of its words, half the 95 % interval, and the mean over the vocabulary.
+    It has the mean temperature of its words, the 95 % interval by blocks of text, None below 5 blocks, and
+    the mean over the vocabulary.
     """
 
     part: str
     place: int
     mean: float
-    half_interval: float
+    interval: Interval | None
     mean_of_words: float
 
 
@@ -156,10 +169,10 @@ def temperature_report(found: Profile, words: Sequence[str]) -> TemperatureRepor
             part=("first", "middle", "last")[index // PART],
             place=index % PART + 1,
             mean=float(found.at_words[column].mean()),
-            half_interval=half_interval(found.at_words[column]),
+            interval=interval,
             mean_of_words=float(found.of_contexts[column].mean()),
         )
-        for index, column in enumerate(found.places.T if len(found.places) else ())
+        for index, (column, interval) in enumerate(zip(found.places.T, found.intervals(), strict=False))
     ]
     return TemperatureReport(
         tokens=len(found.at_words),
@@ -209,7 +222,7 @@ def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table |
             "place": f"{place.part} {place.place}",
             "model": name,
             "τ of the word": f"{place.mean:.6f}",
-            "±": f"{place.half_interval:.1e}",
+            "95 % interval": place.interval and f"{place.interval.low:.6f} to {place.interval.high:.6f}",
             "mean τ": f"{place.mean_of_words:.6f}",
         }
         for name, found in results.items()
@@ -257,8 +270,9 @@ def _draw(profiles: Mapping[str, Profile], counts: np.ndarray, figure: "Figure")
         weighted.plot(ranks, (found.by_word * counts)[order], ".", markersize=2, **style)
         if len(found.places):
             values = found.at_words[found.places]  # (S, 15)
-            half = [half_interval(column) for column in values.T]
-            by_place.errorbar(range(1, 3 * PART + 1), values.mean(0), half, capsize=2, **style)
+            ends = [(one.low, one.high) for one in found.intervals() if one]  # none below 5 blocks
+            error = np.abs(np.transpose(ends) - values.mean(0)) if ends else None
+            by_place.errorbar(range(1, 3 * PART + 1), values.mean(0), error, capsize=2, **style)
     by_word.set(xscale="log", xlabel="rank of the word by frequency", ylabel="mean temperature")
     by_place.set(xlabel="place: first, middle, last five words", ylabel="temperature of the word")
     weighted.set(xscale="log", yscale="log", xlabel="rank of the word by frequency")

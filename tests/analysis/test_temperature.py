@@ -9,10 +9,21 @@ import pytest
 import torch
 
 from lm.analysis.examples import Wanted, compare_runs, example_tables
-from lm.analysis.temperature import occurrences, places, profile, temperature_report
+from lm.analysis.temperature import (
+    Profile,
+    draw_temperatures,
+    occurrences,
+    places,
+    profile,
+    temperature_report,
+    temperature_tables,
+)
+from lm.bootstrap import draws
 from lm.cli import main
+from lm.console.options import RESAMPLES
 from lm.disk.storage import canonical_json
 from lm.errors import ConfigError, DataError
+from lm.language.evaluate import BLOCK
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.tiny_lm import cells, ids_of, tiny_lm, write_run
@@ -62,10 +73,29 @@ def test_the_published_temperature_is_constant_on_the_average_of_words_in_every_
     assert report.sentences == 3
     assert [row.part for row in report.positions] == ["first"] * 5 + ["middle"] * 5 + ["last"] * 5
     assert report.positions[7].mean == pytest.approx(found.at_words[found.places[:, 7]].mean())
-    for column, row in zip(found.places.T, report.positions, strict=True):
-        error = found.at_words[column].std(ddof=1) / 3**0.5
-        assert row.half_interval == pytest.approx(1.96 * error)
-        assert error > 0
+    assert {row.interval for row in report.positions} == {None}
+    assert {row["95 % interval"] for row in cells(temperature_tables({"a": report})[1])} == {"–"}
+
+
+def test_intervals_of_places_are_of_resampled_blocks(tmp_path: Path) -> None:
+    """Temperatures that are constant in a block leave one value a block, however many sentences it has."""
+    ids = sentence(*[20] * 400)
+    at = places(ids, EOS)
+    block = at[:, 0] // BLOCK
+    of_block = np.random.default_rng(1).uniform(1, 2, block[-1] + 1)
+    at_words = np.ones(len(ids))
+    at_words[at] = of_block[block][:, None]
+    found = Profile(np.ones(2), np.ones(2), at_words, np.ones(len(ids)), at)
+    report = temperature_report(found, ["a", "b"])
+    numbers = np.bincount(block)
+    counts = draws(len(numbers), RESAMPLES, 1)
+    low, high = np.quantile(counts @ (numbers * of_block) / (counts @ numbers), (0.025, 0.975))
+    for row in report.positions:
+        assert row.interval == pytest.approx((row.mean, low, high))
+    assert high - low > 4 * 1.96 * of_block[block].std() / len(block) ** 0.5
+    assert cells(temperature_tables({"a": report})[1])[0]["95 % interval"] == f"{low:.6f} to {high:.6f}"
+    draw_temperatures({"a": found}, [3, 4], [tmp_path / "t.png"])
+    assert (tmp_path / "t.png").stat().st_size
 
 
 def test_what_has_no_temperatures_is_refused() -> None:
