@@ -1,7 +1,8 @@
 """Anisotropy and effective ranks of states and contexts, and the rank of histories by futures.
 
 *Anisotropy* is the mean cosine of two states of different tokens (Ethayarajh 2019): 0 for directions that are
-spread evenly. The entropy of singular values is the logarithm of the effective rank (Roy & Vetterli 2007).
+spread evenly. Contexts and output vectors have it over all pairs of rows, so that the K contexts of one token
+are paired, too. The entropy of singular values is the logarithm of the effective rank (Roy & Vetterli 2007).
 
 The *extended matrix* (Golowich et al. 2025, arXiv 2510.24966) has a row for every history, and a column for
 every word after every future. Its entries are the logits of the word after history and future. The mean over

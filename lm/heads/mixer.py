@@ -84,7 +84,7 @@ class Mixer:
         return latent, log_prior
 
     def read(self, hidden: States) -> Tensor:
-        """Input of contexts and prior of a mixture: the last layer (..., H), or q (..., 2 H) for mfs."""
+        """Input of contexts and prior of a mixture: last layer (..., H), or q (..., 2 H) for mfs and cpr."""
         states = Layers.of(hidden)
         return states.last if self.facets is None else self.facets(states)
 
