@@ -18,7 +18,6 @@ A word is *undecided* if a linear program ends without a solution: that proves n
 V words · D numbers that determine the logits.
 """
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -188,9 +187,7 @@ class Unargmaxable:
 
 
 def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) -> Unargmaxable:
-    """Unargmaxable words of a run. ConfigError without scipy, and as in :func:`logits_of_head`."""
-    if importlib.util.find_spec("scipy") is None:
-        raise ConfigError("lm analyze unargmaxable needs scipy; install it with `pip install scipy`")
+    """Unargmaxable words of a run. Raises ConfigError as :func:`logits_of_head`."""
     head = trained.model.head
     bounded, free = logits_of_head(head, trained.model.layers.state_bound)
     found = unargmaxable_words(bounded, progress)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.spatial import ConvexHull
 
 from lm.analysis.unargmaxable import Logits, logits_of_head, unargmaxable_of_run, unargmaxable_words
 from lm.cli import main
@@ -16,7 +17,6 @@ from lm.errors import ConfigError
 from tests.support.plain_heads import make_head, naive_probabilities
 from tests.support.tiny_lm import tiny_lm, write_run
 
-scipy_spatial = pytest.importorskip("scipy.spatial")
 INFINITE = float("inf")
 
 
@@ -26,7 +26,7 @@ def test_words_inside_the_convex_hull_cannot_win(size: int) -> None:
     if size == 1:
         corners = {int(weight.argmin()), int(weight.argmax())}
     else:
-        corners = set(scipy_spatial.ConvexHull(weight).vertices.tolist())
+        corners = set(ConvexHull(weight).vertices.tolist())
     found = unargmaxable_words(Logits(weight, np.zeros(40), INFINITE))
     assert set(found.proved) == set(range(40)) - corners
     assert not found.undecided
@@ -139,9 +139,6 @@ def test_the_command_counts_words_of_runs(
     assert (found["undecided"], found["undecided_free"]) == (0, 0)
     assert "free contexts" in out
     assert "undecided" not in out
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, err = ending(main, "analyze", "unargmaxable", "a")
-    assert (code, "pip install scipy" in err) == (2, True)
 
 
 def test_the_command_counts_undecided_words_apart(
