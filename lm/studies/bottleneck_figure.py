@@ -107,13 +107,18 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
 def _tables(
     key: str, values: Sequence[int], columns: Mapping[str, Mapping[int, PointRows]], where: str
 ) -> Iterator[Table]:
-    """Yield a table of KL and one of rank, with a row per value, or none without columns."""
+    """Yield a table of KL and one of rank, or none without columns.
+
+    Each has a row per value that any head allows, and an empty cell where a head does not allow the value.
+    """
     for measure, title in _TITLES.items() if columns else ():
-        rows = [
-            {key: value, "parameters": _mean(next(iter(columns.values()))[value], "parameters")}
-            | {name: _mean(by_value[value], measure) for name, by_value in columns.items()}
-            for value in values
-        ]
+        rows = []
+        for value in values:
+            cells = {name: by_value[value] for name, by_value in columns.items() if value in by_value}
+            if cells:
+                parameters = _mean(next(iter(cells.values())), "parameters")
+                means = {name: _mean(found, measure) for name, found in cells.items()}
+                rows.append({key: value, "parameters": parameters} | dict.fromkeys(columns) | means)
         yield Table(title + where, rows)
 
 

@@ -349,3 +349,18 @@ def test_heads_that_cannot_have_a_number_of_components_are_left_out() -> None:
     }
     with pytest.raises(ConfigError, match="--components: none is possible for mixtape; add 4"):
         BottleneckOptions(heads=("mixtape",), components=(3,))
+
+
+def test_a_head_that_does_not_allow_a_number_of_components_has_an_empty_cell(tmp_path: Path) -> None:
+    options = replace(TINY, heads=("doc", "mixtape"), component_sweep=(1, 2, 3), hidden_size=12, steps=(2,))
+    result = bottleneck(options, tmp_path)
+    assert result["swept_components"] == (1, 2, 3)
+    kl: Any = bottleneck_tables(result)[2]
+    empty = {(row["K"], name) for row in kl.rows for name, value in row.items() if value is None}
+    assert empty == {(1, "DOC ×10"), (3, "Mixtape ×10")}
+    assert all(row["parameters"] for row in kl.rows)
+    draw_bottleneck(result, [tmp_path / "b.svg"])
+    alone = bottleneck(replace(options, heads=("doc",)), tmp_path)  # nothing has one component
+    kl = bottleneck_tables(alone)[2]
+    assert [row["K"] for row in kl.rows] == [2, 3]
+    draw_bottleneck(alone, [tmp_path / "b.svg"])
