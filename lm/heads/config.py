@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from lm.config.section import Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.heads.registry import HEADS, kinds_with
 
-MIXTURES = tuple(kind for kind, row in HEADS.items() if row.is_mixture)
 if TYPE_CHECKING:
     HeadKind = str
 else:
@@ -215,7 +214,7 @@ class HeadConfig(Section):
                 f"temperature_low = {self.temperature_low:g}: must be below temperature_high ="
                 f" {self.temperature_high:g}"
             )
-        if self.kind not in MIXTURES and self.components != 1:
+        if not HEADS[self.kind].is_mixture and self.components != 1:
             raise ValueError(
                 f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
             )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
-from lm.heads.config import MIXTURES, HeadConfig
+from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.registry import HEADS
 
@@ -90,7 +90,7 @@ def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
         raise ConfigError(
             f"head.kind = {config.kind}: cannot begin as a softmax; choose {', '.join(FROM_SOFTMAX)}"
         )
-    mixture = config.kind in MIXTURES
+    mixture = HEADS[config.kind].is_mixture
     wanted = {
         "head.context_activation = none": not mixture or config.context_activation == "none",
         "head.context_scale = 1": not mixture or config.context_scale == 1,

@@ -26,7 +26,7 @@ from lm.errors import DivergenceError, require
 from lm.heads.head import Head
 from lm.heads.registry import HEADS
 from lm.steps import OnProgress, no_progress
-from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend, mixes, possible
+from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend, possible
 from lm.studies.known_language import Language, measured_rank
 from lm.studies.points import Points
 
@@ -43,11 +43,11 @@ def heads_of(options: BottleneckOptions) -> dict[str, SweepPoint]:
     require(size < hidden, f"--sweep-size {size}: must be below --hidden-size {hidden}, the full rank")
     found = {}
     for kind in options.heads:
-        count = components if mixes(kind) else 1
+        count = components if HEADS[kind].is_mixture else 1
         require(kind != "doc", "--heads doc: reads two layers, and a state is one here; leave it out")
         require(possible(kind, count), f"--components {count}: not possible for {kind}; give another")
-        for scale in options.context_scale if mixes(kind) else (1.0,):
-            label = f"{HEADS[kind].label} ×{scale:g}" if mixes(kind) else HEADS[kind].label
+        for scale in options.context_scale if HEADS[kind].is_mixture else (1.0,):
+            label = f"{HEADS[kind].label} ×{scale:g}" if HEADS[kind].is_mixture else HEADS[kind].label
             found[label] = SweepPoint(kind, count, size, hidden, scale)
     return found | {FULL: SweepPoint("softmax", 1, hidden, hidden)}
 

@@ -93,7 +93,7 @@ class BottleneckOptions:
         for head in self.heads:
             require(head in HEADS, f"--heads {head!r}: unknown head; choose from {', '.join(HEADS)}")
             require(
-                not mixes(head) or any(possible(head, number) for number in self.components),
+                not HEADS[head].is_mixture or any(possible(head, number) for number in self.components),
                 f"--components: none is possible for {head}; add 4",
             )
         for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
@@ -112,7 +112,7 @@ class BottleneckOptions:
     @property
     def swept_components(self) -> tuple[int, ...]:
         """K of the second sweep, without those that exceed the number of parameters at any H."""
-        if not any(mixes(kind) for kind in self.heads):
+        if not any(HEADS[kind].is_mixture for kind in self.heads):
             return ()
         size, budget = self.sweep_size, self.budget(self.sweep_size)
         least = {number: SweepPoint("mos", number, size, 1) for number in self.component_sweep}
@@ -120,7 +120,7 @@ class BottleneckOptions:
 
     def steps_of(self, point: "SweepPoint") -> int:
         """Number of updates of a model."""
-        if not mixes(point.kind) or len(self.steps) == 1:
+        if not HEADS[point.kind].is_mixture or len(self.steps) == 1:
             return max(self.steps)
         return self.steps[self.context_scale.index(point.context_scale)]
 
@@ -148,7 +148,7 @@ class SweepPoint:
         """Number of parameters of the table of contexts and the head."""
         size, hidden, components = self.embedding_size, self.hidden_size, self.components
         total = contexts * self.width + vocab * size + vocab
-        if not mixes(self.kind):
+        if not HEADS[self.kind].is_mixture:
             total += INTERVALS if self.kind == "plif" else 0
             return total + (hidden * size if hidden != size else 0)
         total += (hidden + 1) * self.config.contexts * size
@@ -186,11 +186,6 @@ class SweepPoint:
         return Layers(last, tuple(lower))
 
 
-def mixes(kind: str) -> bool:
-    """True if a kind of head has components."""
-    return HEADS[kind].is_mixture
-
-
 def possible(kind: str, components: int) -> bool:
     """True if a kind of head allows the number of components."""
     try:
@@ -205,12 +200,12 @@ def points(
     """Yield (name of the row, model) at E = ``size``, all with the same number of parameters."""
     contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
     for kind in options.heads:
-        for number in filter(partial(possible, kind), components) if mixes(kind) else (1,):
+        for number in filter(partial(possible, kind), components) if HEADS[kind].is_mixture else (1,):
             nearest = min(
                 (SweepPoint(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
                 key=lambda point: abs(point.parameters(contexts, vocab) - budget),
             )
-            for scale in options.context_scale if mixes(kind) else (1.0,):
+            for scale in options.context_scale if HEADS[kind].is_mixture else (1.0,):
                 yield kind, replace(nearest, context_scale=scale)
     if "softmax" in options.heads:
         wide = (budget - vocab) // (contexts + vocab)

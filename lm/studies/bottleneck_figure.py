@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
-from lm.heads.config import MIXTURES
 from lm.heads.registry import HEADS
-from lm.studies.bottleneck import WIDE, mixes
+from lm.studies.bottleneck import WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +34,14 @@ class Name:
     scale: float
     components: int | None = None
 
+    @property
+    def is_mixture(self) -> bool:
+        """True if the head has components."""
+        return self.head != WIDE and HEADS[self.head].is_mixture
+
     def __str__(self) -> str:
         """Label in tables and figures."""
-        if self.head not in MIXTURES:
+        if not self.is_mixture:
             return self.head
         parts = f"{HEADS[self.head].label} ×{self.scale:g}"
         return parts if self.components is None else f"{parts} K = {self.components}"
@@ -60,14 +64,14 @@ def component_series(result: Mapping[str, Any]) -> dict[Name, dict[int, PointRow
     found: dict[Name, dict[int, PointRows]] = {}
     for row in result["rows"]:
         if row["size"] == result["settings"]["sweep_size"] and _swept(row, swept):
-            for components in [row["components"]] if mixes(row["kind"]) else swept:
+            for components in [row["components"]] if HEADS[row["kind"]].is_mixture else swept:
                 name = Name(row["head"], row["context_scale"])
                 found.setdefault(name, {}).setdefault(components, []).append(row)
     return found
 
 
 def _swept(row: Mapping[str, Any], components: Sequence[int]) -> bool:
-    return row["components"] in components or not mixes(row["kind"])
+    return row["components"] in components or not HEADS[row["kind"]].is_mixture
 
 
 def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
@@ -86,7 +90,9 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
         f" entropy {entropy:.3f} nats; seeds {', '.join(map(str, settings['seeds']))}"
     )
     tables.append(f"the last tenth of training gained at most {late:.4f} nats")
-    updates = {row["context_scale"]: f"{row['steps']:,}" for row in result["rows"] if mixes(row["kind"])}
+    updates = {
+        row["context_scale"]: f"{row['steps']:,}" for row in result["rows"] if HEADS[row["kind"]].is_mixture
+    }
     if updates:
         tables.append(
             "contexts of mixtures are multiplied by a factor (papers: 1); updates: "
@@ -142,20 +148,19 @@ def draw_bottleneck(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
-    settings, by_components = result["settings"], component_series(result)
+    settings, by_size, by_components = result["settings"], series(result), component_series(result)
     panels = figure.subplots(2 if by_components else 1, 2, squeeze=False)
     several = sorted(settings["components"])
     lines: list[_Line] = []
-    for name, rows in series(result).items():
+    for name, rows in by_size.items():
         shown = str(name if len(several) > 1 else replace(name, components=None))
-        if len(settings["steps"]) > 1 and name.head in MIXTURES:
+        if len(settings["steps"]) > 1 and name.is_mixture:
             shown += f", {next(iter(rows.values()))[0]['steps']:,} updates"
-        share = (several.index(name.components) + 1) / len(several) if name.head in MIXTURES else 1.0
+        share = (several.index(name.components) + 1) / len(several) if name.is_mixture else 1.0
         style = {"label": shown, "alpha": 0.4 + 0.6 * share}  # more opaque for larger K
         lines.append((name.head, rows, style | _scale_style(name, settings)))
-    where = (
-        f" (K = {several[0]})" if len(several) == 1 and set(MIXTURES) & {head for head, *_ in lines} else ""
-    )
+    mixtures = any(name.is_mixture for name in by_size)
+    where = f" (K = {several[0]})" if len(several) == 1 and mixtures else ""
     _draw_sweep(panels[0], lines, "context size E of the head", where)
     _draw_guides(panels[0, 1], {size: size + 2 for size in settings["embedding_sizes"]}, settings)
     panels[0, 0].set_yscale("log")
@@ -167,7 +172,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
     if by_components:
         size = settings["sweep_size"]
         lines = [
-            (name.head, rows, _scale_style(name, settings) if name.head in MIXTURES else {"marker": ""})
+            (name.head, rows, _scale_style(name, settings) if name.is_mixture else {"marker": ""})
             for name, rows in by_components.items()
         ]
         _draw_sweep(panels[1], lines, "components K of a mixture", f" (E = {size})")
@@ -187,7 +192,7 @@ def _draw(result: Mapping[str, Any], figure: "Figure") -> None:
 
 def _scale_style(name: Name, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Thin dotted style for factors on the contexts other than the first."""
-    if name.head not in MIXTURES or name.scale == settings["context_scale"][0]:
+    if not name.is_mixture or name.scale == settings["context_scale"][0]:
         return {}
     return {"linestyle": (0, (1, 2)), "linewidth": 1.2}
 

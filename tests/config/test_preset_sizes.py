@@ -10,7 +10,7 @@ from dialog.describe import describe as describe_dialog
 from lm.cells.config import CellConfig
 from lm.config.load import load_config
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
-from lm.heads.config import MIXTURES
+from lm.heads.registry import HEADS
 from lm.language.config import LmConfig
 from lm.language.describe import describe
 from tests.support.lm_presets import PRESETS, preset
@@ -47,7 +47,7 @@ def test_the_parameters_of_a_preset(name: str) -> None:
     expected = words * size + words
     expected += of_trunk(config)
     hidden, components = inputs[-1], config.head.components
-    if kind in MIXTURES:
+    if HEADS[kind].is_mixture:
         expected += config.head.learn_context_scale
         lower = config.head.lower_components  # of the layers below the last, the highest first
         if layers := config.head.facet_layers:
