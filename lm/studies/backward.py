@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from lm.analysis.rank import effective_rank
-from lm.disk.storage import make_folder, write_json
 from lm.errors import DivergenceError, require
 from lm.heads.head import Head
 from lm.heads.registry import HEADS
 from lm.steps import OnProgress, no_progress
-from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend, possible
+from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.known_language import Language, measured_rank
-from lm.studies.points import Points
+from lm.studies.sweep import Sweep, cosine_adam, descend
+from lm.studies.sweep_point import SweepPoint, possible
 
 UNTRAINED, FULL = "untrained", "full softmax"
 BACKWARD_POINTS, BACKWARD_RESULT = "backward.jsonl", "backward.json"
@@ -65,29 +65,25 @@ def backward(options: BottleneckOptions, out: Path, progress: OnProgress = no_pr
         StorageError, DivergenceError: as for :func:`lm.studies.bottleneck.bottleneck`.
     """
     heads = heads_of(options)
-    make_folder(out)
-    measured = Points(out / BACKWARD_POINTS, RELAY_MEASURES)
     steps, rows = max(options.steps), []
     plan = [(options.language(seed), trainer) for seed in options.seeds for trainer in (UNTRAINED, *heads)]
-    for done, (language, trainer) in enumerate(plan):
-        progress(done, len(plan))
+    sweep = Sweep(out, BACKWARD_POINTS, RELAY_MEASURES, len(plan), progress)
+    for language, trainer in plan:
         settings = {
             **asdict(language), "trainer": trainer, "steps": steps, "lr": options.lr,
             "heads": {name: asdict(point) for name, point in heads.items()},
         }  # fmt: skip
-        values = measured.measured(settings, partial(relay, language, heads, trainer, steps, options.lr))
+        values = sweep.measured(settings, partial(relay, language, heads, trainer, steps, options.lr))
         rows.append({"seed": language.seed, "trainer": trainer} | values)
-    progress(len(plan), len(plan))
     result: dict[str, Any] = {"settings": asdict(options), "heads": list(heads), "rows": rows}
-    write_json(out / BACKWARD_RESULT, result)
-    return result
+    return sweep.finished(BACKWARD_RESULT, result)
 
 
 def relay(
     language: Language, heads: dict[str, SweepPoint], trainer: str, steps: int, lr: float
 ) -> dict[str, Any]:
     """Train the states with one head, then every head on the fixed states. Return the measures of a row."""
-    hidden = heads[FULL].hidden_size
+    hidden, optim = heads[FULL].hidden_size, cosine_adam(steps, lr)
     joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
 
     def loss(head: Head, states: Tensor) -> Tensor:
@@ -106,13 +102,13 @@ def relay(
         table, head = table.double(), head.double()
         [gradient] = torch.autograd.grad(loss(head, table.weight), table.weight)
         table, head = table.float(), head.float()
-        descend(nn.ModuleList([table, head]), lambda: loss(head, table.weight), steps, lr)
+        descend(nn.ModuleList([table, head]), lambda: loss(head, table.weight), optim)
         own = _measure(language, head, table.weight, trainer)[0]
     states = table.weight.detach()
     readers = {}
     for name, point in heads.items():
         _, reader = seeded(point)
-        descend(reader, partial(loss, reader, states), steps, lr)
+        descend(reader, partial(loss, reader, states), optim)
         kl, rank = _measure(language, reader, states, name)
         readers[name] = {"kl": kl, "rank": rank}
     return {

@@ -22,35 +22,26 @@ C contexts · V words · r rank · E context size of the head · K components ·
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lm.disk.storage import make_folder, write_json
-from lm.engine.config import OptimConfig
-from lm.engine.optim import build_optimizer
-from lm.engine.schedule import Schedule
 from lm.errors import DivergenceError, require
-from lm.heads.config import HeadConfig
-from lm.heads.head import Head
 from lm.heads.registry import HEADS
-from lm.heads.states import Layers
 from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language, measured_rank
-from lm.studies.points import Points
+from lm.studies.sweep import Sweep, cosine_adam, descend
+from lm.studies.sweep_point import SweepPoint, possible
 
 WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
-INTERVALS = 100  # of plif
-PARTS = 4  # of the vocabulary, for mfs
-LIKELY_WORDS = (2, 10)  # candidates of cpr
 MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
 
 
@@ -118,7 +109,7 @@ class BottleneckOptions:
         least = {number: SweepPoint("mos", number, size, 1) for number in self.component_sweep}
         return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
 
-    def steps_of(self, point: "SweepPoint") -> int:
+    def steps_of(self, point: SweepPoint) -> int:
         """Number of updates of a model."""
         if not HEADS[point.kind].is_mixture or len(self.steps) == 1:
             return max(self.steps)
@@ -132,66 +123,6 @@ class BottleneckOptions:
     def language(self, seed: int) -> Language:
         """Language of a seed."""
         return Language(seed, self.contexts, self.vocab, self.rank, self.spread, self.context_law)
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """Settings of one model, without those of language and training."""
-
-    kind: str
-    components: int
-    embedding_size: int
-    hidden_size: int
-    context_scale: float = 1.0
-
-    def parameters(self, contexts: int, vocab: int) -> int:
-        """Number of parameters of the table of contexts and the head."""
-        size, hidden, components = self.embedding_size, self.hidden_size, self.components
-        total = contexts * self.width + vocab * size + vocab
-        if not HEADS[self.kind].is_mixture:
-            total += INTERVALS if self.kind == "plif" else 0
-            return total + (hidden * size if hidden != size else 0)
-        total += (hidden + 1) * self.config.contexts * size
-        gates = components - 1
-        if self.kind == "mixtape":
-            return total + gates * (size * hidden + hidden + vocab) + (vocab * size if gates else 0)
-        return total + (hidden * components if gates else 0)
-
-    @property
-    def width(self) -> int:
-        """Free numbers per context: H, or 2 H for doc, which reads two layers."""
-        return self.hidden_size * (2 if self.kind == "doc" else 1)
-
-    @property
-    def config(self) -> HeadConfig:
-        """Config of the head. Half of the components of doc come from its lower layer."""
-        return HeadConfig(
-            kind=self.kind,
-            components=self.components,
-            embedding_size=self.embedding_size,
-            context_scale=self.context_scale,
-            intervals=INTERVALS if self.kind == "plif" else HeadConfig.model_fields["intervals"].default,
-            lower_components=(self.components // 2,) if self.kind == "doc" else (),
-            partitions=PARTS if self.kind == "mfs" else 1,
-            candidates=LIKELY_WORDS if self.kind == "cpr" else (),
-        )
-
-    def head(self, vocab: int) -> Head:
-        """Build the head."""
-        return Head(self.config, self.hidden_size, vocab, lower_sizes=(self.hidden_size,))
-
-    def layers(self, states: Tensor) -> Layers:
-        """States (C, ``width``) as layers of the hidden size."""
-        last, *lower = states.split(self.hidden_size, 1)
-        return Layers(last, tuple(lower))
-
-
-def possible(kind: str, components: int) -> bool:
-    """True if a kind of head allows the number of components."""
-    try:
-        return bool(SweepPoint(kind, components, 1, 1).config)
-    except ValidationError:
-        return False
 
 
 def points(
@@ -229,20 +160,16 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
     result. The same settings and number of threads give the same bytes. StorageError if ``out`` cannot be
     written, or its points cannot be read. DivergenceError if training ended in non-finite numbers.
     """
-    make_folder(out)
-    measured = Points(out / POINTS, MEASURES)
     languages = {seed: options.language(seed) for seed in options.seeds}
-    plan = [(language, *model) for language in languages.values() for model in models(options)]
+    plan = list(product(languages.values(), models(options)))
+    sweep = Sweep(out, POINTS, MEASURES, len(plan), progress)
     rows: list[dict[str, Any]] = []
-    for done, (language, size, name, point) in enumerate(plan):
-        progress(done, len(plan))
+    for language, (size, name, point) in plan:
         steps = options.steps_of(point)
         settings = asdict(language) | asdict(point) | {"steps": steps, "lr": options.lr}
-        train = partial(train_point, language, point, steps, options.lr)
-        values = measured.measured(settings, train)
+        values = sweep.measured(settings, partial(train_point, language, point, steps, options.lr))
         where = {"seed": language.seed, "head": name, "size": size, "steps": steps}
         rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
-    progress(len(plan), len(plan))
     truth = [{"seed": seed, "rank": one.rank, "entropy": one.entropy} for seed, one in languages.items()]
     result: dict[str, Any] = {
         "settings": asdict(options),
@@ -250,26 +177,7 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
         "truth": truth,
         "rows": rows,
     }
-    write_json(out / RESULT, result)
-    return result
-
-
-def descend(model: nn.Module, loss_of: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
-    """Minimise a loss by Adam with a warmup and a cosine schedule. Return the loss before each update."""
-    optim = OptimConfig(
-        lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=min(20, steps - 1), decay_steps=steps
-    )
-    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
-    losses = []
-    for step in range(steps):
-        loss = loss_of()
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
-        optimizer.step()
-    return losses
+    return sweep.finished(RESULT, result)
 
 
 def train_point(language: Language, point: SweepPoint, steps: int, lr: float) -> dict[str, Any]:
@@ -286,7 +194,11 @@ def train_point(language: Language, point: SweepPoint, steps: int, lr: float) ->
         table = nn.Embedding(language.contexts, point.width)
     model = nn.ModuleList([table, head])
     joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
-    losses = descend(model, lambda: -(joint * head.log_probs(point.layers(table.weight))).sum(), steps, lr)
+
+    def loss() -> Tensor:
+        return -(joint * head.log_probs(point.layers(table.weight))).sum()
+
+    losses = descend(model, loss, cosine_adam(steps, lr))
     late = losses[steps * 9 // 10] - language.entropy
     count = sum(parameter.numel() for parameter in model.parameters())
     model.double()

@@ -26,10 +26,7 @@ from torch import Tensor, nn
 from lm.cells.config import CellConfig
 from lm.cells.layers import recurrent_layer
 from lm.config.section import MAX_SEED
-from lm.disk.storage import make_folder, write_json
 from lm.engine.config import OptimConfig
-from lm.engine.optim import build_optimizer
-from lm.engine.schedule import Schedule
 from lm.engine.shapes import shapes_only
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
@@ -37,7 +34,7 @@ from lm.heads.head import Head
 from lm.measures import learnt
 from lm.steps import OnProgress, no_progress
 from lm.studies.copying_data import Corpus, Drawn
-from lm.studies.points import Points
+from lm.studies.sweep import Sweep, descend
 
 AT_ONCE = 512  # sequences per batch of the evaluation
 CLIP = 10.0  # norm of the gradient of a loss summed over time, as in the authors' code
@@ -144,32 +141,28 @@ def copying(
     if corpora:
         fit = set(of_length) == set(options.lengths) and {c.vocab for c in corpora} == {options.vocab}
         require(fit, "lengths or symbols of the corpora differ from the options; give the same")
-    make_folder(out)
-    measured = Points(out / POINTS, MEASURES)
     places = list(product(options.seeds, options.lengths, options.cells))
+    sweep = Sweep(out, POINTS, MEASURES, len(places) * len(options.lrs), progress)
     rows: list[dict[str, Any]] = []
-    for number, (seed, length, cell) in enumerate(places):
+    for seed, length, cell in places:
         found: list[dict[str, Any]] = []
-        for at, lr in enumerate(options.lrs):
-            progress(number * len(options.lrs) + at, len(places) * len(options.lrs))
+        for lr in options.lrs:
             settings, corpus = options.settings(seed, length, cell, lr), of_length.get(length)
             if corpus:
                 settings["corpus"] = list(corpus.fingerprints)
             train = partial(train_point, options, seed, length, cell, lr, corpus)
             try:
-                found.append({"lr": lr} | measured.measured(settings, train))
+                found.append({"lr": lr} | sweep.measured(settings, train))
             except DivergenceError:
                 if lr == options.lrs[-1] and not found:
                     raise
         best = min(found, key=lambda point: float(point["valid_nll"]))
         where = {"seed": seed, "length": length, "cell": cell}
         rows.append(where | {"hidden_size": options.hidden_size(cell)} | best)
-    progress(len(places), len(places))
     result: dict[str, Any] = {"settings": asdict(options), "rows": rows}
     if corpora:
         result["corpora"] = {corpus.folder: list(corpus.fingerprints) for corpus in corpora}
-    write_json(out / RESULT, result)
-    return result
+    return sweep.finished(RESULT, result)
 
 
 def train_point(
@@ -191,16 +184,13 @@ def train_point(
     optim = OptimConfig(
         lr=lr, betas=(0.0, 0.999), schedule="cosine", decay_steps=options.steps, clip_norm=CLIP / (length + 1)
     )
-    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
-    for step in range(options.steps):
+
+    def loss_of() -> Tensor:
         states, targets = model(next(batches))
-        loss = model.head.loss(states, targets) / targets.numel()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
-        optimizer.step()
+        loss: Tensor = model.head.loss(states, targets) / targets.numel()
+        return loss
+
+    descend(model, loss_of, optim)
     (valid_nll, _), (test_nll, exact) = _measured(model, data.valid), _measured(model, data.test)
     if not (learnt(valid_nll, options.vocab + 1) and learnt(test_nll, options.vocab + 1)):
         raise DivergenceError(f"{kind} at length {length} diverged at rate {lr}; lower --lrs")

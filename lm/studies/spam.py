@@ -12,19 +12,20 @@ B symbols of a batch · E context size · H hidden size · V symbols.
 
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm.disk.storage import make_folder, write_json
 from lm.errors import require
 from lm.heads.head import Head
 from lm.steps import OnProgress, no_progress
 from lm.studies.backward import heads_of
-from lm.studies.bottleneck import BottleneckOptions, SweepPoint, descend
-from lm.studies.points import Points
+from lm.studies.bottleneck import BottleneckOptions
+from lm.studies.sweep import Sweep, cosine_adam, descend
+from lm.studies.sweep_point import SweepPoint
 
 SPAM_POINTS, SPAM_RESULT = "spam.jsonl", "spam.json"
 SPAM_MEASURES: dict[str, type] = {"nll": float, "accuracy": float}
@@ -45,22 +46,17 @@ def spam(options: BottleneckOptions, out: Path, progress: OnProgress = no_progre
     require(options.vocab >= FEWEST, f"--vocab {options.vocab}: must be at least {FEWEST} for --task spam")
     sizes = [*(10**power for power in range(3, 9) if 10**power < options.vocab), options.vocab]
     heads = heads_of(options)
-    make_folder(out)
-    measured = Points(out / SPAM_POINTS, SPAM_MEASURES)
     steps, rows = max(options.steps), []
-    plan = [(seed, size, name) for size in sizes for seed in options.seeds for name in heads]
-    for done, (seed, size, name) in enumerate(plan):
-        progress(done, len(plan))
-        point = heads[name]
+    plan = list(product(sizes, options.seeds, heads.items()))
+    sweep = Sweep(out, SPAM_POINTS, SPAM_MEASURES, len(plan), progress)
+    for size, seed, (name, point) in plan:
         settings = asdict(point) | {
             "seed": seed, "vocab": size, "steps": steps, "lr": options.lr, "batch": SYMBOLS
         }  # fmt: skip
-        values = measured.measured(settings, partial(repeat, point, seed, size, steps, options.lr))
+        values = sweep.measured(settings, partial(repeat, point, seed, size, steps, options.lr))
         rows.append({"seed": seed, "vocab": size, "head": name} | values)
-    progress(len(plan), len(plan))
     result: dict[str, Any] = {"settings": asdict(options), "heads": list(heads), "rows": rows}
-    write_json(out / SPAM_RESULT, result)
-    return result
+    return sweep.finished(SPAM_RESULT, result)
 
 
 class Repeater(nn.Module):
@@ -92,7 +88,7 @@ def repeat(point: SweepPoint, seed: int, vocab: int, steps: int, lr: float) -> d
         symbols = torch.randint(vocab, (SYMBOLS,), generator=generator)
         return model.head.loss(model.states(symbols), symbols) / SYMBOLS
 
-    descend(model, loss, steps, lr)
+    descend(model, loss, cosine_adam(steps, lr))
     right, total = 0, 0.0
     for symbols in torch.randint(vocab, (JUDGED,), generator=generator).split(SYMBOLS):
         with torch.no_grad():

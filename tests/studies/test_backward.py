@@ -12,9 +12,10 @@ from lm.cli import main
 from lm.errors import ConfigError
 from lm.studies.backward import FULL, UNTRAINED, backward, heads_of, relay
 from lm.studies.backward_figure import backward_means, backward_tables, draw_backward, draw_spam, spam_tables
-from lm.studies.bottleneck import BottleneckOptions, SweepPoint
+from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.known_language import Language
 from lm.studies.spam import Repeater, repeat, spam
+from lm.studies.sweep_point import SweepPoint
 
 TINY = BottleneckOptions(
     contexts=12,

@@ -17,15 +17,14 @@ from lm.studies.bottleneck import (
     RESULT,
     WIDE,
     BottleneckOptions,
-    SweepPoint,
     bottleneck,
     models,
     points,
-    possible,
     train_point,
 )
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, component_series, draw_bottleneck, series
 from lm.studies.known_language import Language, measured_rank
+from lm.studies.sweep_point import SweepPoint, possible
 from tests.support.signals import signal_at
 
 TINY = BottleneckOptions(

@@ -1,0 +1,67 @@
+"""Sweeps of trainings, each stored at once, and the training of one model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lm.disk.storage import make_folder, write_json
+from lm.engine.config import OptimConfig
+from lm.engine.optim import build_optimizer
+from lm.engine.schedule import Schedule
+from lm.steps import OnProgress
+from lm.studies.points import Points
+
+
+class Sweep:
+    """A sweep of ``total`` trainings into ``folder``, with its progress.
+
+    The file ``points`` of the folder holds every measured point with its settings. So the same sweep resumes
+    after an interruption, and a longer one trains only new points. ``measures`` is that of :class:`Points`.
+    StorageError if the folder cannot be written, or its points cannot be read.
+    """
+
+    def __init__(
+        self, folder: Path, points: str, measures: Mapping[str, type], total: int, progress: OnProgress
+    ) -> None:
+        make_folder(folder)
+        self._folder, self._points = folder, Points(folder / points, measures)
+        self._done, self._total, self._progress = 0, total, progress
+
+    def measured(self, settings: Mapping[str, Any], train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the stored result of the next training, or train and store it."""
+        self._progress(self._done, self._total)
+        self._done += 1
+        return self._points.measured(settings, train)
+
+    def finished(self, name: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Write the result of the whole sweep to the file ``name`` of the folder, and return it."""
+        self._progress(self._total, self._total)
+        write_json(self._folder / name, result)
+        return result
+
+
+def cosine_adam(steps: int, lr: float) -> OptimConfig:
+    """Config of Adam with a warm-up and a cosine schedule, without clipping, for heads."""
+    warmup = min(20, steps - 1)
+    return OptimConfig(
+        lr=lr, betas=(0.9, 0.99), schedule="cosine", warmup_steps=warmup, decay_steps=steps, clip_norm=0
+    )
+
+
+def descend(model: nn.Module, loss_of: Callable[[], Tensor], optim: OptimConfig) -> list[float]:
+    """Minimise a loss by ``optim.decay_steps`` updates. Return the loss before each update."""
+    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
+    losses = []
+    for step in range(optim.decay_steps):
+        loss = loss_of()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        if optim.clip_norm > 0:
+            nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        optimizer.step()
+    return losses
