@@ -12,7 +12,7 @@ C contexts · V words · E context size · K components · H size of a state.
 """
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,38 +21,31 @@ import torch
 from torch import Tensor, nn
 
 from lm.analysis.rank import effective_rank
-from lm.errors import DivergenceError, require
+from lm.errors import DivergenceError
 from lm.heads.head import Head
-from lm.heads.registry import HEADS
 from lm.steps import OnProgress, no_progress
-from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.known_language import Language, measured_rank
+from lm.studies.options import FULL, LanguageOptions, heads_of
 from lm.studies.sweep import Sweep, cosine_adam, descend
-from lm.studies.sweep_point import SweepPoint, possible
+from lm.studies.sweep_point import SweepPoint
 
-UNTRAINED, FULL = "untrained", "full softmax"
+UNTRAINED = "untrained"
 BACKWARD_POINTS, BACKWARD_RESULT = "backward.jsonl", "backward.json"
 RELAY_MEASURES: dict[str, type] = {
     "kl": float, "gradient_rank": int, "gradient_effective_rank": float, "readers": dict
 }  # fmt: skip
 
 
-def heads_of(options: BottleneckOptions) -> dict[str, SweepPoint]:
-    """Heads by name: each kind at E = ``sweep_size`` with each factor, and the full softmax."""
-    size, hidden, components = options.sweep_size, options.hidden_size, options.components[0]
-    require(size < hidden, f"--sweep-size {size}: must be below --hidden-size {hidden}, the full rank")
-    found = {}
-    for kind in options.heads:
-        count = components if HEADS[kind].is_mixture else 1
-        require(kind != "doc", "--heads doc: reads two layers, and a state is one here; leave it out")
-        require(possible(kind, count), f"--components {count}: not possible for {kind}; give another")
-        for scale in options.context_scale if HEADS[kind].is_mixture else (1.0,):
-            label = f"{HEADS[kind].label} ×{scale:g}" if HEADS[kind].is_mixture else HEADS[kind].label
-            found[label] = SweepPoint(kind, count, size, hidden, scale)
-    return found | {FULL: SweepPoint("softmax", 1, hidden, hidden)}
+@dataclass(frozen=True)
+class BackwardOptions(LanguageOptions):
+    """Options of the pairs. Raises a one-line ConfigError for invalid values, or heads that do not fit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads_of(self)
 
 
-def backward(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
+def backward(options: BackwardOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
     """Train and measure every pair of trainer and reader, and save each trainer's to ``out`` at once.
 
     Returns:
@@ -61,11 +54,10 @@ def backward(options: BottleneckOptions, out: Path, progress: OnProgress = no_pr
         and ``readers``: by name ``kl`` and ``rank`` of the log-probabilities.
 
     Raises:
-        ConfigError: heads or sizes that do not fit.
         StorageError, DivergenceError: as for :func:`lm.studies.bottleneck.bottleneck`.
     """
     heads = heads_of(options)
-    steps, rows = max(options.steps), []
+    [steps], rows = options.steps, []
     plan = [(options.language(seed), trainer) for seed in options.seeds for trainer in (UNTRAINED, *heads)]
     sweep = Sweep(out, BACKWARD_POINTS, RELAY_MEASURES, len(plan), progress)
     for language, trainer in plan:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
-from lm.studies.backward import FULL, UNTRAINED
+from lm.studies.backward import UNTRAINED
+from lm.studies.options import FULL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,13 +21,12 @@ matrix could learn a larger factor in many more updates, so every factor may hav
 C contexts · V words · r rank · E context size of the head · K components · H hidden size.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,69 +35,39 @@ from lm.errors import DivergenceError, require
 from lm.heads.registry import HEADS
 from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language, measured_rank
+from lm.studies.options import LanguageOptions, require_scores
 from lm.studies.sweep import Sweep, cosine_adam, descend
 from lm.studies.sweep_point import SweepPoint, possible
 
 WIDE = "wide softmax"
 MEASURES: dict[str, type] = {"parameters": int, "kl": float, "rank": int, "late_gain": float}
 POINTS, RESULT = "points.jsonl", "bottleneck.json"
-MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
 
 
 @dataclass(frozen=True)
-class BottleneckOptions:
-    """Options of the sweeps and languages. Raises a one-line ConfigError for invalid values."""
+class BottleneckOptions(LanguageOptions):
+    """Options of the sweeps. Raises a one-line ConfigError for invalid values.
 
-    contexts: int = 96
-    vocab: int = 768
-    rank: int = 48
-    spread: float = 3.0
-    context_law: Literal["uniform", "zipf"] = "uniform"
-    heads: tuple[str, ...] = ("softmax", "sigsoftmax", "moc", "mos", "moss")
+    ``hidden_size`` is that of a MoS with the largest of ``components``. ``steps`` has a number per factor, or
+    one for all. Heads without components get the largest.
+    """
+
     embedding_sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 48)
-    components: tuple[int, ...] = (4,)
     component_sweep: tuple[int, ...] = (1, 2, 4, 8, 16)  # empty: no sweep of K
-    sweep_size: int = 8  # E of the sweep of K
-    hidden_size: int = 48  # H of a MoS with the largest of ``components``
-    context_scale: tuple[float, ...] = (10.0,)  # factors on the contexts of mixtures
-    steps: tuple[int, ...] = (1000,)  # per scale, or one for all; heads without components get the largest
-    lr: float = 0.05
-    seeds: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        for name in ("heads", "embedding_sizes", "components", "component_sweep", "context_scale", "seeds"):
-            values: tuple[object, ...] = getattr(self, name)
-            option = f"--{name.replace('_', '-')}"
-            require(len(values) > 0 or name == "component_sweep", f"{option}: name at least one")
-            require(len(set(values)) == len(values), f"{option}: repeated value; name each once")
-        for scale in self.context_scale:
-            require(0 < scale < math.inf, f"--context-scale {scale}: must be above 0")
+        super().__post_init__()
+        require_scores("contexts", self.contexts, self.vocab, max(self.component_sweep, default=1))
         require(
             len(self.steps) in (1, len(self.context_scale)),
             f"--steps: {len(self.steps)} numbers for {len(self.context_scale)} of --context-scale;"
             " give one, or one for each",
         )
-        for name in ("embedding_sizes", "components", "component_sweep", "steps"):
-            least = min(getattr(self, name), default=1)
-            require(least >= 1, f"--{name.replace('_', '-')} {least}: must be at least 1")
         for head in self.heads:
-            require(head in HEADS, f"--heads {head!r}: unknown head; choose from {', '.join(HEADS)}")
             require(
                 not HEADS[head].is_mixture or any(possible(head, number) for number in self.components),
                 f"--components: none is possible for {head}; add 4",
             )
-        for name in ("contexts", "vocab", "rank", "sweep_size", "hidden_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
-        require(0 < self.lr < math.inf, f"--lr {self.lr}: must be above 0")
-        scores = self.contexts * self.vocab * max(self.components + self.component_sweep)
-        require(
-            scores <= MAX_SCORES,
-            f"{scores:,} contexts × words × components need about {scores * 32 // 10**6:,} MB;"
-            f" reduce them to at most {MAX_SCORES:,}",
-        )
-        for seed in self.seeds:
-            self.language(seed)
 
     @property
     def swept_components(self) -> tuple[int, ...]:
@@ -119,10 +88,6 @@ class BottleneckOptions:
         """Number of parameters of every model at E = ``size``."""
         largest = SweepPoint("mos", max(self.components), size, self.hidden_size)
         return largest.parameters(self.contexts, self.vocab)
-
-    def language(self, seed: int) -> Language:
-        """Language of a seed."""
-        return Language(seed, self.contexts, self.vocab, self.rank, self.spread, self.context_law)
 
 
 def points(

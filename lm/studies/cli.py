@@ -1,6 +1,7 @@
 """The commands ``lm bottleneck`` and ``lm reverse-copy``: heads and cells on synthetic data."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,14 +10,13 @@ import typer
 from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, output_folder
 from lm.console.tables import Table
-from lm.errors import ConfigError
+from lm.errors import ConfigError, require
 from lm.steps import OnProgress
 
 if TYPE_CHECKING:
-    from lm.studies.bottleneck import BottleneckOptions
+    from lm.studies.options import HeadOptions
 
-    StudyRun = Callable[[BottleneckOptions, Path, OnProgress], dict[str, Any]]
-
+StudyRun = Callable[[Any, Path, OnProgress], dict[str, Any]]
 StudyDraw = Callable[[Mapping[str, Any], Sequence[Path]], None]
 StudyTables = Callable[[Mapping[str, Any]], list[Table | str]]
 StudyFolder = Annotated[Path, output_folder("Folder of points, result and figures.")]
@@ -31,6 +31,7 @@ StudyTask = Annotated[
 
 
 def bottleneck(
+    context: typer.Context,
     out: StudyFolder = Path("runs/bottleneck"),
     task: StudyTask = "sweep",
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
@@ -47,7 +48,8 @@ def bottleneck(
         str, typer.Option(metavar="E,E,…", help="Context sizes E of the sweep of E.")
     ] = "2,4,8,16,32,48",
     components: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E.")
+        str,
+        typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of E; one in other tasks."),
     ] = "4",
     component_sweep: Annotated[
         str, typer.Option(metavar="K,K,…", help="Numbers of components in the sweep of K; '' = no sweep.")
@@ -60,7 +62,7 @@ def bottleneck(
         str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; 1 as in the papers.")
     ] = "10.0",
     steps: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Number of updates, one for all factors or one each.")
+        str, typer.Option(metavar="N,N,…", help="Number of updates; in the sweep, also one for each factor.")
     ] = "1000",
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",
@@ -70,32 +72,24 @@ def bottleneck(
 
     Trains every head with equal parameters in sweeps of the context size E and of the components K. Draws
     KL(truth ‖ model) and the rank of the model. The same command resumes an interrupted sweep. The other
-    tasks train every head at E = --sweep-size beside a full softmax at E = --hidden-size.
+    tasks train every head at E = --sweep-size beside a full softmax at E = --hidden-size. They refuse options
+    that they do not read.
 
     Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
-    from lm.studies.bottleneck import BottleneckOptions
-
-    options = BottleneckOptions(
-        contexts=contexts,
-        vocab=vocab,
-        rank=rank,
-        spread=spread,
-        context_law=context_law,
-        heads=tuple(heads.split(",")),
-        embedding_sizes=_integers("--embedding-sizes", embedding_sizes),
-        components=_integers("--components", components),
-        component_sweep=(
-            _integers("--component-sweep", component_sweep) if component_sweep and task == "sweep" else ()
-        ),
-        sweep_size=sweep_size,
-        hidden_size=hidden_size,
-        context_scale=_numbers("--context-scale", context_scale),
-        steps=_integers("--steps", steps),
-        lr=lr,
-        seeds=_integers("--seeds", seeds),
-    )
-    study, draw, tables = _study(task)
+    options_of, study, draw, tables = _study(task)
+    values: dict[str, Any] = {
+        "contexts": contexts, "vocab": vocab, "rank": rank, "spread": spread, "context_law": context_law,
+        "heads": tuple(heads.split(",")), "embedding_sizes": _integers("--embedding-sizes", embedding_sizes),
+        "components": _integers("--components", components),
+        "component_sweep": _integers("--component-sweep", component_sweep) if component_sweep else (),
+        "sweep_size": sweep_size, "hidden_size": hidden_size,
+        "context_scale": _numbers("--context-scale", context_scale), "steps": _integers("--steps", steps),
+        "lr": lr, "seeds": _integers("--seeds", seeds),
+    }  # fmt: skip
+    read = {field.name for field in fields(options_of)}
+    _require_absent(context, task, [name for name in values if name not in read])
+    options = options_of(**{name: values[name] for name in read})
     with counting("training") as progress:
         result = study(options, out, progress)
     name = "bottleneck" if task == "sweep" else task
@@ -158,20 +152,29 @@ def reverse_copy(
     show(*copying_tables(result), f"drawn in {figures[0]} and {figures[1]}")
 
 
-def _study(task: str) -> "tuple[StudyRun, StudyDraw, StudyTables]":
-    """Functions that measure, draw and show a task of ``lm bottleneck``."""
-    from lm.studies.backward import backward
+def _study(task: str) -> "tuple[type[HeadOptions], StudyRun, StudyDraw, StudyTables]":
+    """Options of a task of ``lm bottleneck``, and the functions that measure, draw and show it."""
+    from lm.studies.backward import BackwardOptions, backward
     from lm.studies.backward_figure import backward_tables, draw_backward, draw_spam, spam_tables
+    from lm.studies.bottleneck import BottleneckOptions
     from lm.studies.bottleneck import bottleneck as sweep
     from lm.studies.bottleneck_figure import bottleneck_tables, draw_bottleneck
-    from lm.studies.spam import spam
+    from lm.studies.spam import SpamOptions, spam
 
-    tasks: dict[str, tuple[StudyRun, StudyDraw, StudyTables]] = {
-        "sweep": (sweep, draw_bottleneck, bottleneck_tables),
-        "backward": (backward, draw_backward, backward_tables),
-        "spam": (spam, draw_spam, spam_tables),
+    tasks: dict[str, tuple[type[HeadOptions], StudyRun, StudyDraw, StudyTables]] = {
+        "sweep": (BottleneckOptions, sweep, draw_bottleneck, bottleneck_tables),
+        "backward": (BackwardOptions, backward, draw_backward, backward_tables),
+        "spam": (SpamOptions, spam, draw_spam, spam_tables),
     }
     return tasks[task]
+
+
+def _require_absent(context: typer.Context, task: str, unread: Sequence[str]) -> None:
+    """Raise ConfigError if an option is given that a task of ``lm bottleneck`` does not read."""
+    for name in unread:
+        source, option = context.get_parameter_source(name), f"--{name.replace('_', '-')}"
+        given = source is not None and source.name != "DEFAULT"
+        require(not given, f"{option}: --task {task} does not read this option; omit {option}")
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lm.analysis.spectrum import RankResult
-from lm.config.section import MAX_SEED
 from lm.errors import require
 
 
@@ -33,7 +32,6 @@ class Language:
     def __post_init__(self) -> None:
         smaller = min(self.contexts, self.vocab)
         require(smaller >= 2, f"--contexts or --vocab {smaller}: must be at least 2")
-        require(0 <= self.seed <= MAX_SEED, f"--seeds {self.seed}: must be between 0 and {MAX_SEED}")
         require(
             2 <= self.rank <= smaller,
             f"--rank {self.rank}: choose between 2 and {smaller}, the smaller of contexts and words",

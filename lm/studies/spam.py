@@ -10,7 +10,7 @@ symbols uniformly. All heads get equal numbers of updates and symbols.
 B symbols of a batch · E context size · H hidden size · V symbols.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from lm.errors import require
 from lm.heads.head import Head
 from lm.steps import OnProgress, no_progress
-from lm.studies.backward import heads_of
-from lm.studies.bottleneck import BottleneckOptions
+from lm.studies.options import HeadOptions, heads_of, require_scores
 from lm.studies.sweep import Sweep, cosine_adam, descend
 from lm.studies.sweep_point import SweepPoint
 
@@ -33,20 +32,31 @@ FEWEST = 1000  # symbols of the smallest language
 SYMBOLS, JUDGED = 64, 2000  # of a batch, and of the measurement
 
 
-def spam(options: BottleneckOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SpamOptions(HeadOptions):
+    """Heads, and the number V of symbols of the largest language. Raises a one-line ConfigError."""
+
+    vocab: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.vocab >= FEWEST, f"--vocab {self.vocab}: must be at least {FEWEST} for --task spam")
+        require_scores("symbols", SYMBOLS, self.vocab, max(self.components))
+        heads_of(self)
+
+
+def spam(options: SpamOptions, out: Path, progress: OnProgress = no_progress) -> dict[str, Any]:
     """Train every head on 1,000, 10,000 … and ``vocab`` symbols, and save each point to ``out`` at once.
 
     Returns:
         ``rows``: for each seed, V and head, ``nll`` in nats and ``accuracy`` of 2,000 drawn symbols.
 
     Raises:
-        ConfigError: heads or sizes that do not fit.
         StorageError: ``out`` cannot be written.
     """
-    require(options.vocab >= FEWEST, f"--vocab {options.vocab}: must be at least {FEWEST} for --task spam")
     sizes = [*(10**power for power in range(3, 9) if 10**power < options.vocab), options.vocab]
     heads = heads_of(options)
-    steps, rows = max(options.steps), []
+    [steps], rows = options.steps, []
     plan = list(product(sizes, options.seeds, heads.items()))
     sweep = Sweep(out, SPAM_POINTS, SPAM_MEASURES, len(plan), progress)
     for size, seed, (name, point) in plan:

@@ -17,8 +17,10 @@ from lm.language.generate import GenerateOptions
 from lm.language.prepare import PrepareOptions
 from lm.language.sources import ReadOptions
 from lm.language.trained import TrainedLm
+from lm.studies.backward import BackwardOptions
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck
+from lm.studies.spam import SpamOptions
 from lm.text.vocabulary import Codec
 from tests.support.lm_workspace import Lm, measured, names
 from tests.support.tiny_lm import tiny_lm
@@ -190,6 +192,8 @@ def test_divergence_components_and_examples(lm: Lm, inside: Path) -> None:
     ("command", "options", "not_asked_for"),
     [
         (bottleneck, BottleneckOptions, ()),
+        (bottleneck, BackwardOptions, ()),
+        (bottleneck, SpamOptions, ("vocab",)),
         (examples, Wanted, ("context", "guesses")),
         (generate, GenerateOptions, ()),
         (prepare, PrepareOptions, ("read",)),

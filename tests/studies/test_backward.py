@@ -5,30 +5,31 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lm.cli import main
 from lm.errors import ConfigError
-from lm.studies.backward import FULL, UNTRAINED, backward, heads_of, relay
+from lm.studies.backward import UNTRAINED, BackwardOptions, backward, relay
 from lm.studies.backward_figure import backward_means, backward_tables, draw_backward, draw_spam, spam_tables
-from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.known_language import Language
-from lm.studies.spam import Repeater, repeat, spam
+from lm.studies.options import FULL, heads_of
+from lm.studies.spam import Repeater, SpamOptions, repeat, spam
 from lm.studies.sweep_point import SweepPoint
 
-TINY = BottleneckOptions(
+TINY = BackwardOptions(
     contexts=12,
     vocab=20,
     rank=7,
     heads=("softmax", "mos"),
     components=(2,),
-    component_sweep=(),
     context_scale=(1.0, 4.0),
     sweep_size=2,
     hidden_size=6,
     steps=(3,),
 )
+SPAM = SpamOptions(vocab=1001, heads=("softmax",), components=(2,), sweep_size=2, hidden_size=6, steps=(1,))
 
 
 def test_a_trainer_passes_gradients_of_its_rank() -> None:
@@ -87,12 +88,25 @@ def test_a_study_is_stored_shown_and_goes_on(tmp_path: Path) -> None:
     [
         ({"sweep_size": 6}, "below --hidden-size"),
         ({"heads": ("doc",), "components": (2,)}, "reads two layers"),
-        ({"heads": ("mixtape",), "components": (3, 4)}, "not possible for mixtape"),
+        ({"heads": ("mixtape",), "components": (3,)}, "not possible for mixtape"),
+        ({"components": (2, 4)}, "--components: 2 numbers; give one for --task backward or spam"),
+        ({"steps": (3, 4)}, "--steps: 2 numbers; give one for"),
     ],
 )
-def test_heads_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        heads_of(replace(TINY, **change))
+        replace(TINY, **change)
+    with pytest.raises(ConfigError, match=message):
+        replace(SPAM, **change)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "message"),
+    [(999, "--vocab 999: must be at least 1000"), (10**6, "symbols × words × components need about")],
+)
+def test_a_number_of_symbols_that_is_not_possible_is_refused(vocab: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(SPAM, vocab=vocab)
 
 
 def test_repeating_is_learned_and_the_embedding_is_the_output_matrix() -> None:
@@ -106,14 +120,11 @@ def test_repeating_is_learned_and_the_embedding_is_the_output_matrix() -> None:
 
 
 def test_spam_is_measured_by_decades_of_symbols(tmp_path: Path) -> None:
-    options = replace(TINY, vocab=1001, steps=(1,), heads=("softmax",))
-    result = spam(options, tmp_path)
+    result = spam(SPAM, tmp_path)
     assert {row["vocab"] for row in result["rows"]} == {1000, 1001}
     assert [row["symbols"] for row in spam_tables(result)[0].rows] == [1000, 1001]
-    assert spam(options, tmp_path) == result
+    assert spam(SPAM, tmp_path) == result
     draw_spam(result, [tmp_path / "s.svg"])
-    with pytest.raises(ConfigError, match="at least 1000"):
-        spam(TINY, tmp_path)
 
 
 def test_the_command_has_a_task(
@@ -127,3 +138,18 @@ def test_the_command_has_a_task(
     assert "drawn in b/backward.png and b/backward.svg" in out
     assert json.loads(Path("b.json").read_text())["heads"] == ["softmax", FULL]
     assert ending(main, *command, "--task", "other")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "unread"),
+    [
+        *(("backward", option) for option in ("--embedding-sizes", "--component-sweep")),
+        *(("spam", option) for option in ("--contexts", "--rank", "--spread", "--component-sweep")),
+    ],
+)
+def test_an_option_that_a_task_does_not_read_is_refused(
+    task: str, unread: str, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = ending(main, "bottleneck", "--task", task, unread, "2")
+    assert code == 2
+    assert err == f"{unread}: --task {task} does not read this option; omit {unread}\n"

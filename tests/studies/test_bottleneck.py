@@ -152,7 +152,7 @@ def test_mos_passes_the_wall_that_stops_softmax_and_moc() -> None:
 
 
 def test_more_components_come_nearer_to_the_truth_at_equal_parameters() -> None:
-    options = BottleneckOptions(24, 40, 16, components=(2,), hidden_size=24)
+    options = BottleneckOptions(contexts=24, vocab=40, rank=16, components=(2,), hidden_size=24)
     named = points(replace(options, heads=("mos",)), 3, (1, 2, 4))
     kl = [train_point(language(), point, 200, 0.05)["kl"] for _, point in named]
     assert kl[1] < 0.9 * kl[0]
