@@ -14,6 +14,7 @@ C contexts · V words · E context size · K components · H size of a state.
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def backward(options: BackwardOptions, out: Path, progress: OnProgress = no_prog
     """
     heads = heads_of(options)
     [steps], rows = options.steps, []
-    plan = [(options.language(seed), trainer) for seed in options.seeds for trainer in (UNTRAINED, *heads)]
+    plan = list(product(options.languages, (UNTRAINED, *heads)))
     sweep = Sweep(out, BACKWARD_POINTS, RELAY_MEASURES, len(plan), progress)
     for language, trainer in plan:
         settings = {

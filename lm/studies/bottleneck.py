@@ -125,8 +125,7 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
     result. The same settings and number of threads give the same bytes. StorageError if ``out`` cannot be
     written, or its points cannot be read. DivergenceError if training ended in non-finite numbers.
     """
-    languages = {seed: options.language(seed) for seed in options.seeds}
-    plan = list(product(languages.values(), models(options)))
+    plan = list(product(options.languages, models(options)))
     sweep = Sweep(out, POINTS, MEASURES, len(plan), progress)
     rows: list[dict[str, Any]] = []
     for language, (size, name, point) in plan:
@@ -135,7 +134,7 @@ def bottleneck(options: BottleneckOptions, out: Path, progress: OnProgress = no_
         values = sweep.measured(settings, partial(train_point, language, point, steps, options.lr))
         where = {"seed": language.seed, "head": name, "size": size, "steps": steps}
         rows.append(where | asdict(point) | {name: values[name] for name in MEASURES})
-    truth = [{"seed": seed, "rank": one.rank, "entropy": one.entropy} for seed, one in languages.items()]
+    truth = [{"seed": one.seed, "rank": one.rank, "entropy": one.entropy} for one in options.languages]
     result: dict[str, Any] = {
         "settings": asdict(options),
         "swept_components": options.swept_components,

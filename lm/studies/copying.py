@@ -15,7 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -74,25 +74,27 @@ class CopyOptions:
             require(0 < lr < math.inf, f"--lrs {lr}: must be a number above 0")
         for seed in self.seeds:
             require(0 <= seed <= MAX_SEED, f"--seeds {seed}: must be between 0 and {MAX_SEED}")
-        for cell in self.cells:
-            self.hidden_size(cell)
+        _ = self.hidden_sizes  # raises the error of too few parameters
 
     def cell(self, kind: str) -> CellConfig:
         """Config of a cell."""
         gates = {"rounds": self.rounds, "rank": self.rank} if kind == "mogrifier" else {}
         return CellConfig.model_validate({"kind": kind} | gates)
 
-    def hidden_size(self, kind: str) -> int:
-        """Largest H for which the model has at most ``parameters``."""
-        size = bisect_right(range(1, self.parameters), self.parameters, key=partial(self._parameters, kind))
-        require(size > 0, f"--parameters {self.parameters}: too few for any {kind}; raise it")
-        return size
+    @cached_property
+    def hidden_sizes(self) -> dict[str, int]:
+        """Largest H of each cell for which the model has at most ``parameters``."""
+        most, found = self.parameters, {}
+        for kind in self.cells:
+            found[kind] = bisect_right(range(1, most), most, key=partial(self._parameters, kind))
+            require(found[kind] > 0, f"--parameters {most}: too few for any {kind}; raise it")
+        return found
 
     def settings(self, seed: int, length: int, kind: str, lr: float) -> dict[str, Any]:
         """Settings that determine the result of one training."""
         return {
             "seed": seed, "length": length, "vocab": self.vocab, "cell": self.cell(kind).model_dump(),
-            "embedding_size": self.embedding_size, "hidden_size": self.hidden_size(kind),
+            "embedding_size": self.embedding_size, "hidden_size": self.hidden_sizes[kind],
             "steps": self.steps, "lr": lr,
         }  # fmt: skip
 
@@ -158,7 +160,7 @@ def copying(
                     raise
         best = min(found, key=lambda point: float(point["valid_nll"]))
         where = {"seed": seed, "length": length, "cell": cell}
-        rows.append(where | {"hidden_size": options.hidden_size(cell)} | best)
+        rows.append(where | {"hidden_size": options.hidden_sizes[cell]} | best)
     result: dict[str, Any] = {"settings": asdict(options), "rows": rows}
     if corpora:
         result["corpora"] = {corpus.folder: list(corpus.fingerprints) for corpus in corpora}
@@ -180,7 +182,7 @@ def train_point(
     batches = data.batches(random)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Copier(options.cell(kind), options.vocab, options.embedding_size, options.hidden_size(kind))
+        model = Copier(options.cell(kind), options.vocab, options.embedding_size, options.hidden_sizes[kind])
     optim = OptimConfig(
         lr=lr, betas=(0.0, 0.999), schedule="cosine", decay_steps=options.steps, clip_norm=CLIP / (length + 1)
     )

@@ -5,6 +5,7 @@ C contexts · V words · E context size · K components · H hidden size.
 
 import math
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from lm.config.section import MAX_SEED
@@ -66,12 +67,13 @@ class LanguageOptions(HeadOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_scores("contexts", self.contexts, self.vocab, max(self.components))
-        for seed in self.seeds:
-            self.language(seed)
+        _ = self.languages  # raises the error of an impossible one
 
-    def language(self, seed: int) -> Language:
-        """Language of a seed."""
-        return Language(seed, self.contexts, self.vocab, self.rank, self.spread, self.context_law)
+    @cached_property
+    def languages(self) -> tuple[Language, ...]:
+        """Languages of the seeds, whose full rank is measured once."""
+        sizes = (self.contexts, self.vocab, self.rank, self.spread, self.context_law)
+        return tuple(Language(seed, *sizes) for seed in self.seeds)
 
 
 def require_scores(rows: str, count: int, vocab: int, components: int) -> None:

@@ -34,7 +34,7 @@ SPAM = SpamOptions(vocab=1001, heads=("softmax",), components=(2,), sweep_size=2
 
 def test_a_trainer_passes_gradients_of_its_rank() -> None:
     """E for a softmax, K·E contexts and K − 1 priors for a mixture, H at most."""
-    language = TINY.language(1)
+    language = TINY.languages[0]
     heads = heads_of(TINY)
     ranks = {}
     for trainer in heads:
@@ -45,7 +45,7 @@ def test_a_trainer_passes_gradients_of_its_rank() -> None:
 
 def test_only_the_trainer_trains_the_states() -> None:
     """A reader is the same head on the same states, whatever it is trained beside."""
-    language, heads = TINY.language(1), heads_of(TINY)
+    language, heads = TINY.languages[0], heads_of(TINY)
     whole = relay(language, heads, "softmax", 4, 0.05)
     alone = relay(language, {name: heads[name] for name in ("softmax", FULL)}, "softmax", 4, 0.05)
     assert whole["readers"][FULL] == alone["readers"][FULL]
@@ -153,3 +153,9 @@ def test_an_option_that_a_task_does_not_read_is_refused(
     code, _, err = ending(main, "bottleneck", "--task", task, unread, "2")
     assert code == 2
     assert err == f"{unread}: --task {task} does not read this option; omit {unread}\n"
+
+
+def test_languages_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(TINY, seeds=(1, 2), heads=("softmax",), steps=(1,))
+    monkeypatch.setattr("lm.studies.options.Language", None)
+    assert [row["seed"] for row in backward(options, tmp_path)["rows"]] == [1, 1, 1, 2, 2, 2]

@@ -314,7 +314,7 @@ def test_each_factor_on_the_contexts_is_trained_and_shown(tmp_path: Path) -> Non
         if row["head"] == "mos":  # the factor changes the training, and the parameters do not know of it
             same = {name: row[name] for name in ("kind", "components", "embedding_size", "hidden_size")}
             alone = train_point(
-                TINY.language(1), SweepPoint(**same, context_scale=row["context_scale"]), row["steps"], 0.05
+                TINY.languages[0], SweepPoint(**same, context_scale=row["context_scale"]), row["steps"], 0.05
             )
             assert alone["kl"] == row["kl"]
     kl = {row["context_scale"]: row["kl"] for row in result["rows"] if row["head"] == "mos"}

@@ -53,12 +53,19 @@ def test_the_decoder_sees_the_sequence_through_the_last_state_alone_and_is_asked
 
 @pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mlstm"])
 def test_the_largest_model_within_the_parameters_is_taken(cell: str) -> None:
-    size = TINY.hidden_size(cell)
+    size = replace(TINY, cells=(cell,)).hidden_sizes[cell]
     counts = [
         sum(p.numel() for p in Copier(TINY.cell(cell), TINY.vocab, TINY.embedding_size, h).parameters())
         for h in (size, size + 1)
     ]
     assert counts[0] <= TINY.parameters < counts[1]
+
+
+def test_sizes_of_models_are_sought_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(TINY, lengths=(1,), cells=("lstm",), steps=1)
+    monkeypatch.setattr("lm.studies.copying.bisect_right", None)
+    (row,) = copying(options, tmp_path)["rows"]
+    assert row["hidden_size"] == options.hidden_sizes["lstm"]
 
 
 def test_short_sequences_are_learned_and_nothing_is_known_at_first(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_training_is_adam_without_momentum_on_a_cosine_with_summed_losses_clippe
     random = torch.Generator().manual_seed(3)
     valid, test = (torch.randint(options.vocab, (3, HELD_OUT), generator=random) for _ in range(2))
     torch.manual_seed(3)
-    model = Copier(options.cell("lstm"), options.vocab, options.embedding_size, options.hidden_size("lstm"))
+    model = Copier(options.cell("lstm"), options.vocab, options.embedding_size, options.hidden_sizes["lstm"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.0, 0.999), eps=1e-8)
     for step in range(4):
         states, targets = model(torch.randint(options.vocab, (3, BATCH), generator=random))
