@@ -30,8 +30,8 @@ BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
 _VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
 _WARNING = (
     "With several references, constant answers can have a higher precision than people, since one of the "
-    "references often is the same short answer. Read precision beside recall, distinct-n and "
-    "most_common_share."
+    'references often is the same short answer; a score above 1 comes from smoothing. "All five" gives '
+    "these answers together. Read precision beside recall, distinct-n and the most common answer."
 )
 
 

@@ -111,7 +111,7 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     if not path.is_file():
         raise not_a_run(path.parent, family_of(schema))
     saved = read_json(path, limit=MAX_TOML)
-    require_family(path, saved, schema)
+    require_family(path, saved, family_of(schema))
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
             settings = _flatten(values, {}, schema, path)
@@ -135,9 +135,8 @@ def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
     return found
 
 
-def require_family(path: Path, saved: object, schema: type[BaseModel]) -> None:
+def require_family(path: Path, saved: object, family: str) -> None:
     """Raise StorageError if the config.json is of a run of another family, or of a model of transformers."""
-    family = family_of(schema)
     if not isinstance(saved, dict) or not family:
         return
     if "model_type" in saved:

@@ -105,7 +105,10 @@ class TrainConfig(Section):
     max_steps: int = Field(0, ge=0, description="number of updates to stop after; 0 = no limit")
     max_epochs: int = Field(0, ge=0, description="number of passes over the data to stop after; 0 = no limit")
     max_minutes: float = Field(
-        0.0, ge=0, description="minutes of training to stop after, all sittings included; 0 = no limit"
+        0.0,
+        ge=0,
+        description="minutes of training after which it stops, all sittings included; a last validation"
+        " comes on top; 0 = no limit",
     )
     batch_size: Size = Field(16, description="number of dialog segments (dialog) or streams (lm) in a batch")
     shards: Size = Field(

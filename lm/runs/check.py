@@ -62,6 +62,10 @@ def check_run(run: Path) -> RunCheck:
         recorded = record.files.get("config.json")
         if not changes and recorded and sha256_file(run / CONFIG) != recorded:
             notes.append(f"{visible(run / CONFIG)}: changed since step {newest.step}, by resuming the run")
+        if not changes and (more := _more_log(run / LOG, record.log)):
+            notes.append(
+                f"{visible(run / LOG)}: {more:,} bytes since step {newest.step}, which resuming drops"
+            )
     else:
         problems += _damages(run)
         notes.append(f"{visible(run)}: {_OLDER}")
@@ -93,6 +97,11 @@ def _changed_log(path: Path, log: FileRecord) -> str:
     except StorageError as error:
         return str(error)
     return f"{name}: edited or damaged, its first {log.size:,} bytes are not what was logged; {LOG_LOST}"
+
+
+def _more_log(path: Path, log: FileRecord) -> int:
+    """Number of bytes after those of the newest commit: of later updates, or of another program."""
+    return max(0, os.path.getsize(path) - log.size)
 
 
 def _damages(run: Path) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from lm.config.load import require_family
 from lm.config.places import not_a_run, runs_in
 from lm.disk.storage import (
     canonical_json,
@@ -29,6 +30,7 @@ from lm.ending import given_command
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import CONFIG
 
 JsonObject = dict[str, Any]  # an object of a file
 T = TypeVar("T")
@@ -121,7 +123,8 @@ class Evaluation:
 
 
 def slug(text: str) -> str:
-    """A text as a part of a file name."""
+    """A text as a part of a file name. Large numbers keep no plus, which would look as a minus: 1e09."""
+    text = re.sub(r"(?<=\de)\+", "", text)
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
 
@@ -265,11 +268,14 @@ def evaluation_at(path: Path) -> tuple[Path, str] | None:
 def common_name(runs: Sequence[Path], program: str, options: str) -> str:
     """Name of the evaluation that all runs have; DataError for none, ConfigError for several.
 
-    ``options`` are the options of ``evaluate`` that determine the name, for the error message.
+    StorageError for a run of another program. ``options`` are the options of ``evaluate`` that determine the
+    name, for the error message.
     """
     kept = {run: evaluation_names(run) for run in runs}
     common = set.intersection(*map(set, kept.values()))
     if not common:
+        for path in (run / CONFIG for run in runs if (run / CONFIG).is_file()):
+            require_family(path, read_json(path), program)
         names = "; ".join(f"{run}: {', '.join(kept[run]) or 'none'}" for run in runs)
         raise DataError(
             f"no evaluation in common ({names}); run `{program} evaluate` on each run "

@@ -20,7 +20,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from lm.config.difference import Flat, changed_keys, changes_text, flat, flat_config
-from lm.config.load import Resolved, keys_before, require_family, save_config
+from lm.config.load import Resolved, family_of, keys_before, require_family, save_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import (
     JSON,
@@ -233,7 +233,7 @@ def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[Flat | None, boo
     if not os.path.lexists(path):
         return None, False
     saved = read_json(path, limit=CONFIG_LIMIT, follow=False)
-    require_family(path, saved, type(resolved.config))
+    require_family(path, saved, family_of(type(resolved.config)))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
         raise StorageError(f"{path}: not the config of a run; choose a new or empty folder with --run")
     whole = is_sealed(saved)

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-RESTORE = "restore it from a copy, such as that in the corpus folder of a language model"
+RESTORE = "restore it from a copy, such as that in a prepared corpus folder, or train into another --run"
 _FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
 

@@ -47,6 +47,14 @@ def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:
     return count
 
 
+def test_lines_after_the_last_checkpoint_are_named(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as log:
+        log.write("garbage\n")
+    result = check_run(run)
+    assert result.problems == []
+    assert result.notes == [f"{run / 'metrics.jsonl'}: 8 bytes since step 4, which resuming drops"]
+
+
 def test_an_intact_run_has_no_problems(run: Path) -> None:
     result = check_run(run)
     assert (result.problems, result.notes) == ([], [])

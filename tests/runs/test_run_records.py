@@ -37,7 +37,7 @@ def test_a_log_that_is_not_what_was_logged_is_refused(run: Path, trained: Path) 
         with pytest.raises(StorageError, match=r"metrics\.jsonl: .*restore it from a copy, or remove it"):
             train(settings(trained.parent), run, no_report)
     log.write_bytes(whole + b'{"step": 5}\n{"torn')
-    assert not found(run), "what comes after the newest checkpoint is cut off by the next training"
+    assert all("which resuming drops" in line for line in found(run))
     train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     assert not found(run)
 

@@ -240,7 +240,7 @@ def test_damaged_codecs_are_named(name: str, content: bytes | None, tmp_path: Pa
     with pytest.raises(StorageError) as caught:
         Codec.load(tmp_path)
     reason = "no such file or directory" if content is None else "damaged or foreign"
-    remedy = "restore it from a copy, such as that in the corpus folder of a language model"
+    remedy = "restore it from a copy, such as that in a prepared corpus folder, or train into another --run"
     assert str(caught.value) == f"{tmp_path / name}: {reason}; {remedy}"
 
 
