@@ -44,7 +44,8 @@ class Section(BaseModel):
             if isinstance(item, int) and abs(item) > MAX_SEED:
                 raise ValueError(f"must be less than or equal to {MAX_SEED}")
             if isinstance(item, float) and abs(item) > MAX_NUMBER:
-                raise ValueError(f"must be from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
+                side = f"less than or equal to {MAX_NUMBER:g}" if item > 0 else f"at least {-MAX_NUMBER:g}"
+                raise ValueError(f"must be {side}")
             if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value

@@ -209,9 +209,7 @@ class _Engine(Generic[BatchT]):
         """Raise DivergenceError if all updates were skipped, because the training learnt nothing."""
         guard, step = self.progress.guard, self.progress.step
         if 0 < step <= guard.in_a_row:
-            raise DivergenceError(
-                f"none of {step} updates was finite: {guard.describe()}; lower optim.lr or check the config"
-            )
+            raise DivergenceError(f"none of {step} updates was finite; lower optim.lr or check the config")
 
     def reason_to_end(self) -> str:
         """Reason to end training at this step, or ``""``."""

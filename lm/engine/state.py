@@ -65,10 +65,10 @@ class Guard:
         return self.in_a_row >= IN_A_ROW or len(self.recent) >= IN_WINDOW
 
     def describe(self) -> str:
-        """The skipped updates, newest last: ``step 7 (epoch 1, batch 6), …``."""
-        shown = self.recent[-IN_A_ROW:]
-        text = ", ".join(f"step {step} (epoch {epoch}, batch {batch})" for step, epoch, batch in shown)
-        return text if len(shown) == len(self.recent) else f"… {text}"
+        """The skipped updates: their number, the first and the last, ``step 7 (epoch 1, batch 6)``."""
+        ends = (self.recent[0], self.recent[-1])
+        first, last = (f"step {step} (epoch {epoch}, batch {batch})" for step, epoch, batch in ends)
+        return last if len(self.recent) == 1 else f"{len(self.recent)} updates, from {first} to {last}"
 
 
 @dataclass

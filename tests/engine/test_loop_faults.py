@@ -56,7 +56,7 @@ def test_a_bad_update_is_skipped_counted_and_leaves_no_trace(folder: Path, fault
 
 def test_a_training_without_any_update_has_failed(folder: Path) -> None:
     """However short it is; and goes on once the cause is gone."""
-    with pytest.raises(DivergenceError, match=r"none of 3 updates was finite: step 1 .*; lower optim\.lr"):
+    with pytest.raises(DivergenceError, match=r"none of 3 updates was finite; lower optim\.lr"):
         train(folder, {"max_steps": 3}, task=TinyTask(Faults(nan_loss=lambda call: True)))
     assert train(folder, {"max_steps": 5}).step == 5
 
@@ -75,7 +75,9 @@ def test_ten_bad_updates_in_a_row_return_to_the_last_good_commit_once(folder: Pa
         if line["split"] == "train":
             assert line["lr"] == pytest.approx(plain[line["step"]]["lr"] * (0.5 if line["step"] > 4 else 1.0))
     assert any("training diverged" in line and "back to step 4" in line for line in notes.lines)
-    with pytest.raises(DivergenceError, match="even with half the learning rate: not finite at step 31 "):
+    with pytest.raises(
+        DivergenceError, match="half the learning rate: not finite at 10 updates, from step 31"
+    ):
         train(folder, settings | {"max_steps": 60}, task=TinyTask(Faults(nan_loss=lambda call: True)))
     assert_only_finite(folder)
 
@@ -157,7 +159,8 @@ def test_five_per_cent_of_the_last_thousand_updates_are_too_many() -> None:
         assert not guard.exhausted
     guard.skipped(1000, 1, 1000)
     assert guard.exhausted
-    assert guard.describe().startswith("… step 820 (epoch 1, batch 820), ")
+    ends = "from step 20 (epoch 1, batch 20) to step 1000 (epoch 1, batch 1000)"
+    assert guard.describe() == f"50 updates, {ends}"
 
 
 def test_a_validation_that_is_not_finite_is_never_best(folder: Path) -> None:
