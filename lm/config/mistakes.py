@@ -34,7 +34,7 @@ def unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
         return f"unknown table [{name[:LONGEST_NAME]}]" + (
             did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
         )
-    hint = did_you_mean(name, keys)
+    hint = did_you_mean(name.replace("updates", "steps"), keys)  # as the texts call them
     if not hint:  # perhaps the field's longer name: learning_rate for lr
         table, _, key = name.rpartition(".")
         words = key.casefold().replace("_", " ").replace("-", " ")

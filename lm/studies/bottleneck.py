@@ -66,7 +66,7 @@ class BottleneckOptions(LanguageOptions):
         for head in self.heads:
             require(
                 not HEADS[head].is_mixture or any(possible(head, number) for number in self.components),
-                f"--components: none is possible for {head}; add 4",
+                f"--components {','.join(map(str, self.components))}: {head} cannot have it; add 4, as 3,4",
             )
 
     @property

@@ -82,7 +82,7 @@ def require_scores(rows: str, count: int, vocab: int, components: int) -> None:
     require(
         scores <= MAX_SCORES,
         f"{scores:,} {rows} × words × components need about {scores * 32 // 10**6:,} MB;"
-        f" reduce them to at most {MAX_SCORES:,}",
+        f" lower --vocab or --components, to a product of at most {MAX_SCORES:,}",
     )
 
 
@@ -100,7 +100,7 @@ def heads_of(options: HeadOptions) -> dict[str, SweepPoint]:
     for kind in options.heads:
         mixture, label = HEADS[kind].is_mixture, HEADS[kind].label
         count = components if mixture else 1
-        require(kind != "doc", "--heads doc: reads two layers, and a state is one here; leave it out")
+        require(kind != "doc", "--heads doc: this task has one layer, and doc reads two; leave doc out")
         require(possible(kind, count), f"--components {count}: not possible for {kind}; give another")
         for scale in options.context_scale if mixture else (1.0,):
             name = f"{label} ×{scale:g}" if mixture else label

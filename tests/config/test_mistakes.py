@@ -94,6 +94,7 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[optim]\nlr = 0e9", ":2: optim.lr must be greater than 0, got 0.0"),
         ("[optim]\nlr = nan", ":2: optim.lr must be a finite number, got nan"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),
+        ("[optim]\nmax_updates = 1", ":2: unknown key optim.max_updates; did you mean train.max_steps?"),
         ("lr = 1", ":1: unknown key lr; did you mean optim.lr?"),
         ("[optim]\nlearning_rate = 1", ":2: unknown key optim.learning_rate; did you mean optim.lr?"),
         ("[train]\nepochs = 1", ":2: unknown key train.epochs; did you mean train.max_epochs?"),

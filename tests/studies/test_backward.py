@@ -87,7 +87,7 @@ def test_a_study_is_stored_shown_and_goes_on(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"sweep_size": 6}, "below --hidden-size"),
-        ({"heads": ("doc",), "components": (2,)}, "reads two layers"),
+        ({"heads": ("doc",), "components": (2,)}, "doc reads two"),
         ({"heads": ("mixtape",), "components": (3,)}, "not possible for mixtape"),
         ({"components": (2, 4)}, "--components: 2 numbers; give one for --task backward or spam"),
         ({"steps": (3, 4)}, "--steps: 2 numbers; give one for"),

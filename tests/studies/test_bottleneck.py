@@ -346,7 +346,7 @@ def test_heads_that_cannot_have_a_number_of_components_are_left_out() -> None:
         ("doc", 3),
         ("doc", 4),
     }
-    with pytest.raises(ConfigError, match="--components: none is possible for mixtape; add 4"):
+    with pytest.raises(ConfigError, match="mixtape cannot have it; add 4"):
         BottleneckOptions(heads=("mixtape",), components=(3,))
 
 
