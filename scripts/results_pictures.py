@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from page_tables import LEADING
 from run_logs import errors_in_one_line
+from study_tables import entries, study_results
 
 from lm.console.pictures import save_figure
-from lm.disk.storage import read_json
 from lm.heads.registry import HEADS
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
@@ -30,13 +30,6 @@ DRAWN = (  # by end of the preset's name
     *("doc", "mfs", "cpr"),
 )
 ONE_COMPONENT = "#777777"  # colour of the controls with one component and tanh
-
-
-def entries(name: str) -> list[dict[str, Any]]:
-    """The entries of a file of results."""
-    results: Any = read_json(RESULTS / f"{name}.json")
-    found: list[dict[str, Any]] = results["entries"]
-    return found
 
 
 def head_of(row: dict[str, Any]) -> str:
@@ -71,7 +64,7 @@ def draw_ranks(axes: Axes) -> None:
 
 def _over_training(axes: Axes, key: str) -> None:
     """A number of heads of the Penn Treebank against the updates."""
-    for row in entries("ptb_gradient"):
+    for row in entries(RESULTS, "ptb_gradient"):
         if (head := head_of(row)) in DRAWN:
             steps = row["numbers"]["over_training"]
             values = [found[key] for found in steps.values()]
@@ -84,7 +77,7 @@ def _over_training(axes: Axes, key: str) -> None:
 def draw_curves(figure: Figure, name: str) -> None:
     """Validation perplexity during trainings, with a colour for a head and a line for each seed."""
     axes, labelled = figure.subplots(), set()
-    for row in entries(name):
+    for row in entries(RESULTS, name):
         head, curve = head_of(row), row["numbers"].get("valid_curve")
         if head in DRAWN and curve:
             style = style_of(head) | ({"label": None} if head in labelled else {})
@@ -100,8 +93,8 @@ def draw_curves(figure: Figure, name: str) -> None:
 def draw_gradients(figure: Figure) -> None:
     """Four panels: trainers and readers, one repeated symbol, and gradients over training."""
     relay, spam, share, ranks = figure.subplots(2, 2).flat
-    relay_panel(entries("backward")[0]["numbers"], relay)
-    spam_panel(entries("spam")[0]["numbers"], spam)
+    relay_panel(study_results(RESULTS, "backward")[0], relay)
+    spam_panel(study_results(RESULTS, "spam")[0], spam)
     draw_share(share)
     draw_ranks(ranks)
 
@@ -115,7 +108,7 @@ def main() -> None:
     save_figure([out / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
     for name in CURVES:
         save_figure([out / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE)
-    draw_bottleneck(entries("bottleneck")[0]["numbers"], [out / "bottleneck.svg"])
+    draw_bottleneck(study_results(RESULTS, "bottleneck")[0], [out / "bottleneck.svg"])
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ def at(found: Result, keys: Keys) -> Any:
 
 
 def numbers_of(analysis: str, found: Result) -> Result:
-    """Numbers of an analysis of one checkpoint."""
-    return {name: at(found, keys) for name, keys in ANALYSED[analysis].items()}
+    """Numbers of an analysis of one checkpoint. KeyError without one of them."""
+    return {name: reduce(getitem, keys, found) for name, keys in ANALYSED[analysis].items()}
 
 
 def cell(column: str, values: Sequence[Any]) -> str:

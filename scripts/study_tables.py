@@ -28,8 +28,14 @@ def study_tables(folder: Path) -> dict[str, str]:
 
 def study_results(folder: Path, name: str) -> list[Any]:
     """What the command measured, of each entry of a file of results."""
+    return [entry["numbers"] for entry in entries(folder, name)]
+
+
+def entries(folder: Path, name: str) -> list[Any]:
+    """The entries of a file of results."""
     content: Any = read_json(folder / f"{name}.json")
-    return [entry["numbers"] for entry in content["entries"]]
+    found: list[Any] = content["entries"]
+    return found
 
 
 def relay(result: Mapping[str, Any]) -> Table:

@@ -9,7 +9,7 @@ N tokens · V words.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class Profile:
     of_contexts: np.ndarray  # (N,) mean over all words
     places: np.ndarray  # (S, 15) positions in sentences, see :func:`places`
 
+    @cached_property
     def intervals(self) -> list[Interval | None]:
         """Means of the temperatures of words by place, with 95 % intervals; [] without a sentence.
 
@@ -172,7 +173,7 @@ def temperature_report(found: Profile, words: Sequence[str]) -> TemperatureRepor
             interval=interval,
             mean_of_words=float(found.of_contexts[column].mean()),
         )
-        for index, (column, interval) in enumerate(zip(found.places.T, found.intervals(), strict=False))
+        for index, (column, interval) in enumerate(zip(found.places.T, found.intervals, strict=False))
     ]
     return TemperatureReport(
         tokens=len(found.at_words),
@@ -270,7 +271,7 @@ def _draw(profiles: Mapping[str, Profile], counts: np.ndarray, figure: "Figure")
         weighted.plot(ranks, (found.by_word * counts)[order], ".", markersize=2, **style)
         if len(found.places):
             values = found.at_words[found.places]  # (S, 15)
-            ends = [(one.low, one.high) for one in found.intervals() if one]  # none below 5 blocks
+            ends = [(one.low, one.high) for one in found.intervals if one]  # none below 5 blocks
             error = np.abs(np.transpose(ends) - values.mean(0)) if ends else None
             by_place.errorbar(range(1, 3 * PART + 1), values.mean(0), error, capsize=2, **style)
     by_word.set(xscale="log", xlabel="rank of the word by frequency", ylabel="mean temperature")

@@ -63,10 +63,11 @@ class BottleneckOptions(LanguageOptions):
             f"--steps: {len(self.steps)} numbers for {len(self.context_scale)} of --context-scale;"
             " give one, or one for each",
         )
+        given = ",".join(map(str, self.components))
         for head in self.heads:
             require(
                 not HEADS[head].is_mixture or any(possible(head, number) for number in self.components),
-                f"--components {','.join(map(str, self.components))}: {head} cannot have it; add 4, as 3,4",
+                f"--components {given}: {head} cannot have it; add 4, as in {given},4",
             )
 
     @property

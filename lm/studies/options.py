@@ -82,7 +82,7 @@ def require_scores(rows: str, count: int, vocab: int, components: int) -> None:
     require(
         scores <= MAX_SCORES,
         f"{scores:,} {rows} × words × components need about {scores * 32 // 10**6:,} MB;"
-        f" lower --vocab or --components, to a product of at most {MAX_SCORES:,}",
+        f" lower one of these numbers, to a product of at most {MAX_SCORES:,}",
     )
 
 
