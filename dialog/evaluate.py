@@ -29,7 +29,16 @@ from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
-from lm.runs.evaluations import Subject, hashed_end, keep, loaded, members, require_keepable, slug
+from lm.runs.evaluations import (
+    Subject,
+    hashed_end,
+    keep,
+    loaded,
+    members,
+    require_keepable,
+    setting_slug,
+    slug,
+)
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.lines import InputLog, read_lines
@@ -341,7 +350,7 @@ def setting_name(
     configured = usual.model_dump()
     other += [f"{key}-{value}" for key, value in decode.model_dump().items() if value != configured[key]]
     other += [f"with-{run.name}" for run in others]
-    return ".".join([name, *(_short(slug(part)) for part in other)])
+    return ".".join([name, *(_short(setting_slug(part)) for part in other)])
 
 
 def _short(part: str) -> str:

@@ -34,6 +34,12 @@ def number(name: str, value: float) -> str:
     return form.format(value) if form else f"{value:.4g}"
 
 
+def shortest(value: float) -> str:
+    """A number in at most six digits if these give it exactly, else in all of its digits."""
+    brief = f"{value:g}"
+    return brief if float(brief) == value else repr(value)
+
+
 def shown(name: str, value: object) -> str:
     """The text of a table cell: a number formatted by :func:`number`, a dash for nothing, or text."""
     if value is None:

@@ -27,6 +27,7 @@ from lm.language.results import CacheChoice, CacheUse, TriedCache
 from lm.language.scoring import no_advance, require_sums, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.numbers import shortest
 from lm.steps import OnProgress, Steps, no_progress
 
 StatesRead = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
@@ -70,7 +71,7 @@ class CacheSetting:
     @property
     def name(self) -> str:
         """Suffix of the name of a result."""
-        numbers = [] if self.theta is None else [f"{self.theta:g}", f"{self.share:g}"]
+        numbers = [shortest(number) for number in (self.theta, self.share) if number is not None]
         return "-".join([".cache", str(self.size), *numbers])
 
 

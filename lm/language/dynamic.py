@@ -42,9 +42,10 @@ from lm.language.results import Compat, Likelihood, LmEvaluation
 from lm.language.scoring import token_nll
 from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
 from lm.language.trained import TrainedLm, weights_sha256
+from lm.numbers import shortest
 from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import keep, loaded, require_keepable, slug
+from lm.runs.evaluations import keep, loaded, require_keepable, setting_slug, slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
 
@@ -137,7 +138,8 @@ def dynamic(
         refined(trained, wanted, sampler, scores, cached, paper=paper),
         lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
     )
-    parts = [text.name, *([] if checkpoint == "best" else [slug(checkpoint)]), "dynamic", slug(label)]
+    chosen = [] if checkpoint == "best" else [slug(checkpoint)]
+    parts = [text.name, *chosen, "dynamic", setting_slug(label)]
     windows, tensors = statistics.windows, len(statistics.squares)
     result = DynamicEvaluation(
         subject=subject_of(trained, run, checkpoint, weights, text),
@@ -241,6 +243,6 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
 
 def _label(setting: DynamicSetting) -> str:
     """The name of a setting, or its numbers if it has none."""
-    numbers = [f"{name}-{getattr(setting, name):g}" for name in NUMBERS]
+    numbers = [f"{name}-{shortest(getattr(setting, name))}" for name in NUMBERS]
     name = next((name for name, known in DYNAMIC_SETTINGS.items() if known == setting), "")
     return name or "-".join([*numbers, *unusual(setting)])

@@ -42,6 +42,7 @@ from lm.runs.evaluations import (
     loaded,
     members,
     require_keepable,
+    setting_slug,
     slug,
     spread,
 )
@@ -107,7 +108,7 @@ def evaluate(
         models = [model for model, _ in joined]
         measures = _measured(trained, models, text, compat, wanted, progress)
         name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
-        name += wanted.name + "".join(f".with-{slug(other.name)}" for other in others)
+        name += wanted.name + "".join(f".with-{setting_slug(other.name)}" for other in others)
         subject = subject_of(trained, run, checkpoint, weights, text)
         more = sum(p.numel() for model in models for p in model.model.parameters())
         result = StaticEvaluation(

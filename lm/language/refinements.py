@@ -22,6 +22,7 @@ from lm.language.model import LanguageModel
 from lm.language.results import CacheUse, DropoutPasses, RefinementChoice, TemperatureChoice, TriedFactor
 from lm.language.scoring import hidden_nll, searched_text, token_nll, windows_of
 from lm.language.trained import TrainedLm
+from lm.numbers import shortest
 from lm.parallel.slices import joined_rows, own_slice
 
 Scores = Callable[[LanguageModel | None, float], Floats]  # args: a sampler (None: the model), a temperature
@@ -57,7 +58,7 @@ class Refinements(NamedTuple):
     @property
     def name(self) -> str:
         """Suffix of the name of a result with refinements, each after a dot."""
-        sampled = f".mc-{self.mc_samples}-rate-{self.mc_rate:g}" if self.mc_samples else ""
+        sampled = f".mc-{self.mc_samples}-rate-{shortest(self.mc_rate)}" if self.mc_samples else ""
         cached = self.cache.name if self.cache else ""
         return f"{'.temperature' if self.temperature_search else ''}{sampled}{cached}"
 

@@ -26,6 +26,7 @@ from lm.language.adaptation import (
 from lm.language.evaluate import Text, likelihood
 from lm.language.results import Likelihood
 from lm.language.trained import TrainedLm
+from lm.numbers import shortest
 from lm.results import as_json
 from lm.steps import OnProgress, Steps
 
@@ -69,7 +70,7 @@ class Grid:
         """Label of the result in evaluations."""
         usual = DYNAMIC_SETTINGS["default"]
         same = (base.eps, base.scaling) == (usual.eps, usual.scaling)
-        return "-".join(["grid", *([] if same else [f"eps-{base.eps:g}"]), *unusual(base)])
+        return "-".join(["grid", *([] if same else [f"eps-{shortest(base.eps)}"]), *unusual(base)])
 
     def propose(self, base: DynamicSetting, tried: Sequence[TriedSetting]) -> DynamicSetting:
         """The next setting after the ``tried`` ones; ``base`` is not in original scaling."""

@@ -128,6 +128,12 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
 
+def setting_slug(text: str) -> str:
+    """A setting as a part of a file name, another one for every text. It ends in a hash if characters go."""
+    kept = re.sub(r"[^\w.+-]+", "-", text).strip(".-")
+    return text if kept == text else hashed_end(text, kept)
+
+
 def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[T, str | None]:
     """Result of ``load`` for a run, and the fingerprint of its weights.
 

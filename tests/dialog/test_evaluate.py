@@ -20,6 +20,7 @@ from dialog.evaluate import (
     perplexities,
     rescore,
     score_responses,
+    setting_name,
 )
 from dialog.metrics.references import build_references, write_references
 from dialog.metrics.scores import (
@@ -71,6 +72,21 @@ def test_numbers_that_are_not_finite_are_an_error(nll: float) -> None:
 )
 def test_names_of_evaluations(source: str, references: Path | None, name: str) -> None:
     assert evaluation_name(source, references) == name
+
+
+def test_other_settings_have_other_names() -> None:
+    usual = DialogConfig().decode
+    texts = ["a b", "a-b", "a/b", "a?", "a", "a.", "a" * 60 + "?", "a" * 60 + "!"]
+    changes = [{"begin": text} for text in texts]
+    changes += [{"forbid": phrases} for phrases in (("a b",), ("a", "b"))]
+    changes += [{"temperature": value} for value in (1e20, 1e-20)]
+    names = [
+        *(setting_name("test", "best", usual.model_copy(update=change), usual, []) for change in changes),
+        *(setting_name("test", "best", usual, usual, [Path(other)]) for other in ("a+b", "a-b", "a b")),
+    ]
+    assert len({*names}) == len(names)
+    assert {"test.begin-a-b", "test.temperature-1e-20", "test.with-a-b"} < {*names}
+    assert all(Path(name).name == name for name in names)
 
 
 # A whole run

@@ -20,6 +20,7 @@ from lm.language.adaptation import (
     Statistics,
     gather,
 )
+from lm.language.cache import CacheSetting
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.refinements import MULTIPLIERS, Refinements, with_dropout
@@ -222,6 +223,19 @@ def test_what_a_search_chooses_is_not_in_its_name() -> None:
         == "trials-3"
     )
     assert Draws(3).label(DynamicSetting(1, 1, 1, "elements")) == "trials-3-elements"
+
+
+def test_settings_of_other_numbers_have_other_names(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    usual = DYNAMIC_SETTINGS["default"]
+    names = [dynamic(run, setting=replace(usual, decay=decay)).name for decay in (1e9, 1e-9, 0.0020000001)]
+    assert len({path.stem for path in (run / "evaluation").iterdir()}) == len(names)
+    assert names[1] == "test.dynamic.lr-5e-05-decay-1e-09-eps-2e-05"
+    assert Grid().label(replace(usual, eps=1e-3)) != Grid().label(replace(usual, eps=1.0000001e-3))
+    caches = [CacheSetting(10, theta, 0.1).name for theta in (0.3, 0.30000001)]
+    assert caches[0] == ".cache-10-0.3-0.1" != caches[1]
+    assert Refinements(mc_samples=2, mc_rate=0.5).name == ".mc-2-rate-0.5"
+    assert Refinements(mc_samples=2, mc_rate=0.5000001).name == ".mc-2-rate-0.5000001"
 
 
 def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> None:
