@@ -12,6 +12,7 @@ import typer
 from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
+from dialog.decoding.config import require_effect
 from lm.config.load import Resolved, load_config
 from lm.console.app import (
     check_data,
@@ -292,6 +293,7 @@ def evaluate(
     """
     run, *others = runs
     resolved = decoding_of(run, overrides)
+    require_effect(resolved.config.decode, overrides or ())
     in_processes(processes)
     from dialog.corpora.own_data import in_run
 

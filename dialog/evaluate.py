@@ -15,7 +15,7 @@ from dialog.batches import Example, list_examples
 from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
-from dialog.decoding.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig, require_effect
 from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluation_details
 from dialog.metrics.distinct import warnings
@@ -99,7 +99,7 @@ def evaluate(
             reference is the true response.
         output: file for the responses, one JSON object per context.
         checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
-        overrides: ``decode.key=value`` texts that override the run's config.
+        overrides: ``decode.key=value`` texts that override the run's config, of keys that its method reads.
         batch_size: number of contexts decoded together. It affects speed and memory, and results only by the
             rounding of float32 products.
         progress: called with the number of finished contexts and their total.
@@ -118,6 +118,7 @@ def evaluate(
         usual = model.config.decode
         changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
         search = changed.config.decode
+        require_effect(search, overrides)
         group.every(lambda: model.require(search))
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
         group.require_equal({"checkpoint": weights, "data": test.fingerprint()})

@@ -277,6 +277,23 @@ def test_references_and_limit_and_overrides(run: Path) -> None:
     assert evaluate(run, references=Path("refs.json")).subject.data.sha256 != data["sha256"]
 
 
+def test_settings_without_effect_are_refused_where_they_are_given(run: Path) -> None:
+    sample = "decode.method=sample"
+    for first, key, value, method, other in (
+        (sample, "beam", "4", "sample", "beam"),
+        (sample, "groups", "1", "sample", "beam"),
+        ("decode.beam=2", "top_k", "5", "beam", "sample"),
+        ("decode.beam=2", "seed", "7", "beam", "sample"),
+    ):
+        told = refusal(run, ConfigError, overrides=[first, f"decode.{key}={value}"])
+        remedy = f"leave it out, or choose --set decode.method={other}"
+        assert told == f"--set decode.{key}: has no effect with decode.method = {method}; {remedy}"
+    assert (
+        evaluate(run, overrides=[sample, "decode.top_k=5"], limit=2).name
+        == "test.first-2.method-sample.top_k-5"
+    )
+
+
 def test_evaluations_do_not_replace_each_other(run: Path) -> None:
     CheckpointStore(run / "checkpoints").point("last", 1)
     for folder, seed in (("a", 2), ("b", 3)):
