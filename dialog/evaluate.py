@@ -24,6 +24,7 @@ from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_r
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from dialog.trained import TargetScore, TrainedModel
 from lm.config.load import Resolved, override
+from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
@@ -214,7 +215,7 @@ def load_test_set(
         raise ConfigError(
             f"{references}: lacks the last responses, which data.last_response adds; leave out --references"
         )
-    source = source or config.test
+    source = source or split_of_run(config, "test", "name a corpus with --data")
     dialogs = load_dialogs(source)
     backward = config.direction == "backward"
     examples = list_examples(dialogs, config.context, config.last_response, backward)

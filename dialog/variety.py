@@ -9,6 +9,7 @@ from dialog.corpora.own_data import in_run
 from dialog.evaluate import bleu_tokenizer, load_test_set
 from dialog.metrics.distinct import Diversity, diversity
 from dialog.tables import variety_row
+from lm.config.named_data import split_of_run
 from lm.console.tables import Table
 from lm.errors import visible
 from lm.results import Merged
@@ -41,7 +42,7 @@ def human_variety(source: str, limit: int | None = None) -> HumanVariety:
     if (Path(source) / CONFIG).exists():
         config, codec = opened_run(Path(source), DialogConfig)
         judge, data = bleu_tokenizer(codec.tokenizer), in_run(Path(source), config.data)
-        corpus = data.test
+        corpus = split_of_run(data, "test", "name a corpus instead of the run")
     test = load_test_set(corpus, None, limit, data)
     responses = [[judge.split(example.response.text)] for example in test.examples]
     return HumanVariety(source, len(responses), judge.kind, diversity(responses))

@@ -93,9 +93,9 @@ def steps_of(run: Path) -> list[str]:
 
 def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":
     """The text to analyse: the given one, or the test split of the run."""
-    from lm.language.evaluate import load_text
+    from lm.language.evaluate import load_text, own_test
 
-    return load_text(trained, data or trained.config.data.test, limit)
+    return load_text(trained, data or own_test(trained), limit)
 
 
 @dataclass(frozen=True)

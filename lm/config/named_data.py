@@ -38,6 +38,26 @@ def missing(source: str, command: str, other: str = "") -> DataError:
     return DataError(f"{made}; or {other}" if other else made)
 
 
+def split_of_run(data: NamedSplits, name: str, instead: str = "") -> str:
+    """The source of a split by the config of a run, with an option ``instead`` of it for messages.
+
+    DataError with the key of the split if a file or folder is missing.
+    """
+    source: str = getattr(data, name)
+    if ":" in source or (source and os.path.lexists(source)):
+        return source
+    if not source:
+        raise DataError(f"data.{name} of the run's config is empty; {instead or 'train with one'}")
+    remedies, place = [instead] if instead else [], ""
+    if not os.path.isabs(source):
+        place = ", relative to the folder of the training"
+        remedies.insert(0, "run the command in that folder")
+    raise DataError(
+        f"{source}: no such file or folder; it is data.{name} of the run's config{place};"
+        f" {', or '.join(remedies) or 'restore it'}"
+    )
+
+
 def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[str]:
     """Raise DataError if a training text is missing. Return warnings about equal splits."""
     for name in SPLITS[:2]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from lm.arrays import Floats
+from lm.config.named_data import split_of_run
 from lm.disk.filelock import exclusive
 from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
 from lm.errors import require, visible
@@ -34,6 +35,7 @@ from lm.language.evaluate import (
     Measures,
     likelihood,
     load_text,
+    own_test,
     subject_of,
 )
 from lm.language.model import LanguageModel
@@ -108,7 +110,7 @@ def dynamic(
     trained, weights = loaded(run, checkpoint, TrainedLm.load)
     require_keepable(run)
     config = trained.config
-    text = load_text(trained, data or config.data.test, limit)
+    text = load_text(trained, data or own_test(trained), limit)
     compat = compat or config.train.compat
     paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
@@ -118,7 +120,7 @@ def dynamic(
     with _alone_in(run / DYNAMIC_FOLDER):
         statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)
         if search:
-            valid = load_text(trained, config.data.valid, limit)
+            valid = load_text(trained, split_of_run(config.data, "valid"), limit)
             setting, tried = choose(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )
@@ -138,8 +140,7 @@ def dynamic(
         refined(trained, wanted, sampler, scores, cached, paper=paper),
         lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
     )
-    chosen = [] if checkpoint == "best" else [slug(checkpoint)]
-    parts = [text.name, *chosen, "dynamic", setting_slug(label)]
+    place = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
     windows, tensors = statistics.windows, len(statistics.squares)
     result = DynamicEvaluation(
         subject=subject_of(trained, run, checkpoint, weights, text),
@@ -154,7 +155,7 @@ def dynamic(
         likelihood=found.likelihood,
         search=tried,
         refined=found.refined,
-        name=".".join(parts) + wanted.name + (".paper" if paper else ""),
+        name=f"{place}.dynamic.{setting_slug(label)}{wanted.name}" + (".paper" if paper else ""),
     )
     return keep(run, result, found.contexts)
 
@@ -182,7 +183,7 @@ def run_statistics(
 
     StorageError if all stored statistics are damaged, or if they cannot be written.
     """
-    split = load_split(trained.config.data.train, trained.codec)
+    split = load_split(split_of_run(trained.config.data, "train"), trained.codec)
     tokens = sum(len(file) for file in split.files)
     require(
         2 * streams <= tokens,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.arrays import Floats
+from lm.config.named_data import split_of_run
 from lm.errors import ConfigError, visible
 from lm.heads.usage import use_in_sample
 from lm.language.cache import cached_nll
@@ -100,7 +101,7 @@ def evaluate(
         trained, weights = group.every(lambda: loaded(run, checkpoint, TrainedLm.load))
         group.share(lambda: require_keepable(run))
         trained = replace(trained, group=group)
-        text = group.every(lambda: load_text(trained, data or trained.config.data.test, limit))
+        text = group.every(lambda: load_text(trained, data or own_test(trained), limit))
         group.require_equal({"checkpoint": weights, "text": text.sha256})
         compat = compat or trained.config.train.compat
         group.every(lambda: wanted.require_searched(trained))
@@ -207,6 +208,11 @@ def _members(
                 " training text and tokenizer"
             )
     return [(replace(member, group=trained.group), weights) for member, weights in members]
+
+
+def own_test(trained: TrainedLm) -> str:
+    """The test text of a run. DataError if it is missing."""
+    return split_of_run(trained.config.data, "test", "name a text with --data")
 
 
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lm.arrays import Floats
+from lm.config.named_data import split_of_run
 from lm.disk.storage import write_atomic
 from lm.errors import DivergenceError, visible
 from lm.heads.head import Head
@@ -120,7 +121,7 @@ def windows_of(ids: Ids, window: int = READ_LENGTH, *, paper: bool = False) -> i
 
 def searched_text(trained: TrainedLm) -> tuple[str, Ids]:
     """Name of the run's validation split, and its tokens for the choice of an evaluation's parameters."""
-    source = trained.config.data.valid
+    source = split_of_run(trained.config.data, "valid")
     return source, load_split(source, trained.codec).ids()[:SEARCHED]
 
 

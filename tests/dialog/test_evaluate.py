@@ -30,6 +30,7 @@ from dialog.results import DialogEvaluation
 from dialog.tables import evaluation_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
+from dialog.variety import human_variety
 from lm.config.load import Resolved, save_config
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.heads.config import HeadConfig
@@ -292,6 +293,19 @@ def test_settings_without_effect_are_refused_where_they_are_given(run: Path) -> 
         evaluate(run, overrides=[sample, "decode.top_k=5"], limit=2).name
         == "test.first-2.method-sample.top_k-5"
     )
+
+
+def test_a_missing_test_split_is_named_by_its_key(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "elsewhere").mkdir()
+    monkeypatch.chdir(run / "elsewhere")
+    told = (
+        "test.jsonl: no such file or folder; it is data.test of the run's config, relative to the folder of"
+        " the training; run the command in that folder, or name a "
+    )
+    assert refusal(run, DataError) == f"{told}corpus with --data"
+    with pytest.raises(DataError) as error:
+        human_variety(str(run))
+    assert str(error.value) == f"{told}corpus instead of the run"
 
 
 def test_evaluations_do_not_replace_each_other(run: Path) -> None:

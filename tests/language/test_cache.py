@@ -214,7 +214,8 @@ def test_a_search_without_its_text_is_refused_before_the_work(
         for search in (["--temperature-search"], ["--cache", "30"]):
             code, _, err = ending(main, command, str(run), *search)
             assert (code, err.count("\n")) == (3, 1)
-            assert err.endswith("valid.txt: no such file or folder; check the path\n")
+            told = "no such file or folder; it is data.valid of the run's config; restore it"
+            assert err.endswith(f"valid.txt: {told}\n")
     assert not (run / "dynamic").exists()
     assert ending(main, "evaluate", str(run), "--cache", "30,1,0.1")[0] == 0
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 import torch
 
 from lm.analysis.components import components_of_run
+from lm.analysis.opened import text_of
 from lm.arrays import Floats
+from lm.config.named_data import split_of_run
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.language.config import DataConfig
 from lm.language.corpus import load_split
+from lm.language.dynamic import dynamic
 from lm.language.evaluate import (
     BLOCK,
     Text,
@@ -345,6 +350,39 @@ def test_bad_requests_are_one_line_and_keep_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), signal_at(2, "nll"):
         evaluate(run)
     assert not (run / "evaluation").exists()
+
+
+def test_a_missing_text_of_the_config_is_named_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(Path("run")).absolute()
+    Path("elsewhere").mkdir()
+    shutil.copy("test.txt", "elsewhere/other.txt")
+    monkeypatch.chdir("elsewhere")
+    told = (
+        "{0}.txt: no such file or folder; it is data.{0} of the run's config, relative to the folder of the"
+        " training; run the command in that folder"
+    )
+    wanted = Refinements(temperature_search=True)
+    for act, split, remedy in (
+        (lambda: evaluate(run), "test", ", or name a text with --data"),
+        (lambda: dynamic(run), "test", ", or name a text with --data"),
+        (lambda: dynamic(run, "other.txt"), "train", ""),
+        (lambda: evaluate(run, "other.txt", wanted=wanted), "valid", ""),
+        (lambda: text_of(TrainedLm.load(run), None, None), "test", ", or name a text with --data"),
+    ):
+        with pytest.raises(DataError) as error:
+            act()
+        assert str(error.value) == told.format(split) + remedy
+    assert evaluate(run, "other.txt").name == "other"
+    for source, end in (
+        ("/none", "/none: no such file or folder; it is data.valid of the run's config; restore it"),
+        ("", "data.valid of the run's config is empty; train with one"),
+    ):
+        with pytest.raises(DataError) as error:
+            split_of_run(DataConfig(valid=source), "valid")
+        assert str(error.value) == end
 
 
 @pytest.mark.parametrize("independent", [False, True])
