@@ -209,6 +209,7 @@ def load_test_set(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
+    listed = read_references(references) if references else None
     if references and config.direction == "backward":
         raise ConfigError(f"{references}: has no references for a backward run; leave out --references")
     if references and config.last_response:
@@ -221,7 +222,7 @@ def load_test_set(
     examples = list_examples(dialogs, config.context, config.last_response, backward)
     if not examples:
         raise DataError(f"{source}: no context to evaluate; a dialog needs two utterances")
-    items = align_references(read_references(references), dialogs, str(references)) if references else None
+    items = align_references(listed, dialogs, str(references)) if listed else None
     name = evaluation_name(source, references)
     if limit is not None and limit < len(examples):
         name = f"{name}.first-{limit}"

@@ -141,7 +141,7 @@ def read_references(path: Path) -> list[ReferenceItem]:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert it with iconv") from None
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}:{error.lineno}: not JSON ({error.msg}); write it with `dialog references`"
+            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg}); write it with `dialog references`"
         ) from None
     except ValueError as error:  # Python's limit on the digits of a number
         line = re.split(rb"\d{4301}", raw, maxsplit=1)[0].count(b"\n") + 1

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from dialog.batches import list_examples
-from dialog.config import DialogConfig
+from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance
 from dialog.evaluate import (
     bleu_tokens,
     evaluate,
     evaluation_name,
+    load_test_set,
     perplexities,
     rescore,
     score_responses,
@@ -293,6 +294,17 @@ def test_settings_without_effect_are_refused_where_they_are_given(run: Path) -> 
         evaluate(run, overrides=[sample, "decode.top_k=5"], limit=2).name
         == "test.first-2.method-sample.top_k-5"
     )
+
+
+def test_references_are_read_before_they_are_judged(run: Path) -> None:
+    references = Path("refs.json")
+    for content, kind, told in (
+        ('{"a":', DataError, "refs.json:1:6: not JSON"),
+        ('[{"context": [], "responses": ["yes"]}]', ConfigError, "refs.json: lacks the last responses"),
+    ):
+        references.write_text(content, encoding="utf-8")
+        with pytest.raises(kind, match=told):
+            load_test_set(None, references, None, DataConfig(last_response=True))
 
 
 def test_a_missing_test_split_is_named_by_its_key(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

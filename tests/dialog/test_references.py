@@ -187,7 +187,7 @@ def test_misfits_are_counted_and_the_first_is_named() -> None:
         (b"", "empty"),
         (b"{}", "not a list of references"),
         (b"[]", "not a list of references"),
-        (b"[\n1,", "json:2: not JSON"),
+        (b"[\n1,", "json:2:3: not JSON"),
         (b"[" * 100_000, "refs.json"),
         (b"\xff\xfe[]", "not UTF-8 at byte 0"),
         (b"[1]", "item 0 is int"),

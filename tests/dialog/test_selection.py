@@ -128,8 +128,10 @@ def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]
     assert result.decode.select == "mbr"
     assert ".select-mbr" in result.name
     assert evaluate(runs["one"]).likelihood.perplexity > 1
+    some = runs["one"].parent / "some.json"
+    some.write_text('[{"context": [], "responses": ["yes"]}]', encoding="utf-8")
     with pytest.raises(ConfigError, match="has no references for a backward run"):
-        evaluate(runs["one"], references=Path("some.json"))
+        evaluate(runs["one"], references=some)
 
 
 def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
