@@ -35,7 +35,7 @@ _DEVICE = "check the disk, or move the run to another disk"
 _REMEDIES = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: "raise the file-size limit (ulimit -f) to at least {needed}",
+    errno.EFBIG: "raise the file-size limit (ulimit -f){least}",
     errno.EROFS: "the file system is read-only: choose a folder on another file system",
     errno.EACCES: "check the owner and the mode of the file and its folder",
     errno.EPERM: "check the owner and the mode of the file and its folder",
@@ -64,15 +64,18 @@ def readable(size: int, *, up: bool = True) -> str:
 
 @contextmanager
 def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
-    """Convert an ``OSError`` to a StorageError with ``path``. A full disk's remedy names ``needed`` bytes."""
+    """Convert an ``OSError`` to a StorageError with ``path``.
+
+    A full disk's remedy names the ``needed`` bytes, at least a megabyte, unless they are 0 for unknown.
+    """
     try:
         yield
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
-        raise StorageError(
-            f"{path}: {reason}; {remedy.format(needed=readable(max(needed, 10**6)))}"
-        ) from error
+        room = readable(max(needed, 10**6)) if needed else "space"
+        remedy = remedy.format(needed=room, least=f" to at least {room}" if needed else "")
+        raise StorageError(f"{path}: {reason}; {remedy}") from error
     except ValueError as error:
         if "\0" not in str(path):
             raise

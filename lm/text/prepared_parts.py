@@ -9,11 +9,12 @@ A part is a contiguous share of the input's bytes, cut at line ends where the fo
 one source are joined in their order, so the result has the same bytes for every number of parts.
 """
 
+import errno
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -146,13 +147,25 @@ def _written(
         if current := folder.current(wanted):
             return current
         folder.require_replaceable(wanted)
-        with folder.building() as building, storage_errors(path):
+        with folder.building() as building, storage_errors(path), _without_size():
             found = write(building)
             if preparation.inputs(part) != wanted["inputs"]:
                 raise DataError(
                     f"{preparation.source}: changed while it was read; run the same command again"
                 )
             return folder.finish(building, wanted, *found)
+
+
+@contextmanager
+def _without_size() -> Iterator[None]:
+    """Raise the OSError of a full disk anew: the whole result needs more space than the file that failed."""
+    try:
+        yield
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise cause from None
+        raise
 
 
 def _made(preparation: Preparation, processes: int, scratch: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """``lm prepare`` over again, on bad input, stopped half-way, and on texts larger than memory."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -223,6 +224,26 @@ def test_whatever_ends_it_leaves_the_old_result(
         prepare(source, out)
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("place", ["text", "codec"])
+def test_a_full_disk_names_the_result_and_no_size_of_a_part(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = standard(tmp_path / "in"), tmp_path / "out"
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "text":
+        monkeypatch.setattr(module, "store_text", full)
+    else:
+        monkeypatch.setattr("lm.disk.storage.write_all", full)
+    with pytest.raises(StorageError) as error:
+        prepare(source, out)
+    told = "no space left on device; free space there, then run the same command again"
+    assert str(error.value) == f"{out}: {told}"
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 PEAK = """
