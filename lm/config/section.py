@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 MAX_SEED = 2**63 - 1  # the largest seed for both torch and NumPy
@@ -18,6 +18,14 @@ LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+
+
+_LIMITS = {  # of a number, in pydantic's words
+    "gt": "greater than",
+    "ge": "greater than or equal to",
+    "lt": "less than",
+    "le": "less than or equal to",
+}
 
 
 class Owner(NamedTuple):
@@ -38,14 +46,14 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _usable(cls, value: object) -> object:
+    def _usable(cls, value: object, about: ValidationInfo) -> object:
         """Raise ValueError for numbers that risk overflow, and for texts that are too long or contain NUL."""
+        field = cls.model_fields[about.field_name or ""]
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, int) and abs(item) > MAX_SEED:
-                raise ValueError(f"must be less than or equal to {MAX_SEED}")
+                raise ValueError(f"must be {_range_text(field, MAX_SEED)}")
             if isinstance(item, float) and abs(item) > MAX_NUMBER:
-                side = f"less than or equal to {MAX_NUMBER:g}" if item > 0 else f"at least {-MAX_NUMBER:g}"
-                raise ValueError(f"must be {side}")
+                raise ValueError(f"must be {_range_text(field, MAX_NUMBER)}")
             if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value
@@ -62,6 +70,27 @@ class Section(BaseModel):
             if changed and not set(owner.values).intersection(values):
                 return f"{name} belongs to {owner.name}"
         return None
+
+
+def _range_text(field: FieldInfo, most: float) -> str:
+    """The range of a number in pydantic's words: by the limits of its key, or else of size ``most``."""
+    limits = [*field.metadata, *_limits_within(field.annotation)]
+    found = {name: getattr(limit, name) for limit in limits for name in _LIMITS if hasattr(limit, name)}
+    if not found.keys() & {"gt", "ge"}:
+        found["ge"] = -most
+    if not found.keys() & {"lt", "le"}:
+        found["le"] = most
+    texts = {name: f"{found[name]:g}" if isinstance(found[name], float) else found[name] for name in found}
+    if texts.keys() == {"ge", "le"}:
+        return f"from {texts['ge']} to {texts['le']}"
+    return " and ".join(f"{words} {texts[name]}" for name, words in _LIMITS.items() if name in texts)
+
+
+def _limits_within(annotation: object) -> list[object]:
+    """Limits of the parts of a type, such as those of the values of a list."""
+    parts = get_args(annotation)
+    own = [limit for part in parts if isinstance(part, FieldInfo) for limit in part.metadata]
+    return own + [limit for part in parts for limit in _limits_within(part)]
 
 
 @cache

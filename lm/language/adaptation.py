@@ -60,10 +60,10 @@ class DynamicSetting:
     streams: int = STREAMS  # batch size for RMS
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.lr < math.inf and 0 <= self.decay < math.inf and 0 < self.eps < math.inf,
-            f"--lr {self.lr:g} --decay {self.decay:g} --eps {self.eps:g}: must be at least 0, --eps above 0",
-        )
+        for name in ("lr", "decay"):
+            number = getattr(self, name)
+            require(0 <= number < math.inf, f"--{name} {number:g}: must be a finite number of at least 0")
+        require(0 < self.eps < math.inf, f"--eps {self.eps:g}: must be a finite number above 0")
         for name in ("window", "streams"):
             value = getattr(self, name)
             require(value >= 1, f"--{name} {value}: must be at least 1")

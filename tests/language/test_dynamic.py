@@ -281,6 +281,20 @@ def test_a_last_window_of_one_token_counts_unless_as_the_papers(
     assert statistics_of(tiny_lm(), 8 * tokens, paper=paper).windows == windows
 
 
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ((math.nan, 2e-3), "--lr nan: must be a finite number of at least 0"),
+        ((5e-5, math.inf), "--decay inf: must be a finite number of at least 0"),
+        ((5e-5, 2e-3, 0.0), "--eps 0: must be a finite number above 0"),
+    ],
+)
+def test_only_the_wrong_number_of_a_setting_is_named(numbers: tuple[float, ...], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        DynamicSetting(*numbers)
+    assert str(error.value) == told
+
+
 def test_impossible_settings_are_refused() -> None:
     for values in ({"lr": -1.0}, {"decay": math.nan}, {"eps": 0.0}, {"window": 0}, {"scaling": "x"}):
         with pytest.raises(ConfigError, match="--"):
