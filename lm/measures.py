@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from lm.errors import DivergenceError
+from lm.numbers import number
 
 
 def perplexity(nll: float) -> float:
@@ -35,8 +36,9 @@ def guessing_note(nll: float, words: int) -> str:
     """A warning if a model is near uniform guessing, else an empty string."""
     if not guessing(nll, words):
         return ""
+    found = number("perplexity", perplexity(nll))
     return (
-        f"warning: a perplexity of {perplexity(nll):,.0f} is near guessing among {words:,} words;"
+        f"warning: a perplexity of {found} is near guessing among {words:,} words;"
         " train longer, or with another optim.lr"
     )
 
@@ -47,7 +49,8 @@ def require_learnt(best_nll: float, words: int, run: Path) -> None:
     So a training fails that diverges with finite numbers, such as with a ReLU head (Kanai et al. 2018, §5).
     """
     if not learnt(best_nll, words):
+        found = number("perplexity", perplexity(best_nll))
         raise DivergenceError(
-            f"{run}: diverged: the best validation perplexity is {perplexity(best_nll):,.0f}, where"
-            f" guessing among {words:,} words has {words:,}; lower optim.lr and train into another folder"
+            f"{run}: diverged: the best validation perplexity is {found}, where guessing among {words:,}"
+            f" words has {words:,}; lower optim.lr and train into another folder"
         )

@@ -16,6 +16,7 @@ _FORMATS = {
 }
 _KINDS = [(re.compile(rf"\b(?:{words})\b"), form) for words, form in _FORMATS.items()]
 _LARGE = 1000  # from here on, no decimals
+_HUGE = 1e12  # from here on, three digits and an exponent
 
 
 def number(name: str, value: float) -> str:
@@ -29,6 +30,8 @@ def number(name: str, value: float) -> str:
         return f"{value:,}"
     words = re.sub(r"[_\-]", " ", name.lower())
     form = next((form for kind, form in _KINDS if kind.search(words)), None)
+    if abs(value) >= _HUGE:
+        return f"{value:.3g}"
     if abs(value) >= _LARGE:
         return f"{value:,.0f}"
     return form.format(value) if form else f"{value:.4g}"

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from lm.console.app import new_app, run_app, show
 from lm.console.tables import Table
+from lm.errors import DivergenceError
+from lm.measures import guessing_note, require_learnt
 from lm.numbers import number, shown
 
 WORDS = st.text("abcdefg", min_size=1, max_size=9)
@@ -81,12 +84,18 @@ def test_runs_keep_the_names_that_have_no_common_folder() -> None:
         ("oov_rate", 0.007761, "0.8%"), ("most common", 0.891, "89.1%"), ("share", 1.0, "100.0%"),
         ("BLEU-1 P", 0.09712, "0.097"), ("distinct-2", 0.362, "0.362"), ("tokens", 1234567, "1,234,567"),
         ("p", 0.00019998, "0.0002"), ("parameters", 10, "10"), ("lr", 0.0049, "0.0049"),
-        ("x", 12345.6, "12,346"),
+        ("x", 12345.6, "12,346"), ("nll", 1.612296e30, "1.61e+30"), ("nll", -1e12, "-1e+12"),
         ("nll", float("nan"), "–"), ("perplexity", float("inf"), "∞"), ("temperature", 1.25, "1.25"),
     ],
 )  # fmt: skip
 def test_one_format_for_each_kind_of_number(name: str, value: float, text: str) -> None:
     assert number(name, value) == shown(name, value) == text
+
+
+def test_huge_perplexities_are_short_in_messages() -> None:
+    assert "perplexity of 2.52e+30 is near guessing" in guessing_note(70.0, 10)
+    with pytest.raises(DivergenceError, match=r"perplexity is 2\.52e\+30, where guessing"):
+        require_learnt(70.0, 10, Path("run"))
 
 
 def test_what_is_no_number_is_text() -> None:
