@@ -136,6 +136,7 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert "after 3 updates" in out
     assert "talk:0" not in out
     assert dialog("evaluate", "runs/own_small")[0] == 0
+    Path("r.json").write_text('[{"context": [], "responses": ["yes"]}]')
     code, _, err = dialog("evaluate", "runs/own_small", "--references", "r.json")
     assert (code, "leave out --references" in err) == (ConfigError.exit_code, True)
 
