@@ -99,7 +99,7 @@ def main() -> None:
     first = entries[0]
     human = first | {"label": "true responses", "settings": [], "numbers": numbers(people)}
     found = {"about": options.about, "entries": [*entries, human]}
-    print(table(found, *TABLES[NAME][1:]))
+    print(table(found["entries"], *TABLES[NAME][1:]))
     if options.json:
         write_json(options.json, found)
 

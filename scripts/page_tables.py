@@ -45,12 +45,14 @@ TESTED = {  # labels of baselines by file
     "ptb_small": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
     "switchboard_bleu": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
 }
+SEVERAL_SEEDS = ("ptb_small, perplexity", "switchboard_bleu, short")  # tables without models of one seed
 LEADS = {  # heading by file
     "ptb_short": "Penn Treebank, 2,000 updates",
     "ptb_small": "12,000",
     "switchboard_short": "Switchboard, 500 updates",
     "switchboard_bleu": "5,000",
 }
+TRIALS: dict[str, dict[str, str]] = {}
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),
     "plif": ("PLIF", "full"),
@@ -76,14 +78,21 @@ LEADING = {  # label and rank by end of the preset's name
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
     tables = {
-        name: table(read_json(folder / f"{file}.json"), heading, columns)
+        name: table(rows(name, read_json(folder / f"{file}.json")), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
     tests = {
         f"{file}, tests": seed_tests(read_json(folder / f"{file}.json")["entries"], baselines)
         for file, baselines in TESTED.items()
     }
-    return tables | tests | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+    tried = {name: trials(folder, files) for name, files in TRIALS.items()}
+    return tables | tests | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+
+
+def rows(name: str, results: Any) -> list[Any]:
+    """The entries of a table, one a model."""
+    merged = by_label(results["entries"])
+    return [entry for entry in merged if len(entry["seeds"]) > 1] if name in SEVERAL_SEEDS else merged
 
 
 def leads(folder: Path) -> str:
@@ -102,6 +111,31 @@ def leads(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def trials(folder: Path, files: Mapping[str, str]) -> str:
+    """Validation and test perplexity of seed 1 by head and setting, and the test perplexity of the setting
+    that validation chooses.
+
+    Only heads with every setting have a row.
+    """
+    found = [by_head(read_json(folder / f"{file}.json")["entries"]) for file in files.values()]
+    lines = [f"| head | {' | '.join(files)} | chosen: test ppl |", "|---" * (2 + len(files)) + "|"]
+    for label in found[0]:
+        if all(label in own for own in found):
+            pairs = [own[label] for own in found]
+            cells = [f"{valid:.2f}, {test:.2f}" for valid, test in pairs]
+            lines.append(f"| {' | '.join([label, *cells, f'{min(pairs)[1]:.2f}'])} |")
+    return "\n".join(lines)
+
+
+def by_head(entries: list[Any]) -> dict[str, tuple[float, float]]:
+    """Validation and test perplexity of seed 1 by label."""
+    return {
+        entry["label"]: (entry["numbers"]["valid_perplexity"], entry["numbers"]["test_perplexity"])
+        for entry in entries
+        if entry["seeds"] == [1]
+    }
+
+
 def perplexities(entries: list[Any]) -> dict[str, float]:
     """Mean test perplexity by end of the preset's name, of entries without other settings."""
     plain = [entry for entry in by_label(entries) if not entry.get("settings")]
@@ -118,12 +152,12 @@ def mean_perplexity(value: Number) -> float:
     return mean_of("perplexity", value) if isinstance(value, list) else float(value)
 
 
-def table(results: Any, heading: str, columns: tuple[Column, ...]) -> str:
+def table(entries: list[Any], heading: str, columns: tuple[Column, ...]) -> str:
     """One row an entry that has one of the columns; headings of SECOND add a column on its config."""
     second = [SECOND[heading]] if heading in SECOND else []
     heads = [heading, *(title for title, _ in second), *(title for title, _, _ in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for entry in by_label(results["entries"]):
+    for entry in entries:
         numbers = [(entry["numbers"].get(key), form) for _, key, form in columns]
         cells = ["none" if number is None else form(number) for number, form in numbers]
         texts = [text(entry) for _, text in second]

@@ -35,7 +35,7 @@ def bottleneck(
     out: StudyFolder = Path("runs/bottleneck"),
     task: StudyTask = "sweep",
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
-    vocab: Annotated[int, typer.Option(help="Number of words of the language.")] = 768,
+    vocab: Annotated[int, typer.Option(help="Number of words of the language; spam: at least 1,000.")] = 768,
     rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
     spread: Annotated[float, typer.Option(help="Standard deviation of the true logits in nats.")] = 3.0,
     context_law: Annotated[

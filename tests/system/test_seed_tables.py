@@ -71,6 +71,7 @@ def test_entries_of_another_text_are_refused() -> None:
 @pytest.mark.usefixtures("scripts")
 def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
     from page_tables import table
+    from seed_tables import by_label
     from table_forms import fixed, precision_recall
 
     columns = (("test ppl", "ppl", fixed(2)), ("P/R", "bleu", precision_recall), ("rank", "rank", fixed(0)))
@@ -83,7 +84,7 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
     entries[0]["config_sha256"] = entries[2]["config_sha256"] = "a"
     entries.append(entry("MoC", 2, 4.5, ppl=60.0) | {"config_sha256": "b"})
     entries.append(entry("MoC", 3, 4.5, ppl=50.0) | {"config_sha256": "c"})  # of another config
-    *_, mos, moc, other, third = table({"entries": entries}, "head", columns).splitlines()
+    *_, mos, moc, other, third = table(by_label(entries), "head", columns).splitlines()
     assert mos == "| MoS | 91.00 (90.00–92.00) | .300/.200 | 130 |"
     assert moc == "| MoC | 74.00 (60.00–88.00) | .200/.100 | none |"
     assert third == "| MoC | 50.00 | none | none |"
