@@ -52,7 +52,9 @@ LEADS = {  # heading by file
     "switchboard_short": "Switchboard, 500 updates",
     "switchboard_bleu": "5,000",
 }
-TRIALS: dict[str, dict[str, str]] = {}
+TRIALS = {  # files by heading of a training of seed 1, by table
+    "switchboard_trials, full": {"rate .003": "switchboard_bleu", "rate .006": "switchboard_lr6"},
+}
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),
     "plif": ("PLIF", "full"),
@@ -112,18 +114,14 @@ def leads(folder: Path) -> str:
 
 
 def trials(folder: Path, files: Mapping[str, str]) -> str:
-    """Validation and test perplexity of seed 1 by head and setting, and the test perplexity of the setting
-    that validation chooses.
-
-    Only heads with every setting have a row.
-    """
+    """Validation and test perplexity of seed 1 by head and setting, of heads with more than one setting."""
     found = [by_head(read_json(folder / f"{file}.json")["entries"]) for file in files.values()]
-    lines = [f"| head | {' | '.join(files)} | chosen: test ppl |", "|---" * (2 + len(files)) + "|"]
+    lines = [f"| head | {' | '.join(files)} |", "|---" * (1 + len(files)) + "|"]
     for label in found[0]:
-        if all(label in own for own in found):
-            pairs = [own[label] for own in found]
-            cells = [f"{valid:.2f}, {test:.2f}" for valid, test in pairs]
-            lines.append(f"| {' | '.join([label, *cells, f'{min(pairs)[1]:.2f}'])} |")
+        pairs = [own.get(label) for own in found]
+        cells = ["not run" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs]
+        if any(pairs[1:]):
+            lines.append(f"| {' | '.join([label, *cells])} |")
     return "\n".join(lines)
 
 

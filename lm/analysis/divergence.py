@@ -72,7 +72,7 @@ def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 def _report(scalars: Tensor, probability_sum: Tensor, log_sum: Tensor) -> Divergence:
     contexts, negative_entropy = int(scalars[0]), float(scalars[1])
     if contexts < 2:
-        raise DataError(f"{contexts} tokens give no pair of contexts; name a longer text")
+        raise DataError("a pair of contexts takes two tokens; name a longer text, or raise --limit")
     cross = float((probability_sum / contexts) @ (log_sum / contexts))
     mean = max(0.0, (negative_entropy / contexts - cross) * contexts / (contexts - 1))
     return Divergence(mean, -negative_entropy / contexts, contexts, len(log_sum))

@@ -68,7 +68,7 @@ def geometry_of_run(trained: TrainedLm, ids: Ids) -> Geometry:
     DataError with fewer than two tokens.
     """
     if len(ids) < 2:
-        raise DataError(f"{len(ids)} tokens have no pair of states; name a longer text")
+        raise DataError("a pair of states takes two tokens; name a longer text, or raise --limit")
     head = copy.deepcopy(trained.model.head).double()
     with torch.no_grad():
         layers = [hidden.map(lambda h: h[:, 0].double()) for hidden, _ in trained.readings(ids)]

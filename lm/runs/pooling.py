@@ -32,6 +32,7 @@ FREE_KEYS = {
     "train.checkpoint_minutes",
     "head.products",
 }
+_ORIGIN, _ORIGINS = "train.start_from", 8  # runs from which a run was finetuned, one after the other
 _LEVEL = 0.975  # quantile at the upper end of a 95 % interval
 
 
@@ -179,14 +180,29 @@ def _experiment(evaluation: Evaluation) -> _Experiment | None:
     path, result = Path(evaluation.run), evaluation.result
     run, _ = evaluation_at(path) or (path, "")
     try:
-        settings = saved_settings(run)
+        config = _comparable(run)
     except StorageError:
         return None
-    if not settings or result.get("ensemble_with"):
+    if not config or result.get("ensemble_with"):
         return None
-    config = {key: settings[key] for key in settings.keys() - FREE_KEYS if not key.startswith("decode.")}
     decode = {
         key: value for key, value in (result.get("decode") or {}).items() if key not in ("seed", "products")
     }
     how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
     return _Experiment(config, json.dumps([decode, how], default=str, sort_keys=True))
+
+
+def _comparable(run: Path, origins: int = _ORIGINS) -> Settings:
+    """The settings in which the runs of a pool agree. A finetuned run has those of its origin for its path.
+
+    Raises StorageError for a damaged config.
+    """
+    settings = saved_settings(run)
+    config = {key: settings[key] for key in settings.keys() - FREE_KEYS if not key.startswith("decode.")}
+    origin = config.get(_ORIGIN)
+    if origin and origin.value and origins:
+        own = _comparable(Path(str(origin.value)), origins - 1)
+        values = {key: setting.value for key, setting in own.items()}
+        text = json.dumps(values, default=str, sort_keys=True)
+        config[_ORIGIN] = Setting(text if values else origin.value, origin.where)
+    return config

@@ -44,7 +44,7 @@ def test_states_contexts_and_output_have_their_own_geometry() -> None:
         assert spread.entropy == pytest.approx(math.log(spread.effective_rank))
     output = trained.model.head.weight.detach()
     assert found.output.anisotropy == pytest.approx(anisotropy(output))
-    with pytest.raises(DataError, match="no pair"):
+    with pytest.raises(DataError, match="a pair of states takes two tokens"):
         geometry_of_run(trained, ids_of(trained, 1))
 
 

@@ -116,6 +116,29 @@ def test_what_differs_in_more_than_the_seed_is_not_pooled(tmp_path: Path, other:
     assert pools_of([first, keep_run(tmp_path / "b", nats, **{"seed": 2, **other})]) is None
 
 
+@pytest.mark.parametrize(("lr", "pooled"), [(0.1, True), (0.2, False)])
+def test_finetuned_runs_are_pooled_if_their_origins_differ_in_the_seed_only(
+    tmp_path: Path, lr: float, pooled: bool
+) -> None:
+    nats = [4.0] * UNITS
+    origins = [keep_run(tmp_path / f"{seed}", nats, seed, own) for seed, own in ((1, 0.1), (2, lr))]
+    tuned = [
+        keep_run(tmp_path / f"tuned-{origin.name}", nats, seed, train={"start_from": str(origin)})
+        for seed, origin in enumerate(origins, start=1)
+    ]
+    assert bool(pools_of(tuned)) == pooled
+
+
+def test_finetuned_runs_of_unknown_origins_are_not_pooled(tmp_path: Path) -> None:
+    tuned = [
+        keep_run(tmp_path / name, [4.0] * UNITS, seed, train={"start_from": f"gone-{name}"})
+        for seed, name in ((1, "a"), (2, "b"))
+    ]
+    assert pools_of(tuned) is None
+    keep_run(tmp_path / "b", [4.0] * UNITS, 2, train={"start_from": "gone-a"})
+    assert len(pools_of(tuned)) == 1
+
+
 def test_both_kinds_of_evaluation_name_the_runs_of_an_ensemble() -> None:
     for kind in (StaticEvaluation, DialogEvaluation):
         assert "ensemble_with" in {field.name for field in fields(kind)}
