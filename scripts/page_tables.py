@@ -53,7 +53,11 @@ LEADS = {  # heading by file
     "switchboard_bleu": "5,000",
 }
 TRIALS = {  # files by heading of a training of seed 1, by table
-    "switchboard_trials, full": {"rate .003": "switchboard_bleu", "rate .006": "switchboard_lr6"},
+    "switchboard_trials, full": {
+        "rate .003, dropout .2": "switchboard_bleu",
+        "rate .006": "switchboard_lr6",
+        "dropout .3": "switchboard_dropout3",
+    },
 }
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),
