@@ -18,7 +18,7 @@ FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # minimum for a meaningful p-value
 FEW_UNITS = 20  # below, the resamples are too alike for a trustworthy p-value
 SIGNIFICANT = 0.05
-_TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
+TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
 
 
 def draws(units: int, resamples: int, seed: int) -> Floats:
@@ -67,7 +67,7 @@ def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dic
         return dict.fromkeys(pairs)
     return {
         score: Interval(
-            float(sums.sum() / sizes.sum()), *np.quantile(counts @ sums / (counts @ sizes), _TAILS).tolist()
+            float(sums.sum() / sizes.sum()), *np.quantile(counts @ sums / (counts @ sizes), TAILS).tolist()
         )
         for score, (sums, sizes) in pairs.items()
     }

@@ -5,6 +5,7 @@ command, seeds, machine, version of torch, date, and numbers. Newer ones have th
 those of scripts/train_table.py the nats of the units of the text.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from seed_tables import by_label, seed_tests
 from study_tables import study_tables
 from table_columns import TABLES
-from table_forms import Column, Number, mean_of
+from table_forms import Column, mean_of
 
 from lm.disk.storage import read_json
 
@@ -102,19 +103,23 @@ def rows(name: str, results: Any) -> list[Any]:
 
 
 def leads(folder: Path) -> str:
-    """Lead of each head over softmax, in per cent of its test perplexity, by files of results.
+    """Lead of each head over softmax with the same seeds, in per cent of its mean test perplexity, by files.
 
     Heads that no file has are left out.
     """
-    means = [perplexities(read_json(folder / f"{file}.json")["entries"]) for file in LEADS]
+    found = [perplexities(read_json(folder / f"{file}.json")["entries"]) for file in LEADS]
     lines = [f"| head | rank of log P | {' | '.join(LEADS.values())} |", "|---" * (2 + len(LEADS)) + "|"]
     for name, (label, rank) in LEADING.items():
-        cells = [
-            f"{100 * (1 - own[name] / own['softmax']):.1f} %" if name in own else "not run" for own in means
-        ]
-        if any(name in own for own in means):
+        cells = [lead(own[name], own["softmax"]) if name in own else "not run" for own in found]
+        if any(name in own for own in found):
             lines.append(f"| {' | '.join([label, rank, *cells])} |")
     return "\n".join(lines)
+
+
+def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
+    """Lead over softmax of the seeds of a head, in per cent."""
+    ours, theirs = (mean_of("perplexity", [one[seed] for seed in own]) for one in (own, softmax))
+    return f"{100 * (1 - ours / theirs):.1f} %"
 
 
 def trials(folder: Path, files: Mapping[str, str]) -> str:
@@ -138,20 +143,15 @@ def by_head(entries: list[Any]) -> dict[str, tuple[float, float]]:
     }
 
 
-def perplexities(entries: list[Any]) -> dict[str, float]:
-    """Mean test perplexity by end of the preset's name, of entries without other settings."""
-    plain = [entry for entry in by_label(entries) if not entry.get("settings")]
-    return {
-        entry["config"].rpartition("small_")[2]: mean_perplexity(entry["numbers"]["test_perplexity"])
-        for entry in plain
-    }
-
-
-def mean_perplexity(value: Number) -> float:
-    """Mean over the seeds of a perplexity."""
-    if isinstance(value, Mapping):
-        return float(value["mean"])
-    return mean_of("perplexity", value) if isinstance(value, list) else float(value)
+def perplexities(entries: list[Any]) -> dict[str, dict[int, float]]:
+    """Test perplexity of each seed by end of the preset's name, of entries without other settings."""
+    found = defaultdict[str, dict[int, float]](dict)
+    for entry in entries:
+        if not entry.get("settings"):
+            values = entry["numbers"]["test_perplexity"]
+            values = values if isinstance(values, list) else [values]
+            found[entry["config"].rpartition("small_")[2]] |= zip(entry["seeds"], values, strict=True)
+    return found
 
 
 def table(entries: list[Any], heading: str, columns: tuple[Column, ...]) -> str:

@@ -7,6 +7,7 @@ temperature of its word, and the mean over all words. The published formula keep
 N tokens · V words.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -59,7 +60,7 @@ class Profile:
 
 
 def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
-    """Compute the temperatures at every position of a text. Memory is O(N + V).
+    """Compute the temperatures at every position of a text, in float64. Memory is O(N + V).
 
     Raises:
         ConfigError: a head whose temperature is a single number.
@@ -71,13 +72,14 @@ def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
             f"head.temperature = {head.config.temperature!r} is the same for every word; name a run with"
             " contextual, exponential, additive or sigmoid"
         )
+    head = copy.deepcopy(head).double()
     vocab = head.vocab_size
     sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
     at_words, of_contexts = [], []
     window = max(1, min(256, _ENTRIES // vocab))
     for hidden, targets in trained.readings(ids, window=window):
         with torch.no_grad():
-            tau = head.temperatures(hidden.last[:, 0]).double().cpu()
+            tau = head.temperatures(hidden.last[:, 0].double()).cpu()
         sums += tau.sum(0)
         squares += tau.square().sum(0)
         at_words.append(tau.gather(1, targets.cpu()[:, None])[:, 0].numpy())

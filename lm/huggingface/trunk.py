@@ -28,8 +28,6 @@ from lm.trunks.attention import KeysValues
 from lm.trunks.cache import CacheState
 from lm.trunks.trunk import Trunk, TrunkOutputs
 
-_ATTENTION_RATE = "attention_dropout"  # of attention modules that hold their rate as a number
-
 
 class PretrainedTrunk(Trunk[CacheState]):
     """A network of transformers without its embedding and output layer.
@@ -143,12 +141,21 @@ class PretrainedTrunk(Trunk[CacheState]):
         found = (read.last_hidden_state, *(F.rms_norm(states, (self.size,)) for states in lower))
         return tuple(one.transpose(0, 1) for one in found), state.after(cache.known(), steps, None)
 
+    def dropout_rates(self) -> tuple[float, ...]:
+        return tuple(getattr(*rate) for rate in self._rates())
+
     def scale_dropout(self, factor: float) -> None:
-        for module in self.network.modules():
-            if isinstance(module, nn.Dropout):
-                module.p *= factor
-            elif isinstance(getattr(module, _ATTENTION_RATE, None), float):
-                setattr(module, _ATTENTION_RATE, factor * getattr(module, _ATTENTION_RATE))
+        for module, name in self._rates():
+            setattr(module, name, factor * getattr(module, name))
+
+    def _rates(self) -> list[tuple[nn.Module, str]]:
+        """Modules and their attributes that are dropout rates, such as ``attention_dropout``."""
+        return [
+            (module, name)
+            for module in self.network.modules()
+            for name, value in vars(module).items()
+            if isinstance(value, float) and ("drop" in name or isinstance(module, nn.Dropout))
+        ]
 
     def activations(self, steps: int, streams: int, device: torch.device) -> int:
         """Numbers kept of the last window of a block, and the cached keys and values."""

@@ -134,6 +134,9 @@ class RecurrentTrunk(nn.ModuleList, Trunk[RecurrentState]):
         raw = sum(outputs[1:], outputs[0]) if self._layer_sum else outputs[-1]
         return TrunkOutputs(raw, tuple(lower), RecurrentState(tuple(after)))
 
+    def dropout_rates(self) -> tuple[float, ...]:
+        return tuple(self.rates)
+
     def scale_dropout(self, factor: float) -> None:
         self.rates = RecurrentRates(*(factor * rate for rate in self.rates))
         for layer in self.recurrent_layers():

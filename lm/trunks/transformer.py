@@ -61,6 +61,9 @@ class TransformerTrunk(Trunk[CacheState]):
         outputs, lower, known = self.stack(words, by, state.visible(steps, keep, words), state.layers)
         return TrunkOutputs(outputs, lower, state.after(known, steps, keep))
 
+    def dropout_rates(self) -> tuple[float, ...]:
+        return (self.stack.rate,)
+
     def scale_dropout(self, factor: float) -> None:
         self.stack.rate *= factor
 

@@ -97,6 +97,10 @@ class Trunk(nn.Module, ABC, Generic[StateT]):
         """
 
     @abstractmethod
+    def dropout_rates(self) -> tuple[float, ...]:
+        """All dropout rates within the trunk."""
+
+    @abstractmethod
     def scale_dropout(self, factor: float) -> None:
         """Multiply all dropout rates by a factor. Each product is below 1."""
 

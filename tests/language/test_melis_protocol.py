@@ -222,6 +222,15 @@ def test_mc_passes_scale_the_dropout_of_states_too() -> None:
         with_dropout(model, 2.5)
 
 
+def test_a_rate_that_the_trunk_does_not_read_limits_no_mc_rate() -> None:
+    model = model_of(
+        config(
+            head={"tied": False}, sizes=(8, 8), trunk="transformer", weight_dropout=0.5, hidden_dropout=0.1
+        )
+    )
+    assert with_dropout(model, 3.0).layers.dropout_rates() == (pytest.approx(0.3),)
+
+
 # training
 
 CONFIG = """

@@ -14,11 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, GPT2Config, OPTConfig
 
 from lm.cli import main
 from lm.config.load import load_config
 from lm.engine.events import no_report
+from lm.huggingface.architecture import read_architecture
+from lm.huggingface.trunk import PretrainedTrunk
 from lm.language.config import LmConfig
 from lm.language.corpus import load_split
 from lm.language.generate import GenerateOptions, generate
@@ -33,6 +35,7 @@ from tests.support.pretrained_lm import PLAIN, SPAN, started
 from tests.support.tiny_lm import text_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+MARKS: dict[str, Any] = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 KINDS = ("gpt2", "llama", "qwen2", "gemma3")
 HEADS: list[dict[str, Any]] = [
     {"kind": "softmax"},
@@ -244,3 +247,30 @@ def test_text_files_are_read_with_the_tokenizer(
     ]
     assert ending(main, "train", "run.toml", "--run", "run", *options)[0] == 0
     assert Codec.load(Path("run")).fingerprint == Codec.load(Path("data")).fingerprint
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, attn_pdrop=0.5, resid_pdrop=0.5, **MARKS),
+        BloomConfig(hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0.5, attention_dropout=0.5, **MARKS),
+        OPTConfig(
+            hidden_size=16, ffn_dim=16, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
+            max_position_embeddings=32, dropout=0.5, attention_dropout=0.5, layerdrop=0.5, **MARKS,
+        ),
+    ],
+    ids=["gpt2", "bloom", "opt"],
+)  # fmt: skip
+def test_all_dropout_within_a_network_is_scaled(tmp_path: Path, config: Any) -> None:
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    trunk = PretrainedTrunk(read_architecture(tmp_path), 16).train()
+    words = torch.randn(6, 2, 16)
+
+    def read() -> torch.Tensor:
+        return trunk(words, trunk.initial_state(2)).outputs
+
+    assert not torch.equal(read(), read())
+    assert 0.5 in trunk.dropout_rates()
+    trunk.scale_dropout(0.0)
+    assert torch.equal(read(), read())
+    assert not any(trunk.dropout_rates())
