@@ -53,6 +53,7 @@ MODULES = (
     "dialog.metrics.distinct",
     "lm.runs.evaluations",
     "lm.runs.compare",
+    "lm.runs.contrasts",
     "lm.runs.pooling",
     "lm.results",
     "lm.config.load",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seed_tables import by_label, seed_tests
+from seed_tables import by_label, seed_shares, seed_tests
 from study_tables import study_tables
 from table_columns import TABLES
 from table_forms import Column, mean_of
@@ -46,6 +46,7 @@ TESTED = {  # labels of baselines by file
     "ptb_small": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
     "switchboard_bleu": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
 }
+SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
 SEVERAL_SEEDS = ("ptb_small, perplexity", "switchboard_bleu, short")  # tables without models of one seed
 LEADS = {  # heading by file
     "ptb_short": "Penn Treebank, 2,000 updates",
@@ -93,8 +94,12 @@ def page_tables(folder: Path) -> dict[str, str]:
         f"{file}, tests": seed_tests(read_json(folder / f"{file}.json")["entries"], baselines)
         for file, baselines in TESTED.items()
     }
+    shares = {
+        f"{file}, shares": seed_shares(read_json(folder / f"{file}.json")["entries"], *labels)
+        for file, labels in SHARED.items()
+    }
     tried = {name: trials(folder, files) for name, files in TRIALS.items()}
-    return tables | tests | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+    return tables | tests | shares | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
 
 
 def rows(name: str, results: Any) -> list[Any]:

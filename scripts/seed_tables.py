@@ -10,7 +10,8 @@ from table_forms import Number, mean_of, p_value
 
 from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
-from lm.runs.pooling import ScoreSums, pairwise_groups, welch
+from lm.runs.contrasts import Contrasts, ScoreSums, welch
+from lm.runs.pooling import pairwise_groups
 
 Entry = Mapping[str, Any]
 SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has
@@ -64,8 +65,8 @@ def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     The text of an older entry without units is resampled like that of the other seeds of its head, scaled to
     its own perplexity. ConfigError for entries of different texts.
     """
-    pools = [(label, own) for label, own in _pools(entries) if len(own) > 1]
-    known = {label: list(own.values()) for label, own in reversed(pools)}  # the first of a label
+    pools = _pools(entries)
+    known = _sums_by_label(pools)
     against = [label for label in baselines if label in known]
     heads = [f"nats ahead of {label}" for label in against]
     lines = [f"| {' | '.join(['head', 'seeds', *heads])} |", "|---" * (2 + len(heads)) + "|"]
@@ -79,13 +80,35 @@ def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def seed_shares(entries: Sequence[Entry], baseline: str, whole: str) -> str:
+    """Table of heads with two or more seeds: the lead over a baseline as a share of that of another head.
+
+    Intervals of 95 % are those of Fieller, by the tests of :func:`seed_tests`.
+    """
+    known = _sums_by_label(_pools(entries))
+    lines = [f"| head | share of the lead of {whole} over {baseline} |", "|---|---|"]
+    counts = draws(len(known[whole][0][0]), RESAMPLES, seed=1)
+    for label, runs in known.items():
+        if label not in (baseline, whole):
+            pools = Contrasts([known[baseline], runs, known[whole]], counts)
+            share, low, high = pools.ratio((1, -1, 0), (1, 0, -1))
+            lines.append(f"| {label} | {share:.0%} ({low:.0%} to {high:.0%}) |")
+    return "\n".join(lines).replace("%", " %")
+
+
 def _pools(entries: Sequence[Entry]) -> list[tuple[str, dict[int, ScoreSums]]]:
-    """Label, and nats and tokens by unit by seed, of each model of which an entry has units."""
+    """Label, and nats and tokens by unit by seed, of each model of several seeds, one of which has units."""
     measured = [entry for entry in entries if "units" in entry]
     texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
     require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
     tested = [group for group in _models(entries) if any("units" in one for one in group)]
-    return [(group[0]["label"], _sums(group)) for group in tested]
+    return [(group[0]["label"], _sums(group)) for group in tested if len(group) > 1]
+
+
+def _sums_by_label(pools: Sequence[tuple[str, Mapping[int, ScoreSums]]]) -> dict[str, list[ScoreSums]]:
+    """Nats and tokens by unit of every seed, of the first model of each label."""
+    first = dict(reversed(pools))
+    return {label: list(own.values()) for label, own in reversed(first.items())}
 
 
 def _sums(group: Sequence[Entry]) -> dict[int, ScoreSums]:

@@ -1,9 +1,4 @@
-"""Runs that differ in their seed only, as one: means over seeds, and tests that count the noise of training.
-
-A test has the variance of a difference from two sources: the spread of the seeds of each pool, and the
-choice of the text by the bootstrap. It is Welch's t-test, with the text as a third part of the variance and
-of the degrees of freedom. Resampling two or three seeds instead would find far too small p-values.
-"""
+"""Runs that differ in their seed only, as one: means over seeds, with tests of their differences."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,17 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from lm.arrays import Floats
 from lm.bootstrap import FEWEST_UNITS, Interval
 from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
+from lm.runs.contrasts import ScoreSums, means, welch
 from lm.runs.evaluations import Evaluation, evaluation_at
 from lm.runs.inputs import saved_settings
 
 T = TypeVar("T")
-ScoreSums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
 UnitSums = Mapping[str, ScoreSums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
 FREE_KEYS = {
@@ -33,7 +26,6 @@ FREE_KEYS = {
     "head.products",
 }
 _ORIGIN, _ORIGINS = "train.start_from", 8  # runs from which a run was finetuned, one after the other
-_LEVEL = 0.975  # quantile at the upper end of a 95 % interval
 
 
 class OverSeeds(NamedTuple):
@@ -123,8 +115,8 @@ def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
     scores, p, change = dict[str, OverSeeds](), dict[str, float | None](), dict[str, Interval | None]()
     guesses = all(one.near_guessing for one in (*pool.members, *first.members))
     for score in pool.sums[0]:
-        means = _means(pool.of(score))
-        scores[score] = OverSeeds(float(means.mean()), float(means.min()), float(means.max()))
+        own = means(pool.of(score))
+        scores[score] = OverSeeds(float(own.mean()), float(own.min()), float(own.max()))
         if pool is not first:
             few = counts.shape[1] < FEWEST_UNITS or min(len(pool.sums), len(first.sums)) < 2
             tested = None if few or guesses else welch(pool.of(score), first.of(score), counts)
@@ -136,40 +128,6 @@ def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
         p=p,
         change=change,
     )
-
-
-def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Floats) -> tuple[float, Interval]:
-    """P-value and 95 % interval of the difference of two mean scores, each over two or more seeds.
-
-    ``counts`` of units, (R, U), are those of :func:`lm.bootstrap.draws`.
-    """
-    from scipy.special import stdtr, stdtrit  # Student's t; takes longer to load than the rest
-
-    own, base = _means(runs), _means(baseline)
-    text = float(np.var(_resampled(runs, counts) - _resampled(baseline, counts)))
-    parts = [
-        (float(own.var(ddof=1)) / len(own), len(own) - 1),
-        (float(base.var(ddof=1)) / len(base), len(base) - 1),
-        (text, counts.shape[1] - 1),
-    ]
-    difference, variance = float(own.mean() - base.mean()), sum(part for part, _ in parts)
-    if variance == 0:
-        return float(difference == 0), Interval(difference, difference, difference)
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    half = float(stdtrit(freedom, _LEVEL)) * variance**0.5
-    p = 2 * float(stdtr(freedom, -abs(difference) / variance**0.5))
-    return p, Interval(difference, difference - half, difference + half)
-
-
-def _means(runs: Sequence[ScoreSums]) -> Floats:
-    """The score of every run, (S,)."""
-    return np.array([sums.sum() / sizes.sum() for sums, sizes in runs])
-
-
-def _resampled(runs: Sequence[ScoreSums], counts: Floats) -> Floats:
-    """The mean score of resampled texts, (R,)."""
-    found: Floats = counts @ np.mean([sums for sums, _ in runs], 0) / (counts @ runs[0][1])
-    return found
 
 
 def _experiment(evaluation: Evaluation) -> _Experiment | None:

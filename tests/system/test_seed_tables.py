@@ -49,6 +49,17 @@ def test_the_test_over_seeds_is_that_of_welch() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
+    from seed_tables import seed_shares
+
+    nats = {"softmax": [4.49, 4.50, 4.51], "MoC": [4.44, 4.43, 4.45], "MoS": [4.40, 4.40, 4.40]}
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    header, _, moc = seed_shares([*entries, entry("DOC", 1, 4.3)], "softmax", "MoS").splitlines()
+    assert header == "| head | share of the lead of MoS over softmax |"
+    assert moc.startswith("| MoC | 60 % (4")
+
+
+@pytest.mark.usefixtures("scripts")
 def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
     from seed_tables import seed_tests
 

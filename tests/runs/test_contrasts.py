@@ -1,0 +1,70 @@
+"""Tests over seeds against scipy, and in languages whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_ind
+
+from lm.arrays import Floats
+from lm.bootstrap import draws
+from lm.runs.contrasts import Contrasts, ScoreSums, welch
+
+UNITS, TOKENS = 40, 25.0
+COUNTS = draws(UNITS, 1000, 1)
+
+
+def pool(nats: Floats, text: Floats | float = 0.0) -> list[ScoreSums]:
+    """Runs of given means, whose units have these and the nats of the text."""
+    return [(TOKENS * (value + text + np.zeros(UNITS)), np.full(UNITS, TOKENS)) for value in nats]
+
+
+def test_without_noise_of_the_text_it_is_the_t_test_of_welch() -> None:
+    one, other = np.array([3.0, 3.2, 3.7]), np.array([4.0, 4.1])
+    p, change = welch(pool(other), pool(one), COUNTS)
+    expected = ttest_ind(other, one, equal_var=False)
+    assert p == pytest.approx(expected.pvalue)
+    assert change == pytest.approx([4.05 - 3.3, *expected.confidence_interval()])
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_noise_of_training_does_not_pass_for_a_gain(seeds: int) -> None:
+    rng, trials, found, sizes = np.random.default_rng(3), 300, 0, np.full(UNITS, TOKENS)
+    for _ in range(trials):
+        text = rng.normal(4, 0.5, UNITS)
+        nats = text + rng.normal(0, 0.05, (2 * seeds, 1)) + rng.normal(0, 0.02, (2 * seeds, UNITS))
+        sums = [(TOKENS * row, sizes) for row in nats]
+        p, _ = welch(sums[seeds:], sums[:seeds], COUNTS)
+        found += p < 0.05
+    assert found <= 0.08 * trials
+    assert found > 0
+
+
+def test_the_ends_of_a_ratio_are_where_its_sum_has_p_of_five_per_cent() -> None:
+    rng = np.random.default_rng(5)
+    text = rng.normal(4, 0.5, UNITS)
+    pools = [
+        pool(mean + rng.normal(0, 0.01, 3), text + rng.normal(0, 0.05, UNITS)) for mean in (0.0, -0.1, -0.2)
+    ]
+    contrasts = Contrasts(pools, draws(UNITS, 1000, 2))
+    found = contrasts.ratio((1, -1, 0), (1, 0, -1))
+    means = [np.mean([nats.sum() / sizes.sum() for nats, sizes in own]) for own in pools]
+    assert found.estimate == pytest.approx((means[0] - means[1]) / (means[0] - means[2]))
+    for end in (found.low, found.high):
+        p, _ = contrasts.test((1 - end, -1, end))
+        assert p == pytest.approx(0.05)
+
+
+def test_the_interval_of_a_ratio_has_the_truth_as_often_as_it_says() -> None:
+    rng, trials, found = np.random.default_rng(6), 200, 0
+    for _ in range(trials):
+        means = (0.0, -0.06, -0.1)
+        contrasts = Contrasts([pool(mean + rng.normal(0, 0.02, 3)) for mean in means], COUNTS)
+        interval = contrasts.ratio((1, -1, 0), (1, 0, -1))
+        found += interval.low <= 0.6 <= interval.high
+    assert 0.92 * trials <= found < trials
+
+
+def test_a_ratio_to_nothing_has_no_bounds() -> None:
+    contrasts = Contrasts([pool(np.array(nats)) for nats in ([3.0, 3.2], [2.9, 2.8], [3.0, 3.1])], COUNTS)
+    assert contrasts.ratio((1, -1, 0), (1, 0, -1))[1:] == (-math.inf, math.inf)
