@@ -57,9 +57,9 @@ LEADS = {  # heading by file
 TRIALS = {  # files by heading of a training of seed 1, by table
     "switchboard_trials, full": {
         "rate .003, dropout .2": "switchboard_bleu",
-        "rate .006": "switchboard_lr6",
-        "dropout .1": "switchboard_dropout1",
-        "dropout .3": "switchboard_dropout3",
+        "rate .006": "switchboard_bleu_lr6",
+        "dropout .1": "switchboard_bleu_dropout1",
+        "dropout .3": "switchboard_bleu_dropout3",
     },
 }
 LEADING = {  # label and rank by end of the preset's name

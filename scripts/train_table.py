@@ -2,12 +2,13 @@
 
 python scripts/train_table.py scripts/tables/ptb_small.toml --machine '2-core AMD EPYC'
 python scripts/train_table.py scripts/tables/ptb_small.toml --heads mos,moc --seeds 2 --jobs 2 --machine '…'
+python scripts/train_table.py scripts/tables/switchboard_bleu.toml --trial lr6 --seeds 1 --machine '…'
 python scripts/train_table.py scripts/tables/ptb_small.toml --status
 
 results/NAME.json gets one entry a training: its numbers, the hash of its config, and the nats of each block
 or dialog of the test text. So the pages have means and tests over seeds after the runs are gone. NAME is that
-of the table's file. A training is repeated if its entry lacks these, or is of another config or evaluation.
-Runs are in runs/NAME, with the output of their commands in HEAD-SEED.log.
+of the table's file, with that of a trial after it. A training is repeated if its entry lacks these, or is of
+another config or evaluation. Runs are in runs/NAME, with the output of their commands in HEAD-SEED.log.
 """
 
 import argparse
@@ -54,7 +55,8 @@ class Table(BaseModel):
     The preset of a head is ``preset`` and its name. ``evaluation`` is the name of the evaluation that
     ``evaluate``, options of the command, writes into RUN/evaluation. ``unit`` is the column of its contexts
     that numbers the units of the text, such as ``dialog``; if "", every row is a unit. ``analyses`` are
-    options by name of the command of ``lm analyze``. ``heads`` are labels by name.
+    options by name of the command of ``lm analyze``. ``heads`` are labels by name. ``trials`` are further
+    settings, of which ``--trial`` chooses one list by name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -69,6 +71,7 @@ class Table(BaseModel):
     unit: str
     heads: dict[str, str] = Field(min_length=1)
     analyses: dict[str, list[str]] = {}
+    trials: dict[str, list[str]] = {}
 
     @classmethod
     def read(cls, path: Path) -> "Table":
@@ -85,9 +88,19 @@ class Table(BaseModel):
                 message = f"unknown key{did_you_mean(key[0], cls.model_fields)}"
             raise ConfigError(f"{path}{line}: {'.'.join(key)}: {message}") from None
         require(not table.analyses or table.program == "lm", f"{path}: analyses: only `lm` has analyses")
-        seeded = any(setting.startswith("train.seed=") for setting in table.settings)
-        require(not seeded, f"{path}: settings: leave out train.seed, which seeds sets")
+        lists = {"settings": table.settings} | {f"trials.{name}": own for name, own in table.trials.items()}
+        for key, settings in lists.items():
+            seeded = any(setting.startswith("train.seed=") for setting in settings)
+            require(not seeded, f"{path}: {key}: leave out train.seed, which seeds sets")
         return table
+
+    def trial(self, name: str) -> "Table":
+        """The table with the settings of a trial; ConfigError if it has no such trial."""
+        known = ", ".join(self.trials) or "nothing, since the table has no [trials]"
+        require(name in self.trials, f"--trial {name}: choose from {known}")
+        settings = self.trials[name]
+        about = f"{self.about} Trial of {', '.join(settings)}."
+        return self.model_copy(update={"about": about, "settings": [*self.settings, *settings]})
 
     @property
     def measured(self) -> list[str]:
@@ -336,12 +349,15 @@ def main() -> None:
     parser.add_argument("--machine", default="", help="the machine, as the results name it")
     parser.add_argument("--heads", type=names, help="names of heads between commas; default: all")
     parser.add_argument("--seeds", type=seeds, help="seeds between commas; default: those of the table")
+    parser.add_argument("--trial", metavar="NAME", help="a trial of the table; results: NAME_TRIAL.json")
     parser.add_argument("--jobs", type=count, metavar="N", default=1, help="trainings at a time")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs/NAME")
     parser.add_argument("--results", type=Path, help="file of the results; default: results/NAME.json")
     parser.add_argument("--status", action="store_true", help="only list what is missing")
     options = parser.parse_args()
     table, name = Table.read(options.table), options.table.stem
+    if options.trial:
+        table, name = table.trial(options.trial), f"{name}_{options.trial}"
     results = Results(options.results or Path("results") / f"{name}.json", table)
     runs, heads = options.runs or Path("runs") / name, options.heads or list(table.heads)
     unknown = ",".join(head for head in heads if head not in table.heads)

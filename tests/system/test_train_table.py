@@ -121,6 +121,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
     for wrong, message in (
         (("--heads", "mof"), "error: --heads mof: choose from softmax, mos\n"),
         (("--seeds", "-1"), negative),
+        (("--trial", "lr"), "error: --trial lr: choose from nothing, since the table has no [trials]\n"),
         ((), "error: name the machine with --machine TEXT\n"),
     ):
         ended = train(table, *wrong)
@@ -138,6 +139,11 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
         ('unit = "dialog"\n', "", r"two\.toml: unit: field required"),
         ("max_steps=2", "max_steps=x", r"train\.max_steps must be an integer"),
         ("train.max_steps=2", "train.seed=2", r"two\.toml: settings: leave out train\.seed"),
+        (
+            "[heads]",
+            "[trials]\na = ['train.seed=2']\n[heads]",
+            r"two\.toml: trials\.a: leave out train\.seed",
+        ),
         ("[heads]", "[analyses]\nrank = []\n[heads]", r"two\.toml: analyses: only `lm`"),
     ],
 )
@@ -210,14 +216,27 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
         training.require_same_config()
 
 
+def test_a_trial_adds_its_settings_to_those_of_the_table(module: ModuleType, table: Path) -> None:
+    table.write_text(f'{TABLE}\n[trials]\nfast = ["optim.lr=0.01"]\n', encoding="utf-8")
+    whole = module.Table.read(table)
+    tried = whole.trial("fast")
+    assert tried.settings == [*whole.settings, "optim.lr=0.01"]
+    assert tried.about == "Two heads. Trial of optim.lr=0.01."
+    [own], [other] = (one.trainings(["mos"], [1], Path("runs")) for one in (whole, tried))
+    assert own.config_sha256 != other.config_sha256
+    with pytest.raises(ConfigError, match="--trial slow: choose from fast"):
+        whole.trial("slow")
+
+
 @pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: ModuleType, path: Path) -> None:
     tables = importlib.import_module("page_tables")
     table = module.Table.read(path)
     trainings = table.trainings(list(table.heads), table.seeds, Path("runs"))
     assert len(trainings) == len(table.heads) * len(table.seeds)
-    tried = {file for files in tables.TRIALS.values() for file in files.values()}
-    assert path.stem in tried | {file for file, _, _ in tables.TABLES.values()}
+    drawn = {file for file, _, _ in tables.TABLES.values()}
+    drawn |= {file for files in tables.TRIALS.values() for file in files.values()}
+    assert {path.stem, *(f"{path.stem}_{trial}" for trial in table.trials)} <= drawn
 
 
 def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
