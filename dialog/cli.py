@@ -296,9 +296,11 @@ def evaluate(
     require_effect(resolved.config.decode, overrides or ())
     in_processes(processes)
     from dialog.corpora.own_data import in_run
+    from lm.runs.inputs import config_of
 
-    splits = in_run(run, resolved.config.data)
-    require_apart([output, json_file], [data, references, splits.train, splits.valid, splits.test])
+    splits = [in_run(one, config_of(one, DialogConfig).config.data) for one in runs]
+    texts = [text for own in splits for text in (own.train, own.valid, own.test)]
+    require_apart([output, json_file], [data, references, *texts])
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 

@@ -84,7 +84,7 @@ class StopFlag:
         if self._received is None:
             self._received, self._at = signal.Signals(number), now
             self._notify()
-            if self._raises:
+            if self._raises and not postpone():
                 raise KeyboardInterrupt
         elif now - self._at >= ECHO_SECONDS:
             os._exit(Interrupted.exit_code)
@@ -131,7 +131,7 @@ def ignore_signals() -> None:
 def deferred_signals() -> Iterator[None]:
     """A section that defers the KeyboardInterrupt of the first signal to its end.
 
-    Use it for the few steps that publish files. :class:`lm.ending.EarlyStop` calls :func:`postpone`. A second
+    Use it for the few steps that publish files. A handler that raises calls :func:`postpone` before. A second
     signal still ends the process at once.
     """
     with _depth(1):

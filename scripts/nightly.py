@@ -8,8 +8,8 @@
     python scripts/nightly.py --markdown         the table of what has been run, without running anything
 
 A case is a function of (row, seed, index). Each result is a line of FOLDER/results.jsonl; remove the folder
-to begin anew. Exit code 1 where any case failed. Rows are in tests/matrix/table.py, their promises in
-docs/reliability.md.
+to begin anew. Exit code 1 where any case failed, else 75 where a row is not finished. Rows are in
+tests/matrix/table.py, their promises in docs/reliability.md.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from lm.errors import Interrupted  # noqa: E402
 from tests.matrix.row import Case, Row, dice  # noqa: E402
 from tests.matrix.table import ROWS  # noqa: E402
 from tests.support.crash_process import ENVIRONMENT  # noqa: E402
@@ -252,17 +254,17 @@ class Night:
 
     def run(self, workers: int) -> None:
         """Work until all is done, the time is over, or Ctrl-C."""
-        threads = [threading.Thread(target=self.attend) for _ in range(workers)]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            self.stopped = True
-            print("the cases that have begun are finished; the same command goes on from here", flush=True)
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(workers) as pool:
+            attending = [pool.submit(self.attend) for _ in range(workers)]
+            try:
+                wait(attending)
+            except KeyboardInterrupt:
+                self.stopped = True
+                print(
+                    "the cases that have begun are finished; the same command goes on from here", flush=True
+                )
+            for one in attending:
+                one.result()
 
 
 def table(found: dict[str, Tally], names: Sequence[str]) -> list[str]:
@@ -320,9 +322,13 @@ def main() -> int:
     found = tallies(options.dir / "results.jsonl", options.seed, options.times)
     print(*table(found, names), sep="\n")
     failures = [failure for name in names for failure in found[name].failures]
-    if not options.markdown:
-        print(*failures, sep="\n")
-    return 1 if failures else 0
+    open_rows = [name for name in names if found[name].open]
+    if options.markdown:
+        return 0
+    print(*failures, sep="\n")
+    if open_rows:
+        print(f"not finished: {', '.join(open_rows)}; the same command goes on from here")
+    return 1 if failures else Interrupted.exit_code if open_rows else 0
 
 
 if __name__ == "__main__":

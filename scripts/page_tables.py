@@ -123,8 +123,11 @@ def leads(folder: Path) -> str:
 
 
 def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
-    """Lead over softmax of the seeds of a head, in per cent."""
-    ours, theirs = (mean_of("perplexity", [one[seed] for seed in own]) for one in (own, softmax))
+    """Lead over softmax of the seeds that both have, in per cent."""
+    common = own.keys() & softmax.keys()
+    if not common:
+        return "not run"
+    ours, theirs = (mean_of("perplexity", [one[seed] for seed in common]) for one in (own, softmax))
     return f"{100 * (1 - ours / theirs):.1f} %"
 
 

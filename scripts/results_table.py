@@ -21,16 +21,17 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from run_logs import errors_in_one_line, records, saved_config
+from run_logs import errors_in_one_line, records
 from table_forms import mean_of
 
 from dialog.config import DialogConfig
+from lm.config.settings import COMMAND_LINE
 from lm.disk.storage import canonical_json, read_json, write_json
 from lm.errors import require
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import load_evaluation
-from lm.runs.inputs import config_of
+from lm.runs.inputs import CONFIG, config_of
 from lm.runs.overview import learning_curve
 from lm.runs.pooling import FREE_KEYS
 
@@ -112,7 +113,7 @@ MEASUREMENTS = NUMBERS | {
 
 def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     """Everything that is known of a run. Analyses by name; each is that of the last checkpoint."""
-    result = load_evaluation(run, name, (), (), saved_config(run)["family"]).result
+    result = load_evaluation(run, name, (), (), read_json(run / CONFIG)["family"]).result
     over_training: Result = defaultdict(dict)
     for kind, analysis in analyses.items():
         found = {step: value for path, step, value in analysed(analysis) if path == run.resolve()}
@@ -206,19 +207,22 @@ def numbers_of_runs(results: Sequence[Result]) -> Result:
 
 
 def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], machine: str) -> Result:
-    """The entry of a model from runs of one config, with the keys that were set."""
-    saved = saved_config(runs[0])
+    """The entry of a model from runs of one config and different seeds, with the keys of the command line."""
+    hashes, seeds = {hash_of_run(run) for run in runs}, [result["seed"] for result in results]
+    require(len(hashes) == 1, f"{model}: its runs have different configs; give each config a name of its own")
+    require(len(set(seeds)) == len(seeds), f"{model}: two of its runs have the same seed; leave one out")
+    saved = read_json(runs[0] / CONFIG)
     return entry(
         model,
         numbers_of_runs(results),
-        [result["seed"] for result in results],
+        seeds,
         machine,
         config=model,
-        config_hash=hash_of_run(runs[0]),
+        config_hash=hashes.pop(),
         settings=[
             f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
             for key, where in saved.get("provenance", {}).items()
-            if where != "default"
+            if where == COMMAND_LINE and key not in FREE_KEYS
         ],
         command=f"python {shlex.join(sys.argv)}",
         torch_version=torch_of(runs[0]),
@@ -232,7 +236,7 @@ def torch_of(run: Path) -> str:
 
 def hash_of_run(run: Path) -> str:
     """:func:`config_sha256` of the config of a run."""
-    schema = SCHEMAS[saved_config(run)["family"]]
+    schema = SCHEMAS[read_json(run / CONFIG)["family"]]
     return config_sha256(config_of(run, schema).config)
 
 

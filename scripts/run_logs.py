@@ -6,13 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lm.disk.storage import parse_json, read_file, read_json
+from lm.disk.storage import parse_json, read_file
 from lm.errors import HighrankError
-
-
-def saved_config(run: Path) -> Any:
-    """The content of a run's config.json; StorageError if it is unreadable."""
-    return read_json(run / "config.json")
 
 
 def records(path: Path) -> list[Any]:

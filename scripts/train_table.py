@@ -283,6 +283,7 @@ class Runner:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                start_new_session=True,  # a Ctrl-C of the terminal comes from interrupt() alone
             )
             self._live.add(process)
         return process

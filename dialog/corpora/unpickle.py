@@ -64,6 +64,8 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
     for line in done.stdout.splitlines():
         split, value = json.loads(line)
         splits[split].append(value)
+    if not any(splits.values()):
+        raise DataError(f"{path}: holds no dialogs; name another file")
     return {
         split: collect(ZHAO.made(enumerate(values, 1), f"{path}/{split}", log), f"{path}/{split}", log)
         for split, values in splits.items()

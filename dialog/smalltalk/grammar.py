@@ -128,7 +128,7 @@ class Grammar:
         return reading
 
     def state(self, context: Sequence[Utterance], responder: str) -> DialogState:
-        """State for the next speaker after the last ``WINDOW`` utterances, ``<d>`` not counted."""
+        """State for the next speaker after the last ``UTTERANCES_BACK`` utterances, ``<d>`` not counted."""
         heard = [
             (u.speaker == responder, self.read(u.text))
             for u in context[-UTTERANCES_BACK:]

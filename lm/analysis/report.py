@@ -61,12 +61,12 @@ def _passages(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]
 def _word(text: str, nats: float, base: float | None) -> Word:
     """A word with its nats, or with its gain against ``base``."""
     shown = " ".join(sanitize(text).split()) or "␣"
-    own = f"{nats:.2f} nats"
+    own = f"{abs(nats):.2f} nats"  # not -0.00
     if base is None:
         return Word(shown, _shade(nats / _DEEPEST), "tn", "", own)
     gain = base - nats
     mark = "▲" if gain >= _MARKED else "▼" if gain <= -_MARKED else ""
-    note = f"{own}, {gain:+.2f} against the first".replace("+", "gain ").replace("-", "loss ")
+    note = f"{own}, {'gain' if gain >= 0 else 'loss'} {abs(gain):.2f} against the first"
     return Word(shown, _shade(abs(gain) * 2 / _DEEPEST), "tg" if gain > 0 else "tl", mark, note)
 
 

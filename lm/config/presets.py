@@ -84,9 +84,8 @@ def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
 
 def sizes_of(config: "BaseModel") -> str:
     """A fingerprint of all settings that may affect the number of parameters."""
-    vocabulary = {"train", "vocab_size", "tokenizer"}
-    sized: dict[str, Any] = dict.fromkeys(("model", "cell", "encoder", "decoder", "head"), True)
-    sized["data"] = vocabulary
+    sections = ("model", "cell", "transformer", "encoder", "decoder", "head")
+    sized: dict[str, Any] = dict.fromkeys(sections, True) | {"data": {"train", "vocab_size", "tokenizer"}}
     speed = {"head": {"products", "skip_below"}}
     values = config.model_dump(mode="json", include=sized, exclude=speed)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

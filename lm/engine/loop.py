@@ -216,9 +216,9 @@ class _Engine(Generic[BatchT]):
         progress = self.progress
         if reason := limit_reached(self.train, progress, self.seconds):
             return reason
-        verdict, history = self.verdict, progress.history
-        if verdict and history and progress.validated == progress.step:
-            return self.agreement.by_first(lambda: verdict(progress.step, history[-1]))
+        verdict, judged = self.verdict, progress.judged
+        if verdict and judged is not None and progress.validated == progress.step:
+            return self.agreement.by_first(lambda: verdict(progress.step, judged))
         return ""
 
     def step(self) -> None:

@@ -89,6 +89,7 @@ class Progress:
     epoch: int = 0  # finished passes over the data
     index: int = 0  # batches consumed of the current pass
     validated: int = -1  # step of the last validation
+    judged: float | None = None  # nll of the last validation; None before an update, and if not finite
     stale: int = 0  # validations since the last one that was better by min_delta
     history: list[float] = field(default_factory=list)  # finite nll of validations after updates
     reference: float | None = None  # nll that a better validation must undercut by min_delta
@@ -115,7 +116,7 @@ class Progress:
 
     def judge(self, nll: float, min_delta: float, keep: int) -> bool:
         """Record a validation at this step; True if it is the best so far. NaN never is."""
-        self.validated = self.step
+        self.validated, self.judged = self.step, nll if self.step and math.isfinite(nll) else None
         self.stale += 1
         if not math.isfinite(nll):
             return False

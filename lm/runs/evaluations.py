@@ -6,6 +6,7 @@ use of components, and the command. ``sha256`` is the hash of the rest. Older re
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,15 +163,15 @@ def spread(count: int, most: int) -> list[int]:
 def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None = None) -> R:
     """Write an evaluation into its run, under the name of the result. Return the result with its final name.
 
-    An evaluation of the same name and data is replaced. If the existing one is of other data, the new name
-    gets six digits of the data's hash. Raises StorageError if writing fails.
+    An evaluation of the same name, data and ensemble is replaced. If the existing one is of others, the new
+    name gets six digits of their hash. Raises StorageError if writing fails.
     """
-    folder, digest = run / EVALUATIONS, result.subject.data.sha256
+    folder, own = run / EVALUATIONS, _inputs_of(as_json(result))
     result = replace(result, name=_file_stem(result.name))
     make_folder(folder)
     remove_leftovers(folder)
-    if _data_of(folder / f"{result.name}.json") not in (None, digest):
-        result = replace(result, name=f"{result.name}.{digest[:6]}")
+    if _kept_inputs(folder / f"{result.name}.json") not in (None, own):
+        result = replace(result, name=f"{result.name}.{own[:6]}")
     record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
     record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
     write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
@@ -228,6 +229,10 @@ def load_evaluation(
     now = CheckpointStore.of(run).fingerprint(checkpoint)
     if now is not None and result.get("weights", now) != now:
         raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
+    for other in result.get("ensemble_with") or ():
+        now = CheckpointStore.of(Path(other["run"])).fingerprint(checkpoint)
+        if None not in (now, other["weights"]) and now != other["weights"]:
+            raise DataError(f"{path}: checkpoint {checkpoint} of {other['run']} has changed since; {again}")
     details = record.get("details")
     return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
 
@@ -300,10 +305,17 @@ def lookup(record: Any, keys: Sequence[str]) -> Any:
     return record
 
 
-def _data_of(path: Path) -> str | None:
-    """Hash of the data of a saved evaluation; None without a readable one."""
+def _kept_inputs(path: Path) -> str | None:
+    """Hash of the inputs of a saved evaluation; None without a readable one."""
     try:
         record: Any = read_json(path)
-        return str(record["result"]["data"]["sha256"])
+        return _inputs_of(record["result"])
     except (StorageError, KeyError, TypeError):
         return None
+
+
+def _inputs_of(result: Any) -> str:
+    """Hash of the data, and with an ensemble also of the paths of its further runs."""
+    data, others = str(result["data"]["sha256"]), result.get("ensemble_with")
+    paths = json.dumps([data, *(other["run"] for other in others or ())])
+    return hashlib.sha256(paths.encode()).hexdigest() if others else data

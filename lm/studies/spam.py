@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.errors import require
+from lm.errors import DivergenceError, require
 from lm.heads.head import Head
 from lm.steps import OnProgress, no_progress
 from lm.studies.options import HeadOptions, heads_of, require_scores
@@ -53,6 +53,7 @@ def spam(options: SpamOptions, out: Path, progress: OnProgress = no_progress) ->
 
     Raises:
         StorageError: ``out`` cannot be written.
+        DivergenceError: training ended in non-finite numbers.
     """
     sizes = [*(10**power for power in range(3, 9) if 10**power < options.vocab), options.vocab]
     heads = heads_of(options)
@@ -103,6 +104,8 @@ def repeat(point: SweepPoint, seed: int, vocab: int, steps: int, lr: float) -> d
     for symbols in torch.randint(vocab, (JUDGED,), generator=generator).split(SYMBOLS):
         with torch.no_grad():
             log_probs = model.head.log_probs(model.states(symbols))
+        if not log_probs.isfinite().all():
+            raise DivergenceError(f"{point.kind} with {vocab:,} symbols diverged; lower --lr")
         right += int((log_probs.argmax(1) == symbols).sum())
         total -= float(log_probs.gather(1, symbols[:, None]).double().sum())
     return {"nll": total / JUDGED, "accuracy": right / JUDGED}

@@ -117,6 +117,13 @@ def test_recorded_sizes_of_presets_are_those_of_their_models(family: str) -> Non
     assert {name: (entry["of"], entry["parameters"]) for name, entry in recorded.items()} == counted
 
 
+def test_sizes_of_a_transformer_count() -> None:
+    wider = ["transformer.feedforward_size=4096"]
+    name = "ptb_small_transformer_softmax"
+    one, other = (load_config(name, LmConfig, family="lm", overrides=own).config for own in ([], wider))
+    assert sizes_of(one) != sizes_of(other)
+
+
 def test_another_default_is_another_size() -> None:
     class Narrow(BaseModel):
         model: dict[str, int] = {"hidden_size": 4}

@@ -141,6 +141,12 @@ def test_zhaos_pickle_reads_like_his_jsonl(protocol: int, tmp_path: Path) -> Non
         assert splits[split] == load_dialogs(write(tmp_path, f"{split}.jsonl", lines))
 
 
+def test_a_pickle_without_dialogs_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "corpus.p", pickled({"train": [], "valid": []}))
+    with pytest.raises(DataError, match=r"corpus\.p: holds no dialogs; name another file"):
+        read_source(source, ReadOptions(), InputLog())
+
+
 def test_a_pickle_of_python_2_is_read(tmp_path: Path) -> None:
     (dialog,) = load_dialogs(write(tmp_path, "corpus.p", PYTHON_2))
     assert said(dialog) == [("A", "hello"), ("A", "hello")]

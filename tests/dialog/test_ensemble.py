@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from shutil import copytree, ignore_patterns, rmtree
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from dialog.trained import TrainedModel
 from lm.errors import ConfigError, DataError
 from tests.support.tiny_dialog import train_dialog, write_corpus
 
+MOS = ("head.kind=mos", "head.components=2", "decoder.cell=gru")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,8 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
-    mos = ("head.kind=mos", "head.components=2", "decoder.cell=gru")
-    return [train_dialog(corpus, folder / "one"), train_dialog(corpus, folder / "two", "train.seed=2", *mos)]
+    return [train_dialog(corpus, folder / "one"), train_dialog(corpus, folder / "two", "train.seed=2", *MOS)]
 
 
 def by_hand(models: list[TrainedModel], example: Example, tokens: list[int]) -> float:
@@ -79,6 +81,22 @@ def test_an_evaluation_is_kept_under_a_name_of_its_own(runs: list[Path]) -> None
     reply = open_conversation(runs[0], "best", None, runs[1:]).say("is it raining")
     assert reply.source
     assert reply.source.run == f"{runs[0]} + {runs[1]}"
+
+
+def test_ensembles_whose_members_have_one_name_are_told_apart_and_checked(
+    runs: list[Path], corpus: Path, tmp_path: Path
+) -> None:
+    first = copytree(runs[0], tmp_path / "one", ignore=ignore_patterns("evaluation"))
+    others = [copytree(runs[1], tmp_path / name / "two") for name in ("a", "b")]
+    names = [evaluate(first, others=[other]).name for other in (*others, others[0])]
+    assert names[0] == names[2]
+    assert names[1].startswith(f"{names[0]}.")
+    compare([first / "evaluation" / f"{name}.json" for name in names[:2]])
+    train_dialog(corpus, tmp_path / "c", "train.seed=3", *MOS)
+    rmtree(others[1])
+    (tmp_path / "c").rename(others[1])
+    with pytest.raises(DataError, match=f"checkpoint best of {others[1]} has changed since"):
+        compare([first / "evaluation" / f"{names[1]}.json"])
 
 
 def test_the_evaluation_of_an_ensemble_is_compared_with_that_of_a_run(

@@ -214,3 +214,12 @@ def test_no_pointer_stays_at_a_best_commit_that_is_gone(
     train(folder, {"max_epochs": 4}, task=with_values([3.0, 1.0, math.nan, math.nan]))
     with open_run(folder) as run:
         assert set(run.checkpoints.pointed("best")) <= set(steps(folder))
+
+
+def test_a_validation_that_is_not_finite_is_not_judged_as_the_one_before() -> None:
+    progress = Progress(step=10)
+    progress.judge(5.0, 0.0, 1)
+    assert progress.judged == 5.0
+    progress.step = 20
+    progress.judge(math.nan, 0.0, 1)
+    assert (progress.validated, progress.judged, progress.history) == (20, None, [5.0])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lm.cli import main
-from lm.errors import ConfigError
+from lm.errors import ConfigError, DivergenceError
 from lm.studies.backward import UNTRAINED, BackwardOptions, backward, relay
 from lm.studies.backward_figure import backward_means, backward_tables, draw_backward, draw_spam, spam_tables
 from lm.studies.known_language import Language
@@ -117,6 +117,11 @@ def test_repeating_is_learned_and_the_embedding_is_the_output_matrix() -> None:
     before, after = (repeat(point, 1, 50, steps, 0.01) for steps in (1, 150))
     assert before["accuracy"] < 0.5 < 0.9 < after["accuracy"]
     assert after["nll"] < before["nll"]
+
+
+def test_spam_that_diverges_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match="softmax with 1,000 symbols diverged; lower --lr"):
+        spam(replace(SPAM, lr=1e30), tmp_path)
 
 
 def test_spam_is_measured_by_decades_of_symbols(tmp_path: Path) -> None:

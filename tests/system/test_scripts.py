@@ -81,6 +81,17 @@ def test_results_table_writes_numbers_that_the_pages_can_show(tmp_path: Path) ->
     assert set(shown["entries"][0]["numbers"]) <= set(entry["numbers"])
 
 
+def test_results_table_keeps_no_seed_twice(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name / "mos-1", "mos", 1, 50.0) for name in ("a", "b")]
+    command = [sys.executable, SCRIPTS / "results_table.py", "--name", "test", *runs]
+    options = ["--json", tmp_path / "mos.json", "--machine", "two cores"]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: mos: two of its runs have the same seed; leave one out\n",
+    )
+
+
 def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> None:
     scores = {
         "bleu_legacy": {order: {"precision": 0.5, "recall": 0.25} for order in "14"},

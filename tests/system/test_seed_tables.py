@@ -100,3 +100,11 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
     assert moc == "| MoC | 74.00 (60.00–88.00) | .200/.100 | none |"
     assert third == "| MoC | 50.00 | none | none |"
     assert other == "| MoS | 70.00 | .200/.100 | 9 |"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_lead_is_over_the_seeds_that_both_have() -> None:
+    from page_tables import lead
+
+    assert lead({1: 90.0, 2: 10.0}, {1: 100.0}) == "10.0 %"
+    assert lead({2: 90.0}, {1: 100.0}) == "not run"

@@ -39,6 +39,20 @@ def test_a_deferred_signal_comes_at_the_end_of_the_outermost_section() -> None:
         pass  # nothing is left of it
 
 
+def test_a_flag_that_raises_defers_a_signal_too() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        with deferred_signals():
+            send()
+            seen.append("published")
+        seen.append("after")
+
+    with pytest.raises(Interrupted), StopFlag() as stop, stop.raising():
+        work()
+    assert seen == ["published"]
+
+
 def test_a_deferred_signal_comes_after_an_error_too() -> None:
     def fail() -> None:
         send()
