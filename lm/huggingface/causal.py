@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.start import start_as
 from lm.huggingface.generation import IGNORED
 
+# keys of the training objective beyond the loss of the labels
+OBJECTIVE = ("temperature_loss_scaling", "prior_penalty", "label_smoothing", "unlikelihood", "past_decode")
 _TRIED = 4  # tokens whose logits the output layer has to explain
 _CLOSE = 1e-3  # largest difference of log-probabilities by another order of sums
 
@@ -33,8 +35,9 @@ class HighrankForCausalLM(nn.Module):
             ``random``: it begins untrained.
 
     Raises:
-        ConfigError: a tied head, an encoder-decoder, a model without an output layer or, for ``pretrained``,
-            with other logits than those of its output layer, or a head that cannot begin so.
+        ConfigError: a tied head, a head with one of :data:`OBJECTIVE`, an encoder-decoder, a model without an
+            output layer or, for ``pretrained``, with other logits than those of its output layer, or a head
+            that cannot begin so.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class HighrankForCausalLM(nn.Module):
         self.config = model.config
         self.trunk: Any = model.base_model  # called as its own class, whose arguments differ between kinds
         words, size = layer.weight.shape
+        for key in OBJECTIVE:
+            unset = getattr(head, key) == HeadConfig.model_fields[key].default
+            require(unset, f"head.{key}: the loss of this class is that of the labels alone; leave it out")
         if head.tied:
             raise ConfigError("head.tied: the trainer saves no shared weights; set head.tied = false")
         self.head = Head(head, size, words)

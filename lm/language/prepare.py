@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from lm.disk.storage import MAX_JSON, read_file
-from lm.errors import ConfigError, DataError, StorageError, require
+from lm.errors import DataError, StorageError, require
 from lm.language.part_files import StoredPart, merged, store_text, store_words
 from lm.language.pieces import CopiesPiece, FilePiece, Piece
 from lm.language.sources import BYTES, Located, ReadOptions, locate
@@ -251,14 +251,20 @@ def _identity(splits: Mapping[str, Sequence[Piece]]) -> dict[str, Any]:
 
 
 def _tokenizer_kind(format: str, options: PrepareOptions) -> StoredKind:
+    given = options.tokenizer
     if format in BYTES:
-        if options.tokenizer not in ("auto", "char") or options.lowercase:
-            raise ConfigError(
-                f"--tokenizer {options.tokenizer}: {format} is read as raw bytes; leave out --tokenizer"
-            )
+        for option, reads in (
+            (f"--tokenizer {given}", given in ("auto", "char")),
+            ("--lowercase", not options.lowercase),
+            (f"--blank-lines {options.blank_lines}", options.blank_lines == "keep"),
+        ):
+            require(reads, f"{option}: {format} is read as raw bytes; leave it out")
         return "byte"
-    if options.tokenizer != "auto":
-        return cast(StoredKind, PRETRAINED if pretrained_path(options.tokenizer) else options.tokenizer)
+    kind = PRETRAINED if pretrained_path(given) else given
+    own = kind in ("unigram", "bpe", PRETRAINED) and options.vocabulary != "train"
+    require(not own, f"--vocabulary {options.vocabulary}: a {kind} tokenizer has its own; leave it out")
+    if given != "auto":
+        return cast(StoredKind, kind)
     return "char" if format in _CHARACTERS else "whitespace"
 
 

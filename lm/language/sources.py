@@ -80,7 +80,34 @@ class Located:
 
 
 def locate(source: str, options: ReadOptions) -> Located:
-    """Find the splits of a source. DataError, with path and remedy, if there are none."""
+    """Find the splits of a source.
+
+    DataError, with path and remedy, if there are none. ConfigError for an option without effect.
+    """
+    located = _located(source, options)
+    _require_effect(located, options)
+    return located
+
+
+def _require_effect(located: Located, options: ReadOptions) -> None:
+    """Raise ConfigError for an option that the source does not read."""
+    source, format, usual = located.source, located.format, ReadOptions()
+    whole = format in (*BYTES, COPIES)  # of fixed splits
+    missing = {split for split in SPLITS if split not in located.splits} | {*located.cut}
+    effective = {
+        "format": format != COPIES,
+        "language": Path(source).is_dir() and format not in (*BYTES, "1b"),
+        "text_column": format == "datasets",
+        **dict.fromkeys(("length", "vocab"), format == COPIES),
+        **{f"{split}_fraction": not whole and split in missing for split in ("valid", "test")},
+    }
+    for name, reads in effective.items():
+        given = getattr(options, name)
+        option = f"--{name.replace('_', '-')} {given}"
+        require(reads or given == getattr(usual, name), f"{option}: has no effect on {source}; leave it out")
+
+
+def _located(source: str, options: ReadOptions) -> Located:
     if options.format == "datasets" or source.startswith(HUB):
         return _locate_dataset(source, options)
     if source == COPIES:

@@ -52,7 +52,8 @@ def read_tokens(
             tokens = tokenizer.split(line.text)
             if EOS_WORD in line.text and EOS_WORD in tokens:
                 remedy = f"remove {EOS_WORD}; every line end becomes one"
-                log.bad(piece.name, line.number, f"the text has {EOS_WORD}, the mark of line ends", remedy)
+                reason = f"the text has {EOS_WORD}, the mark of line ends"
+                log.bad(piece.name, line.number, reason, remedy, excerpt=line.text)
                 continue
             yield TokenLine(f"{piece.name}:{line.number}", line, tokens)
 
@@ -96,7 +97,7 @@ def learn_tokenizer(
             " in a config"
         )
     sample = _sample(train, random.Random(seed), InputLog(log.on_bad_line, log.command))
-    return train_sentencepiece(kind, list(sample), vocab_size - 2, lowercase)
+    return train_sentencepiece(kind, sample, vocab_size - 2, lowercase)
 
 
 def require_own(*, lowercase: bool, vocab_size: int) -> None:
@@ -105,16 +106,23 @@ def require_own(*, lowercase: bool, vocab_size: int) -> None:
         require(not given, f"{name}: the tokenizer of a pretrained model has its own; leave it out")
 
 
-def _sample(pieces: Sequence[Piece], rng: random.Random, log: InputLog) -> Iterator[str]:
-    share = SAMPLE / max(1, sum(piece.size for piece in pieces))
-    taken = 0
-    for piece in pieces:
-        for line in piece.lines(log):
-            if line.text.strip() and (share >= 1 or rng.random() < share):
-                yield line.text
-                taken += len(line.text)
-                if taken > 2 * SAMPLE:  # a dataset's size is an estimate
-                    return
+def _sample(pieces: Sequence[Piece], rng: random.Random, log: InputLog) -> list[str]:
+    """Lines of a text: all of a short one, else lines of equal probability, once or twice ``SAMPLE``.
+
+    The size of a dataset is not known before. So a sample that is full is thinned to half the share of lines.
+    """
+    kept, taken, share = list[tuple[float, str]](), 0, 1.0
+    for line in (line.text for piece in pieces for line in piece.lines(log)):
+        draw = rng.random()
+        if draw >= share or not line.strip():
+            continue
+        kept.append((draw, line))
+        taken += len(line)
+        while taken > 2 * SAMPLE and len(kept) > 1:
+            share /= 2
+            kept = [(own, text) for own, text in kept if own < share]
+            taken = sum(len(text) for _, text in kept)
+    return [text for _, text in kept]
 
 
 def build_vocabulary(

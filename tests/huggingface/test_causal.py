@@ -102,6 +102,9 @@ def test_a_network_without_an_output_layer_is_refused(tmp_path: Path) -> None:
         HighrankForCausalLM(model.base_model, HeadConfig())
     with pytest.raises(ConfigError, match="tied = false"):
         HighrankForCausalLM(model, HeadConfig(tied=True))
+    for key, value in {"label_smoothing": 0.1, "unlikelihood": 1.0, "past_decode": 0.001}.items():
+        with pytest.raises(ConfigError, match=rf"head\.{key}: the loss of this class is that of the labels"):
+            HighrankForCausalLM(model, HeadConfig(**{key: value}))
     with pytest.raises(ConfigError, match="an encoder-decoder"):
         HighrankForCausalLM(save_model(tmp_path, tiny_pairs(WORDS)["bart"]), HeadConfig())
 

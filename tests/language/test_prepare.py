@@ -15,8 +15,10 @@ from lm.errors import ConfigError, DataError
 from lm.language import survey
 from lm.language.config import DataConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
+from lm.language.pieces import RowsPiece
 from lm.language.prepare import PrepareOptions, prepare, prepared_tables
 from lm.language.sources import ReadOptions, locate
+from lm.text.lines import InputLog
 from lm.text.vocabulary import EOS_WORD, UNK, Codec
 
 DEFAULTS = PrepareOptions()
@@ -349,11 +351,50 @@ def test_sentencepiece_learns_from_a_bounded_seeded_sample(
             str(tmp_path / "book"), tmp_path / name, PrepareOptions(tokenizer="bpe", vocab_size=40, seed=seed)
         )
     sizes = [sum(map(len, texts)) for texts in samples]
-    assert max(sizes) <= 3 * survey.SAMPLE // 2
-    assert min(sizes) >= survey.SAMPLE // 2
+    assert max(sizes) <= 2 * survey.SAMPLE
+    assert min(sizes) >= 4 * survey.SAMPLE // 5  # a share of the lines, so of about as many characters
     assert samples[0] == samples[1] != samples[2]
     one, same = contents(tmp_path / "one"), contents(tmp_path / "same")
     assert one == same, "the same input and options give the same bytes"
+
+
+def test_the_sample_of_sentencepiece_is_of_all_rows_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "SAMPLE", 10_000)
+    import datasets
+
+    rows = [f"{number:06}{'x' * 294}" for number in range(2000)]
+    piece = RowsPiece("rows", datasets.Dataset.from_dict({"text": rows}), "text", 0, len(rows))
+    sample = survey._sample([piece], random.Random(1), InputLog("error"))
+    assert 10_000 / 2 < sum(map(len, sample)) <= 20_000
+    assert sample == sorted(sample)
+    last = [int(row[:6]) for row in sample if int(row[:6]) >= 1000]
+    assert 0.3 * len(sample) < len(last) < 0.7 * len(sample)
+    assert survey._sample([piece], random.Random(1), InputLog("error")) == sample
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PrepareOptions(ReadOptions(length=7)), "--length 7: has no effect on .*; leave it out"),
+        (PrepareOptions(ReadOptions(language="en")), "--language en"),
+        (PrepareOptions(ReadOptions(text_column="body")), "--text-column body"),
+        (PrepareOptions(ReadOptions(vocab=9)), "--vocab 9"),
+        (PrepareOptions(tokenizer="bpe", vocab_size=9, vocabulary="train+valid+test"), "--vocabulary train"),
+    ],
+)
+def test_options_without_effect_are_refused(options: PrepareOptions, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(text(60))
+    with pytest.raises(ConfigError, match=message):
+        prepare(str(tmp_path / "text.txt"), tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_share_of_a_split_that_the_source_has_is_refused(tmp_path: Path) -> None:
+    source = standard(tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"--valid-fraction 0\.4: has no effect on .*; leave it out"):
+        prepare(source, tmp_path / "out", PrepareOptions(ReadOptions(valid_fraction=0.4)))
+    with pytest.raises(ConfigError, match="--format wikitext: has no effect on reverse-copy"):
+        prepare("reverse-copy", tmp_path / "out", PrepareOptions(ReadOptions(format="wikitext")))
 
 
 def test_counts_that_are_not_the_published_ones_are_a_warning(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
         r"2-of-3: made with --lowercase True, here --lowercase is False; join with the options of the parts,",
         ConfigError,
     )
-    part(2, options=PrepareOptions(ReadOptions(length=7)))
-    refused(r"2-of-3: made with --length 7, here --length is 50", ConfigError)
+    part(2, options=PrepareOptions(vocab_size=7))
+    refused(r"2-of-3: made with --vocab-size 7, here --vocab-size is 0", ConfigError)
     assert not part(2).unchanged
     assert part(2).unchanged
     for name in ("train.ids", "words.json", "report.json"):
