@@ -33,6 +33,7 @@ from lm.language.corpus import load_split
 from lm.language.evaluate import (
     NONE,
     Measures,
+    Text,
     likelihood,
     load_text,
     own_test,
@@ -112,34 +113,21 @@ def dynamic(
     config = trained.config
     text = load_text(trained, data or own_test(trained), limit)
     compat = compat or config.train.compat
-    paper = compat == "paper"
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)
     wanted.require_searched(trained)
     tried: SearchedSettings | None = None
     with _alone_in(run / DYNAMIC_FOLDER):
-        statistics, key = run_statistics(trained, run, setting.window, paper, progress, setting.streams)
+        statistics, key = run_statistics(
+            trained, run, setting.window, compat == "paper", progress, setting.streams
+        )
         if search:
             valid = load_text(trained, split_of_run(config.data, "valid"), limit)
             setting, tried = choose(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )
-    advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
-    adapted = Adaptation(trained, statistics, setting, paper)
-
-    def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
-        return replace(adapted, sampler=model, temperature=temperature).nll(text.ids, advance)
-
-    static = token_nll(trained, text.ids, paper=paper, advance=advance)
-    nll = scores()  # first: its errors name the remedy if adapting diverges
-    cached = partial(
-        cached_nll, trained, text.ids, readings=adapted.readings, advance=advance, progress=progress
-    )
-    found = Measures.of(
-        nll,
-        refined(trained, wanted, sampler, scores, cached, paper=paper),
-        lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
-    )
+    adapted = Adaptation(trained, statistics, setting, compat == "paper")
+    static, found = _measured(adapted, text, wanted, sampler, progress)
     place = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
     windows, tensors = statistics.windows, len(statistics.squares)
     result = DynamicEvaluation(
@@ -155,9 +143,31 @@ def dynamic(
         likelihood=found.likelihood,
         search=tried,
         refined=found.refined,
-        name=f"{place}.dynamic.{setting_slug(label)}{wanted.name}" + (".paper" if paper else ""),
+        name=f"{place}.dynamic.{setting_slug(label)}{wanted.name}" + (".paper" if adapted.paper else ""),
     )
     return keep(run, result, found.contexts)
+
+
+def _measured(
+    adapted: Adaptation, text: Text, wanted: Refinements, sampler: LanguageModel | None, progress: OnProgress
+) -> tuple[Floats, Measures]:
+    """Nats of every token by the fixed weights, (N,), and what adapting ones measure."""
+    trained, paper = adapted.trained, adapted.paper
+    advance = Steps((1 + wanted.passes) * len(text.ids), progress).advance
+
+    def scores(model: LanguageModel | None = None, temperature: float = 1.0) -> Floats:
+        return replace(adapted, sampler=model, temperature=temperature).nll(text.ids, advance)
+
+    static = token_nll(trained, text.ids, paper=paper, advance=advance)
+    nll = scores()  # first: its errors name the remedy if adapting diverges
+    cached = partial(
+        cached_nll, trained, text.ids, readings=adapted.readings, advance=advance, progress=progress
+    )
+    return static, Measures.of(
+        nll,
+        refined(trained, wanted, sampler, scores, cached, paper=paper),
+        lambda nll: likelihood(nll, trained, text, len(nll)),  # the authors weight windows by their lengths
+    )
 
 
 @contextmanager
