@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dialog.corpora.columns import ReadOptions
+from dialog.corpora.columns import KINDS, ReadOptions
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import MESSAGES, QUESTIONS, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
@@ -19,7 +19,7 @@ from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES, SPLITS, missing
 from lm.config.places import wrong_kind
 from lm.disk.regular import open_regular
-from lm.errors import ConfigError, DataError, visible
+from lm.errors import ConfigError, DataError, require, visible
 from lm.text.hub import HUB
 from lm.text.lines import InputLog, NumberedLine, read_lines
 
@@ -38,6 +38,7 @@ TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[D
     "srt": read_srt,
     "ranking": read_ranking,
 }
+_TABLES = ("csv", "parquet", "datasets")  # formats with named columns
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
 _MANY = ("pipes", "whatsapp", "irc", "srt")  # formats with many files in one folder
 _SHOWN = 200  # characters of the keys of an unknown format
@@ -55,8 +56,18 @@ class Located:
 def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
     """Find a source's files and format.
 
-    Raises ConfigError for an unknown ``--format``, DataError for a missing, unreadable or unknown source.
+    Raises ConfigError for an unknown ``--format``, and for a column of a format without named columns.
+    DataError for a missing, unreadable or unknown source.
     """
+    located = _located(source, options, log)
+    for kind in (*KINDS, "act"):
+        column = getattr(options, f"{kind}_column")
+        named = column == kind or located.format in _TABLES
+        require(named, f"--{kind}-column {column}: {located.format} has no named columns; leave it out")
+    return located
+
+
+def _located(source: str, options: ReadOptions, log: InputLog) -> Located:
     if options.format not in FORMATS:
         raise ConfigError(f"--format {options.format}: must be one of {', '.join(FORMATS)}")
     if options.format == "datasets" or source.startswith(HUB):

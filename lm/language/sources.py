@@ -90,16 +90,16 @@ def locate(source: str, options: ReadOptions) -> Located:
 
 
 def _require_effect(located: Located, options: ReadOptions) -> None:
-    """Raise ConfigError for an option that the source does not read."""
+    """Raise ConfigError for an option that does nothing for sources of this kind."""
     source, format, usual = located.source, located.format, ReadOptions()
-    whole = format in (*BYTES, COPIES)  # of fixed splits
-    missing = {split for split in SPLITS if split not in located.splits} | {*located.cut}
     effective = {
         "format": format != COPIES,
         "language": Path(source).is_dir() and format not in (*BYTES, "1b"),
         "text_column": format == "datasets",
         **dict.fromkeys(("length", "vocab"), format == COPIES),
-        **{f"{split}_fraction": not whole and split in missing for split in ("valid", "test")},
+        **dict.fromkeys(
+            ("valid_fraction", "test_fraction"), format not in (*BYTES, COPIES)
+        ),  # of fixed splits
     }
     for name, reads in effective.items():
         given = getattr(options, name)

@@ -16,7 +16,7 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
 from dialog.corpora.sources import read_source
 from dialog.corpora.swda import clean
-from lm.errors import DataError
+from lm.errors import ConfigError, DataError
 from lm.text.hub import load_tables
 from lm.text.lines import InputLog
 from tests.dialog.test_corpus import OTHER, ROWS, TURNS, refusal, said, write, zhao
@@ -139,6 +139,12 @@ def test_zhaos_pickle_reads_like_his_jsonl(protocol: int, tmp_path: Path) -> Non
     for split in ("train", "valid", "test"):
         lines = "\n".join(map(json.dumps, CORPUS[split]))
         assert splits[split] == load_dialogs(write(tmp_path, f"{split}.jsonl", lines))
+
+
+def test_a_column_of_a_format_without_columns_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "corpus.p", pickled(CORPUS))
+    with pytest.raises(ConfigError, match="--text-column body: pickle has no named columns; leave it out"):
+        read_source(source, ReadOptions(text_column="body"), InputLog())
 
 
 def test_a_pickle_without_dialogs_is_refused(tmp_path: Path) -> None:

@@ -389,12 +389,13 @@ def test_options_without_effect_are_refused(options: PrepareOptions, message: st
     assert not (tmp_path / "out").exists()
 
 
-def test_a_share_of_a_split_that_the_source_has_is_refused(tmp_path: Path) -> None:
-    source = standard(tmp_path / "text")
-    with pytest.raises(ConfigError, match=r"--valid-fraction 0\.4: has no effect on .*; leave it out"):
-        prepare(source, tmp_path / "out", PrepareOptions(ReadOptions(valid_fraction=0.4)))
-    with pytest.raises(ConfigError, match="--format wikitext: has no effect on reverse-copy"):
-        prepare("reverse-copy", tmp_path / "out", PrepareOptions(ReadOptions(format="wikitext")))
+def test_options_of_text_are_refused_for_random_sequences(tmp_path: Path) -> None:
+    for option, options in (
+        ("--format wikitext", {"format": "wikitext"}),
+        ("--test-fraction", {"test_fraction": 0.2}),
+    ):
+        with pytest.raises(ConfigError, match=f"{option}.*: has no effect on reverse-copy; leave it out"):
+            prepare("reverse-copy", tmp_path / "out", PrepareOptions(ReadOptions(**options)))  # type: ignore[arg-type]
 
 
 def test_counts_that_are_not_the_published_ones_are_a_warning(tmp_path: Path) -> None:
