@@ -1,5 +1,6 @@
-"""The program ``dialog``, also ``python -m dialog``: signals end it with 75 from its first moment on."""
+"""Entry point of ``dialog`` and ``python -m dialog``; a signal ends it with 75 from its first import."""
 
+import lm.begun  # noqa: F401
 from lm.ending import begin
 
 

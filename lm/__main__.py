@@ -1,5 +1,6 @@
-"""Entry point of ``lm`` and ``python -m lm``; a signal ends it with 75 from its first moment."""
+"""Entry point of ``lm`` and ``python -m lm``; a signal ends it with 75 from its first import."""
 
+import lm.begun  # noqa: F401
 from lm.ending import begin
 
 

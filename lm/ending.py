@@ -3,6 +3,7 @@
 Imports nothing slow, because :func:`begin` comes before all other imports.
 """
 
+import atexit
 import errno
 import io
 import os
@@ -16,9 +17,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 
+from lm.begun import leave
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, WorkerError, visible
 from lm.launched import leads, rank_prefix
-from lm.stop import SIGNALS, StopFlag, postpone
+from lm.stop import SIGNALS, StopFlag, clean_up, ignore_signals, postpone
 
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
@@ -41,10 +43,14 @@ _lost = ContextVar[OSError | None]("lost", default=None)
 
 
 def begin() -> None:
-    """Set up signals and standard streams, first in every process; from here on a signal exits with 75."""
+    """Set up signals and standard streams, first in every process; from here on a signal exits with 75.
+
+    Python's own end, which would restore the default handlers, ignores signals.
+    """
     for number in SIGNALS:
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, leave):
             signal.signal(number, _leave)
+    atexit.register(ignore_signals)  # the first to register is the last to run
     _open_streams()
 
 
@@ -86,6 +92,7 @@ class EarlyStop(StopFlag):
         if not first or postpone():
             return
         if _loses_exceptions(frame):
+            clean_up()
             _leave(number, frame)
         raise KeyboardInterrupt
 

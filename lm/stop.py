@@ -5,12 +5,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
-from lm.errors import Interrupted
+from lm.errors import HighrankError, Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ECHO_SECONDS = 0.1  # `timeout` and others deliver one request twice: to the process and to its group
@@ -111,6 +111,7 @@ class _Shield:
 
 
 _shield = _Shield()
+_cleaning = list[Callable[[], None]]()
 
 
 def postpone() -> bool:
@@ -119,8 +120,25 @@ def postpone() -> bool:
     return _shield.pending
 
 
+@contextmanager
+def cleaned_up(clean: Callable[[], None]) -> Iterator[None]:
+    """A section in which a signal that ends the process at once calls ``clean`` before."""
+    _cleaning.append(clean)
+    try:
+        yield
+    finally:
+        _cleaning.remove(clean)
+
+
+def clean_up() -> None:
+    """Call what the sections of :func:`cleaned_up` name, from the innermost on."""
+    for clean in reversed(_cleaning):
+        with suppress(OSError, HighrankError):
+            clean()
+
+
 def ignore_signals() -> None:
-    """Ignore all signals from now on, in a process of several that ends, which torchrun signals to end."""
+    """Ignore all signals from now on, in a process that ends."""
     if threading.current_thread() is threading.main_thread():
         _shield.closed = True
         for number in SIGNALS:

@@ -4,6 +4,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +12,7 @@ import filelock
 
 from lm.disk.storage import require_creatable, storage_errors, write_all
 from lm.errors import StorageError
-from lm.stop import deferred_signals, delivered_signals
+from lm.stop import cleaned_up, deferred_signals, delivered_signals
 
 POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
@@ -93,7 +94,7 @@ def exclusive(path: Path, refusal: str) -> Iterator[None]:
         if not lock.acquire(wait=False):
             raise StorageError(refusal)
         try:
-            with delivered_signals():
+            with delivered_signals(), cleaned_up(partial(os.unlink, path)):
                 yield
         finally:
             try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from lm.disk.filelock import exclusive
 from lm.disk.storage import make_folder, move, publish_folder, remove_tree, storage_errors, sync
 from lm.errors import visible
+from lm.stop import cleaned_up
 
 
 class NewFolder:
@@ -53,7 +54,8 @@ class NewFolder:
         with storage_errors(self._path):
             self._tmp.mkdir()
         try:
-            yield self._tmp
+            with cleaned_up(self._restore):
+                yield self._tmp
             for path in sorted(self._tmp.rglob("*"), reverse=True):  # a folder after its content
                 sync(path)
             if os.path.lexists(self._final):

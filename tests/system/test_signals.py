@@ -213,3 +213,47 @@ print("went on")
 def test_a_second_signal_and_one_that_would_get_lost_end_the_process(program: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (Interrupted.exit_code, "")
+
+
+def ended(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_signal_before_the_imports_of_a_command_ends_it_in_one_line() -> None:
+    found = ended("import lm.begun, os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    assert (found.returncode, found.stderr) == (75, "interrupted; run the same command again\n")
+
+
+def test_a_signal_while_python_ends_changes_nothing() -> None:
+    program = """
+import os, signal
+from lm.ending import begin
+class Last:
+    def __del__(self):
+        print("the end", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+begin()
+last = Last()
+"""
+    found = ended(program)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "the end\n", "")
+
+
+def test_a_signal_in_an_import_leaves_no_folder_that_was_begun(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    program = """
+import sys
+from pathlib import Path
+from lm.disk.new_folder import NewFolder
+from lm.ending import EarlyStop, begin
+begin()
+place = NewFolder(Path(sys.argv[1]) / "out", "work")
+sys.path.insert(0, sys.argv[1])
+with EarlyStop(), place.exclusive(), place.building() as folder:
+    (folder / "file").write_text("begun")
+    import slow
+"""
+    found = ended(program, tmp_path)
+    assert (found.returncode, found.stderr) == (75, "interrupted; run the same command again\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["slow.py"]
