@@ -22,6 +22,7 @@ from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, Wor
 from lm.launched import leads, rank_prefix
 from lm.stop import SIGNALS, StopFlag, clean_up, ignore_signals, postpone
 
+_OWNER = "check the owner and the mode of the file and its folder"
 _NO_ROOM, _ELSEWHERE = "free some, or write elsewhere", "write elsewhere"
 _UNWRITABLE = {errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM, errno.EFBIG: _ELSEWHERE, errno.EIO: _ELSEWHERE}
 _SHORTAGE = (  # messages of out-of-memory errors of libraries, in lower case, besides MemoryError
@@ -199,7 +200,8 @@ def _message_of(error: BaseException) -> tuple[str, int]:
         if not place and error.errno in _UNWRITABLE:  # errors of files name the file
             place, remedy = "standard output: ", f"; {_UNWRITABLE[error.errno]}"
             return f"{place}{error.strerror}{remedy}", StorageError.exit_code
-        return f"{place}{error.strerror}", StorageError.exit_code
+        remedy = f"; {_OWNER}" if isinstance(error, PermissionError) else ""
+        return f"{place}{error.strerror}{remedy}", StorageError.exit_code
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     name = type(error).__name__

@@ -231,6 +231,11 @@ class Results:
             if (one.preset, [one.seed], one.config_sha256, one.table.measured) not in found
         ]
 
+    def other(self, trainings: Sequence[Training]) -> list[str]:
+        """Names of trainings that have an entry of another config or measurement, or without units."""
+        found = [(one["config"], one["seeds"]) for one in self._content()["entries"]]
+        return [one.name for one in self.missing(trainings) if (one.preset, [one.seed]) in found]
+
     def add(self, made: Entry) -> None:
         """Write an entry in the order of heads and seeds. It replaces an entry of its preset and seed."""
         order = [f"{self.table.preset}{head}" for head in self.table.heads]
@@ -370,6 +375,8 @@ def main() -> None:
     left = results.missing(chosen)
     listed = ", ".join(training.name for training in left)
     print(f"missing: {len(left)} of {len(chosen)} trainings{': ' if left else ''}{listed}", flush=True)
+    if replaced := ", ".join(results.other(left)):
+        print(f"{results.path} has other entries, without units or of another config: {replaced}", flush=True)
     if options.status or not left:
         return
     require(options.machine, "name the machine with --machine TEXT")

@@ -164,8 +164,8 @@ def detect_format(path: Path, log: InputLog) -> str:
     keys = begin.keys if begin.first.lstrip().startswith("{") else ()
     found = f" (keys {visible(', '.join(sorted(keys))[:_SHOWN])})" if keys else ""
     raise DataError(
-        f"{name}: format not recognised{found}; convert it to a format in {PAGE}, or set --format to one of"
-        f" {', '.join(DETECTED)}"
+        f"{name}: format not recognised{found}; convert it to a format in {PAGE}, or name it with"
+        f" `dialog prepare … --format`: {', '.join(DETECTED)}"
     )
 
 

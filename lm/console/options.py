@@ -41,6 +41,8 @@ def output_file(text: str, kind: Kind, *names: str, metavar: str = "FILE") -> Op
     """
 
     def writable(path: Path | None) -> Path | None:
+        if path == Path("-"):
+            raise typer.BadParameter("- is no file; name one, as results are not printed")
         if path is not None and leads():
             require_foreign(path)
             require_writable(path)

@@ -32,6 +32,7 @@ from lm.report.page_parts import (
     ReportFamily,
 )
 from lm.report.verdict import MAIN, Judgement, judgement, reading
+from lm.runs.check import changed_log
 from lm.runs.compare import ComparedRun, ComparedRuns
 from lm.runs.evaluations import Evaluation, load_evaluation
 from lm.runs.inputs import DATA, config_of
@@ -171,7 +172,7 @@ def _change(label: str, value: float, is_perplexity: bool) -> str:
 
 
 def _curves(runs: Sequence[Path], names: Names) -> list[PagePart]:
-    """Chart of validation and, for few runs, training perplexity, and the validations as a table."""
+    """Chart of validation and, for few runs, training; the validations as a table; changed logs."""
     series, faint = [], []
     for index, run in enumerate(runs):
         name, colour, valid = names[str(run)], colour_of(index), learning_curve(run)
@@ -187,14 +188,15 @@ def _curves(runs: Sequence[Path], names: Names) -> list[PagePart]:
         ("update", "perplexity"),
         [*faint, *series],
     )
+    changed = [Paragraph(problem) for problem in map(changed_log, runs) if problem]
     steps = sorted({step for one in series for step, _ in one.points})
     if not steps:
-        return [Paragraph("No run has a log of its training.")]
+        return [*changed, Paragraph("No run has a log of its training.")]
     columns = [Column("update", [f"{step:,}" for step in steps], right=True)]
     for one in series:
         values = dict(one.points)
         columns.append(Column(one.name, [shown("ppl", values.get(step)) for step in steps], right=True))
-    return [*filter(None, [chart]), PageTable("Validation perplexity", columns, folded=True)]
+    return [*changed, *filter(None, [chart]), PageTable("Validation perplexity", columns, folded=True)]
 
 
 def _components(evaluations: Sequence[Evaluation], names: Names) -> list[PagePart]:

@@ -18,6 +18,7 @@ from lm.runs.inputs import (
     changed_files,
     codec_of,
     record_of,
+    recorded,
 )
 from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import CORPUS
@@ -59,8 +60,8 @@ def check_run(run: Path) -> RunCheck:
     if newest and (record := record_of(newest)):
         changes = _changes(run, record)
         problems += changes
-        recorded = record.files.get("config.json")
-        if not changes and recorded and sha256_file(run / CONFIG) != recorded:
+        config = record.files.get("config.json")
+        if not changes and config and sha256_file(run / CONFIG) != config:
             notes.append(f"{visible(run / CONFIG)}: changed since step {newest.step}, by resuming the run")
         if not changes and (more := _more_log(run / LOG, record.log)):
             notes.append(
@@ -85,6 +86,12 @@ def _changes(run: Path, record: Record) -> list[str]:
     """Differences from the record of the newest commit, one line each."""
     config, log = changed_config(run, record), _changed_log(run / LOG, record.log)
     return [problem for problem in (config, *changed_files(run, record), log) if problem]
+
+
+def changed_log(run: Path) -> str:
+    """Problem of the log of a run, which differs from the record of the newest commit; else ``""``."""
+    record = recorded(run)
+    return _changed_log(run / LOG, record.log) if record else ""
 
 
 def _changed_log(path: Path, log: FileRecord) -> str:

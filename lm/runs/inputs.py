@@ -120,6 +120,8 @@ def changed_config(run: Path, record: Record) -> str:
         saved = read_json(path, limit=CONFIG_LIMIT)
         now = flat(saved["config"]) if isinstance(saved, dict) else {}
     except (StorageError, KeyError, AttributeError) as error:
+        if isinstance(error.__cause__, OSError):
+            return str(error)  # unreadable, not damaged
         reason = str(error) if isinstance(error, StorageError) else f"{visible(path)}: damaged"
         return f"{reason.split(';')[0]}; {_MEND}"
     whole = is_sealed(saved)

@@ -13,7 +13,7 @@ from dialog.train import train
 from lm.config.load import override
 from lm.engine.events import Event, Note, no_report
 from lm.errors import ConfigError, StorageError
-from lm.runs.check import check_run
+from lm.runs.check import changed_log, check_run
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import RESUMABLE, opened_run
 from tests.support.damage import (
@@ -32,8 +32,10 @@ def weights(run: Path) -> dict[str, bytes]:
 def test_a_log_that_is_not_what_was_logged_is_refused(run: Path, trained: Path) -> None:
     log = run / "metrics.jsonl"
     whole = log.read_bytes()
+    assert changed_log(run) == ""
     for damaged in (whole.replace(b'"step": 1', b'"step": 7', 1), whole[:-30], whole[1:]):
         log.write_bytes(damaged)
+        assert "metrics.jsonl: edited or damaged" in changed_log(run)
         with pytest.raises(StorageError, match=r"metrics\.jsonl: .*restore it from a copy, or remove it"):
             train(settings(trained.parent), run, no_report)
     log.write_bytes(whole + b'{"step": 5}\n{"torn')
