@@ -60,6 +60,7 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "rate .006": "switchboard_bleu_lr6",
         "dropout .1": "switchboard_bleu_dropout1",
         "dropout .3": "switchboard_bleu_dropout3",
+        "rate .006, dropout .1": "switchboard_bleu_lr6_dropout1",
     },
 }
 LEADING = {  # label and rank by end of the preset's name
