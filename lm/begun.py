@@ -12,8 +12,10 @@ _EXIT_CODE = 75  # that of lm.errors.Interrupted, which is not imported yet
 
 def leave(*_: object) -> None:
     """Signal handler that exits at once."""
-    os.write(2, b"interrupted; run the same command again\n")
-    os._exit(_EXIT_CODE)
+    try:
+        os.write(2, b"interrupted; run the same command again\n")
+    finally:  # also with a closed stderr
+        os._exit(_EXIT_CODE)
 
 
 for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):

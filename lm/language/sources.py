@@ -92,14 +92,13 @@ def locate(source: str, options: ReadOptions) -> Located:
 def _require_effect(located: Located, options: ReadOptions) -> None:
     """Raise ConfigError for an option that does nothing for sources of this kind."""
     source, format, usual = located.source, located.format, ReadOptions()
+    whole = format in (*BYTES, COPIES)  # with splits of its own
     effective = {
         "format": format != COPIES,
         "language": Path(source).is_dir() and format not in (*BYTES, "1b"),
         "text_column": format == "datasets",
         **dict.fromkeys(("length", "vocab"), format == COPIES),
-        **dict.fromkeys(
-            ("valid_fraction", "test_fraction"), format not in (*BYTES, COPIES)
-        ),  # of fixed splits
+        **dict.fromkeys(("valid_fraction", "test_fraction"), not whole),
     }
     for name, reads in effective.items():
         given = getattr(options, name)
