@@ -107,8 +107,10 @@ def _pools(entries: Sequence[Entry]) -> list[tuple[str, dict[int, ScoreSums]]]:
 
 def _sums_by_label(pools: Sequence[tuple[str, Mapping[int, ScoreSums]]]) -> dict[str, list[ScoreSums]]:
     """Nats and tokens by unit of every seed, of the first model of each label."""
-    first = dict(reversed(pools))
-    return {label: list(own.values()) for label, own in reversed(first.items())}
+    first: dict[str, list[ScoreSums]] = {}
+    for label, own in pools:
+        first.setdefault(label, list(own.values()))
+    return first
 
 
 def _sums(group: Sequence[Entry]) -> dict[int, ScoreSums]:

@@ -232,9 +232,9 @@ class Results:
         ]
 
     def other(self, trainings: Sequence[Training]) -> list[str]:
-        """Names of trainings that have an entry of another config or measurement, or without units."""
+        """Names of missing trainings with an entry of another config or measurement, or without units."""
         found = [(one["config"], one["seeds"]) for one in self._content()["entries"]]
-        return [one.name for one in self.missing(trainings) if (one.preset, [one.seed]) in found]
+        return [one.name for one in trainings if (one.preset, [one.seed]) in found]
 
     def add(self, made: Entry) -> None:
         """Write an entry in the order of heads and seeds. It replaces an entry of its preset and seed."""

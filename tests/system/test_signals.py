@@ -17,6 +17,11 @@ from lm.stop import StopFlag, deferred_signals, delivered_signals
 from tests.support.signals import signal_at
 
 
+def ended(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def send() -> None:
     signal.raise_signal(signal.SIGTERM)
 
@@ -211,13 +216,8 @@ print("went on")
 
 @pytest.mark.parametrize("program", [SECOND, FINALISER], ids=["second", "finaliser"])
 def test_a_second_signal_and_one_that_would_get_lost_end_the_process(program: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (Interrupted.exit_code, "")
-
-
-def ended(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    found = ended(program)
+    assert (found.returncode, found.stdout) == (Interrupted.exit_code, "")
 
 
 def test_a_signal_before_the_imports_of_a_command_ends_it_in_one_line() -> None:
