@@ -2,8 +2,9 @@
 
 python scripts/results_pictures.py --out docs
 
-bottleneck.svg and gradients.svg show what `lm bottleneck` and `lm analyze gradient` measured. NAME_curves.svg
-shows the validations of the trainings of scripts/tables/NAME.toml.
+bottleneck.svg, gradients.svg and reverse_copy.svg show what `lm bottleneck`, `lm analyze gradient` and
+`lm reverse-copy` measured. NAME_curves.svg shows the validations of the trainings of
+scripts/tables/NAME.toml.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from lm.console.pictures import save_figure
 from lm.heads.registry import HEADS
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
+from lm.studies.copying_figure import draw_copying
 
 CURVES = ("switchboard_bleu",)  # tables whose entries have the validations of their trainings
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -109,6 +111,7 @@ def main() -> None:
     for name in CURVES:
         save_figure([out / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE)
     draw_bottleneck(study_results(RESULTS, "bottleneck")[0], [out / "bottleneck.svg"])
+    draw_copying(study_results(RESULTS, "reverse_copy")[0], [out / "reverse_copy.svg"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Keep what `lm bottleneck --json FILE` measured, so that pages and pictures are drawn from a file.
+"""Keep what a study measured with --json FILE, so that pages and pictures are drawn from a file.
 
 python scripts/study_results.py runs/bottleneck.json --machine '2-core AMD EPYC' --out results/bottleneck.json
 
-Each file becomes an entry, labelled by the name of the file. Its numbers are the result of the command.
+Studies are `lm bottleneck` and `lm reverse-copy`. Each file becomes an entry, labelled by the name of the
+file. Its numbers are the result of the command.
 """
 
 import argparse
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ from run_logs import errors_in_one_line
 from lm.disk.storage import read_json, write_json
 from lm.errors import require
 
-ABOUT = "Heads on languages whose true distributions are known; lm bottleneck."
+ABOUT = {  # by command
+    "bottleneck": "Heads on languages whose true distributions are known; lm bottleneck.",
+    "reverse-copy": "Cells on the reverse copy task; lm reverse-copy.",
+}
 MEASURED = ("settings", "heads", "swept_components", "truth", "rows")  # keys of a result
 
 
@@ -23,10 +28,11 @@ def study_entry(path: Path, machine: str) -> dict[str, Any]:
     """The entry of a result; ConfigError if the file has none."""
     found: Any = read_json(path)
     whole = isinstance(found, dict) and {"command", "versions", "settings", "rows"} <= found.keys()
-    require(whole, f"{path}: is no result of `lm bottleneck --json`; name another file")
+    command = shlex.split(found["command"])[1] if whole else ""
+    require(command in ABOUT, f"{path}: is no result of a study with --json; name another file")
     return {
         "label": path.stem,
-        "config": "bottleneck",
+        "config": command,
         "command": found["command"],
         "seeds": found["settings"]["seeds"],
         "machine": machine,
@@ -40,12 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="+", type=Path, help="what lm bottleneck wrote with --json")
+    parser.add_argument("files", nargs="+", type=Path, help="what the command wrote with --json")
     parser.add_argument("--machine", required=True, help="the machine, as the results name it")
     parser.add_argument("--out", type=Path, required=True, help="file of results to write")
     options = parser.parse_args()
     entries = [study_entry(path, options.machine) for path in options.files]
-    write_json(options.out, {"about": ABOUT, "entries": entries})
+    write_json(options.out, {"about": ABOUT[entries[0]["config"]], "entries": entries})
 
 
 if __name__ == "__main__":

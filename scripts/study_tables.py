@@ -1,4 +1,4 @@
-"""Tables of the pages from what ``lm bottleneck`` measured, as its command prints them."""
+"""Tables of the pages from what ``lm bottleneck`` and ``lm reverse-copy`` measured, as these print them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from lm.disk.storage import read_json
 from lm.numbers import shown
 from lm.studies.backward import UNTRAINED
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, series
+from lm.studies.copying_figure import copying_tables
 
 
 def study_tables(folder: Path) -> dict[str, str]:
@@ -16,12 +17,16 @@ def study_tables(folder: Path) -> dict[str, str]:
     sweeps, *longer = study_results(folder, "bottleneck")
     by_size, _, by_components, *_ = [one for one in bottleneck_tables(sweeps) if isinstance(one, Table)]
     [backward] = study_results(folder, "backward")
+    [copies] = study_results(folder, "reverse_copy")
+    nats, exact = (one for one in copying_tables(copies) if isinstance(one, Table))
     tables = {
         "bottleneck, sizes": by_size,
         "bottleneck, components": by_components,
         "bottleneck, updates": over_updates([sweeps, *longer]),
         "backward": relay(backward),
         "spam": repetition(study_results(folder, "spam")),
+        "reverse_copy": nats,
+        "reverse_copy, exact": exact,
     }
     return {name: markdown(table) for name, table in tables.items()}
 

@@ -191,12 +191,15 @@ def test_what_the_studies_measured_becomes_results_and_tables(
     def keep(name: str, settings: dict[str, Any], rows: Sequence[Any], **others: Any) -> None:
         result = {"settings": settings | {"seeds": [1, 2]}, "rows": rows} | others
         saved, out = tmp_path / f"{name}.json", tmp_path / "results" / f"{name}.json"
+        command = "reverse-copy" if name == "reverse_copy" else "bottleneck"
         saved.write_text(
-            json.dumps(result | {"command": "lm bottleneck", "versions": {"torch": "2.13.0+cpu"}})
+            json.dumps(result | {"command": f"lm {command} --seeds 1,2", "versions": {"torch": "2.13.0+cpu"}})
         )
         run_script(SCRIPTS / "study_results.py", saved, "--machine", "any", "--out", out)
-        (entry,) = json.loads(out.read_text())["entries"]
+        kept = json.loads(out.read_text())
+        (entry,) = kept["entries"]
         assert (entry["label"], entry["seeds"], entry["torch"]) == (name, [1, 2], "2.13.0")
+        assert f"lm {command}" in kept["about"]
 
     row = {"parameters": 90, "rank": 4, "late_gain": 0.0, "components": 1, "context_scale": 1.0, "steps": 80}
     points = [
@@ -219,12 +222,20 @@ def test_what_the_studies_measured_becomes_results_and_tables(
         for seed in (1, 2)
     ]
     keep("spam", {"steps": [300]}, said, heads=["softmax"])
+    copied = [
+        {"seed": seed, "length": 9, "cell": "lstm", "test_nll": float(seed), "exact": 0.5, "parameters": 90}
+        | {"hidden_size": 4}
+        for seed in (1, 2)
+    ]
+    keep("reverse_copy", {"lengths": [9], "vocab": 5, "steps": 7, "lrs": [0.1]}, copied)
     drawn = study_tables.study_tables(tmp_path / "results")
     last = {name: table.splitlines()[-1] for name, table in drawn.items()}
     assert last == {
         "bottleneck, sizes": "| 8 | 90 | 0.500 | 0.250 |",
         "bottleneck, components": "| 4 | 90 | 0.500 | 0.250 |",
         "bottleneck, updates": "| 80 | 1, 2 | 0.500 | 0.250 |",
+        "reverse_copy": "| 9 | 1.500 |",
+        "reverse_copy, exact": "| 9 | 0.500 |",
         "backward": "| softmax | 8, 8 | 0.250, 0.500 | 0.500, 0.250 |",
         "spam": "| 300 | softmax | 0.50, 0.50 | 1.00, 2.00 |",
     }
@@ -234,7 +245,9 @@ def test_what_the_studies_measured_becomes_results_and_tables(
 def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
     run_script(SCRIPTS / "results_pictures.py", "--out", tmp_path)
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert set(made) == {"bottleneck.svg", "gradients.svg", "switchboard_bleu_curves.svg"}
+    assert set(made) == {
+        "bottleneck.svg", "gradients.svg", "reverse_copy.svg", "switchboard_bleu_curves.svg",
+    }  # fmt: skip
     for name, picture in made.items():
         kept = (SCRIPTS.parent / "docs" / name).read_text(encoding="utf-8")
         if re.findall("Matplotlib v[^,]*", kept) == re.findall("Matplotlib v[^,]*", picture):
