@@ -52,8 +52,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("best at", "best_at", fixed(0)),
             TEST,
             ("rank of 4,000", "rank", fixed(0)),
-            ("divergence", "divergence", fixed(2)),
-            ("three short trials: valid ppl", "short_trials_valid_perplexity", fixed(1)),
             MINUTES,
         ),
     ),
@@ -94,12 +92,27 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
             ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
             ("undefined, %", "undefined", percent(1)),
-            ("one reference: BLEU-1 P/R", "bleu_legacy_1_one_reference", precision_recall),
             ("current NLTK: BLEU-1 P/R", "bleu_1", precision_recall),
             ("BLEU-4 P/R", "bleu_4", precision_recall),
             ("length", "mean_length", fixed(1)),
             ("same answer, %", "same_answer", percent(0)),
             ("minutes", "minutes", fixed(0)),
+        ),
+    ),
+    "switchboard_full": (
+        "switchboard_full",
+        "head",
+        (
+            PARAMETERS,
+            ("updates", "updates", fixed(0)),
+            VALID,
+            TEST,
+            ("batch mean", "perplexity_batch_mean", fixed(2)),
+            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+            ("undefined, %", "undefined", percent(1)),
+            ("length", "mean_length", fixed(1)),
+            ("same answer, %", "same_answer", percent(0)),
         ),
     ),
     "decoding": ("decoding", "decoding", DECODED),
@@ -163,14 +176,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         (
             ("words, bounded contexts", "unargmaxable", fixed(0)),
             ("free contexts", "unargmaxable_free", fixed(0)),
-        ),
-    ),
-    "reverse_copy": (
-        "reverse_copy",
-        "length",
-        (
-            ("LSTM, nats a token", "lstm", fixed(2)),
-            ("Mogrifier, nats a token", "mogrifier", fixed(2)),
         ),
     ),
     "speed": (
@@ -256,6 +261,14 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "loss",
         tuple((f"V = {words:,}: MB", f"megabytes_{words}", fixed(0)) for words in (32_000, 128_000)),
     ),
+    "ptb_trials": (
+        "ptb_trials",
+        "head",
+        tuple(
+            (f"×{factor}, `optim.lr` = .{rate}", f"{factor}_{rate}", fixed(1))
+            for factor, rate in (("1", "004"), ("1", "008"), ("1", "016"), ("4", "008"), ("4", "016"))
+        ),
+    ),
     "switchboard_trials": (
         "switchboard_trials",
         "`optim.lr`",
@@ -264,6 +277,22 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("MoC ×4", "moc", fixed(2)),
             ("MoS ×4", "mos", fixed(2)),
             ("MoSS ×4", "moss", fixed(2)),
+        ),
+    ),
+    "speed_gpu": (
+        "speed_gpu",
+        "head",
+        tuple(
+            (heading, key, fixed(2))
+            for heading, key in (
+                ("naive", "naive"),
+                ("naive, autocast", "naive_autocast"),
+                ("tensor operations, float32", "eager"),
+                ("TF32", "eager_tf32"),
+                ("bfloat16", "eager_bfloat16"),
+                ("kernels, TF32", "fused_tf32"),
+                ("kernels, bfloat16", "fused_bfloat16"),
+            )
         ),
     ),
     "melis_reasons": (

@@ -268,10 +268,9 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
     numbers = {name: results.at(measured, keys) for name, keys in results.MEASUREMENTS.items()}
     assert None not in numbers.values()
     new = {"label": "new", "config": "x_new", "settings": [], "numbers": numbers}
-    by_hand = {"short_trials_valid_perplexity", "bleu_legacy_1_one_reference"}
     for name, (file, heading, columns) in tables.TABLES.items():
         if file in tables.TESTED:
             both = {"entries": [new | {"seeds": [seed]} for seed in (1, 2)]}
             *_, row = tables.table(tables.rows(name, both), heading, columns).splitlines()
             assert row.startswith("| new |"), name
-            assert row.count("none") == len(by_hand & {key for _, key, _ in columns}), name
+            assert "none" not in row, name
