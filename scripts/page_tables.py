@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seed_tables import by_label, seed_shares, seed_tests
+from seed_tables import SeedTests, by_label
 from study_tables import study_tables
 from table_columns import TABLES
-from table_forms import Column, mean_of
+from table_forms import Column, markdown, mean_of
 
 from lm.disk.storage import read_json
 
@@ -45,6 +45,32 @@ SECOND = {
 TESTED = {  # labels of baselines by file
     "ptb_small": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
     "switchboard_bleu": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
+}
+PAIRS = {  # labels of further tests by file
+    "ptb_small": (
+        ("MoS ×1, K = 3", "MoS ×4, K = 3"),
+        ("MoC ×1, K = 3", "MoC ×4, K = 3"),
+        ("MoC, learned factor, K = 3", "MoC ×1, K = 3"),
+        ("MoS ×4, K = 1", "MoS ×1, K = 1"),
+        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
+    ),
+    "switchboard_bleu": (
+        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "MoS ×4, K = 3"),
+        ("attention, softmax ×4", "attention, softmax"),
+        ("attention, MoC ×4, K = 3", "attention, softmax"),
+        ("attention, MoS ×4, K = 3", "attention, softmax"),
+        ("attention, MoS ×4, K = 3", "attention, softmax ×4"),
+        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
+        ("softmax ×4, rate .006", "softmax, rate .006"),
+        ("MoS ×4, K = 3, rate .006", "softmax, rate .006"),
+        ("MoS ×1, K = 3, rate .006", "softmax, rate .006"),
+        ("softmax ×4, dropout .1", "softmax, dropout .1"),
+        ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
+        ("softmax ×4, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
+        ("MoC ×4, K = 3, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
+        ("MoS ×4, K = 3, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
+        ("MoS ×4, K = 3, rate .006, dropout .1", "softmax ×4, rate .006, dropout .1"),
+    ),
 }
 SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
 SEVERAL_SEEDS = ("ptb_small, perplexity", "switchboard_bleu, short")  # tables without models of one seed
@@ -91,16 +117,27 @@ def page_tables(folder: Path) -> dict[str, str]:
         name: table(rows(name, read_json(folder / f"{file}.json")), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
-    tests = {
-        f"{file}, tests": seed_tests(read_json(folder / f"{file}.json")["entries"], baselines)
-        for file, baselines in TESTED.items()
-    }
-    shares = {
-        f"{file}, shares": seed_shares(read_json(folder / f"{file}.json")["entries"], *labels)
-        for file, labels in SHARED.items()
-    }
+    for file, baselines in TESTED.items():
+        entries = read_json(folder / f"{file}.json")["entries"]
+        tests = SeedTests(entries)
+        tables[f"{file}, tests"] = tests.leads(baselines)
+        tables[f"{file}, pairs"] = SeedTests([*entries, *trial_entries(folder, file)]).pairs(PAIRS[file])
+        if file in SHARED:
+            tables[f"{file}, shares"] = tests.shares(*SHARED[file])
     tried = {name: trials(folder, files) for name, files in TRIALS.items()}
-    return tables | tests | shares | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+    return tables | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+
+
+def trial_entries(folder: Path, file: str) -> list[Any]:
+    """Entries of the trials of a file, with the heading of the trial after the label."""
+    return [
+        entry | {"label": f"{entry['label']}, {heading}"}
+        for files in TRIALS.values()
+        if file in files.values()
+        for heading, trial in files.items()
+        if trial != file
+        for entry in read_json(folder / f"{trial}.json")["entries"]
+    ]
 
 
 def rows(name: str, results: Any) -> list[Any]:
@@ -115,12 +152,12 @@ def leads(folder: Path) -> str:
     Heads that no file has are left out.
     """
     found = [perplexities(read_json(folder / f"{file}.json")["entries"]) for file in LEADS]
-    lines = [f"| head | rank of log P | {' | '.join(LEADS.values())} |", "|---" * (2 + len(LEADS)) + "|"]
-    for name, (label, rank) in LEADING.items():
-        cells = [lead(own[name], own["softmax"]) if name in own else "not run" for own in found]
-        if any(name in own for own in found):
-            lines.append(f"| {' | '.join([label, rank, *cells])} |")
-    return "\n".join(lines)
+    rows = [
+        [label, rank, *(lead(own[name], own["softmax"]) if name in own else "not run" for own in found)]
+        for name, (label, rank) in LEADING.items()
+        if any(name in own for own in found)
+    ]
+    return markdown(["head", "rank of log P", *LEADS.values()], rows)
 
 
 def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
@@ -135,13 +172,13 @@ def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
 def trials(folder: Path, files: Mapping[str, str]) -> str:
     """Validation and test perplexity of seed 1 by head and setting, of heads with more than one setting."""
     found = [by_head(read_json(folder / f"{file}.json")["entries"]) for file in files.values()]
-    lines = [f"| head | {' | '.join(files)} |", "|---" * (1 + len(files)) + "|"]
-    for label in found[0]:
-        pairs = [own.get(label) for own in found]
-        cells = ["not run" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs]
-        if any(pairs[1:]):
-            lines.append(f"| {' | '.join([label, *cells])} |")
-    return "\n".join(lines)
+    tried = {label: [own.get(label) for own in found] for label in found[0]}
+    rows = [
+        [label, *("not run" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs)]
+        for label, pairs in tried.items()
+        if any(pairs[1:])
+    ]
+    return markdown(["head", *files], rows)
 
 
 def by_head(entries: list[Any]) -> dict[str, tuple[float, float]]:
@@ -168,11 +205,10 @@ def table(entries: list[Any], heading: str, columns: tuple[Column, ...]) -> str:
     """One row an entry that has one of the columns; headings of SECOND add a column on its config."""
     second = [SECOND[heading]] if heading in SECOND else []
     heads = [heading, *(title for title, _ in second), *(title for title, _, _ in columns)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for entry in entries:
         numbers = [(entry["numbers"].get(key), form) for _, key, form in columns]
         cells = ["none" if number is None else form(number) for number, form in numbers]
-        texts = [text(entry) for _, text in second]
         if any(key in entry["numbers"] for _, key, _ in columns):
-            lines.append(f"| {' | '.join([entry['label'], *texts, *cells])} |")
-    return "\n".join(lines)
+            lines.append([entry["label"], *(text(entry) for _, text in second), *cells])
+    return markdown(heads, lines)

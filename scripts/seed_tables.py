@@ -1,16 +1,16 @@
 """Entries of several seeds in tables: means with ranges, and tests over seeds."""
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from table_forms import Number, mean_of, p_value
+from table_forms import Number, markdown, mean_of, p_value
 
 from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
-from lm.runs.contrasts import Contrasts, ScoreSums, welch
+from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread
 from lm.runs.pooling import pairwise_groups
 
 Entry = Mapping[str, Any]
@@ -59,81 +59,87 @@ def _of_seeds(key: str, values: Sequence[Number]) -> Number:
     return {"mean": round(mean) if whole else mean, "lowest": min(values), "highest": max(values)}
 
 
-def seed_tests(entries: Sequence[Entry], baselines: Sequence[str]) -> str:
-    """Table of heads with two or more seeds: nats ahead of each baseline, 95 % interval and p-value.
+class SeedTests:
+    """Tests of the models of a file of results, each over its seeds and the text.
 
-    The text of an older entry without units is resampled like that of the other seeds of its head, scaled to
-    its own perplexity. ConfigError for entries of different texts.
+    A model of one seed takes the spread over seeds within the other models. Entries without units are left
+    out. ConfigError for entries of different texts, and for a text of few units.
     """
-    pools = _pools(entries)
-    known = _sums_by_label(pools)
-    against = [label for label in baselines if label in known]
-    heads = [f"nats ahead of {label}" for label in against]
-    lines = [f"| {' | '.join(['head', 'seeds', *heads])} |", "|---" * (2 + len(heads)) + "|"]
-    if not pools:
-        return "\n".join(lines)
-    counts = draws(len(next(iter(known.values()))[0][0]), RESAMPLES, seed=1)
-    for label, own in pools:
-        runs, seeds = list(own.values()), ", ".join(map(str, sorted(own)))
-        cells = ["none" if label == base else _cell(*welch(runs, known[base], counts)) for base in against]
-        lines.append(f"| {' | '.join([label, seeds, *cells])} |")
-    return "\n".join(lines)
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        groups = _models([entry for entry in entries if "units" in entry])
+        texts = {(one["units"]["text_sha256"], one["units"]["tokens"]) for group in groups for one in group}
+        require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
+        models = [
+            _Model(group[0]["label"], {one["seeds"][0]: _sums(one) for one in group}) for group in groups
+        ]
+        self._spread = SeedSpread.within([model.runs for model in models])
+        self._models = [model for model in models if self._spread or len(model.by_seed) > 1]
+        self._counts = draws(len(models[0].runs[0][0]), RESAMPLES, seed=1) if models else np.zeros((0, 0))
+
+    def leads(self, baselines: Sequence[str]) -> str:
+        """Table of nats ahead of each baseline, named by its label: 95 % interval and p-value."""
+        against = [found for label in baselines if (found := self._first(label))]
+        heads = [f"nats ahead of {model.label}" for model in against]
+        rows = [
+            [model.label, model.seeds, *(self._ahead(model, base) for base in against)]
+            for model in self._models
+        ]
+        return markdown(["head", "seeds", *heads], rows)
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> str:
+        """Table of nats by which the first label of each pair is ahead of the second, if both have units."""
+        found = [(self._first(one), self._first(other)) for one, other in pairs]
+        rows = [
+            [one.label, one.seeds, other.label, other.seeds, self._ahead(one, other)]
+            for one, other in found
+            if one and other
+        ]
+        return markdown(["head", "seeds", "other head", "its seeds", "nats ahead"], rows)
+
+    def shares(self, baseline: str, whole: str) -> str:
+        """Table of the leads over a baseline as shares of that of another head, of models of several seeds.
+
+        Intervals of 95 % are those of Fieller.
+        """
+        ends = [model for label in (baseline, whole) if (model := self._first(label))]
+        rows = []
+        for model in self._models:
+            if model.label not in (baseline, whole) and len(model.by_seed) > 1:
+                pools = [ends[0].runs, model.runs, ends[1].runs]
+                share, low, high = Contrasts(pools, self._counts).ratio((1, -1, 0), (1, 0, -1))
+                rows.append([model.label, f"{share:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")])
+        return markdown(["head", f"share of the lead of {whole} over {baseline}"], rows)
+
+    def _first(self, label: str) -> "_Model | None":
+        return next((model for model in self._models if model.label == label), None)
+
+    def _ahead(self, model: "_Model", base: "_Model") -> str:
+        if model is base:
+            return "none"
+        p, change = Contrasts([base.runs, model.runs], self._counts, self._spread).test((1, -1))
+        equals, half = "= " if p >= LEAST_P else "", (change.high - change.low) / 2
+        return f"{change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"
 
 
-def seed_shares(entries: Sequence[Entry], baseline: str, whole: str) -> str:
-    """Table of heads with two or more seeds: the lead over a baseline as a share of that of another head.
+@dataclass(frozen=True)
+class _Model:
+    """A label, and nats and tokens by unit of every seed."""
 
-    Intervals of 95 % are those of Fieller, by the tests of :func:`seed_tests`.
-    """
-    known = _sums_by_label(_pools(entries))
-    lines = [f"| head | share of the lead of {whole} over {baseline} |", "|---|---|"]
-    counts = draws(len(known[whole][0][0]), RESAMPLES, seed=1)
-    for label, runs in known.items():
-        if label not in (baseline, whole):
-            pools = Contrasts([known[baseline], runs, known[whole]], counts)
-            share, low, high = pools.ratio((1, -1, 0), (1, 0, -1))
-            lines.append(f"| {label} | {share:.0%} ({low:.0%} to {high:.0%}) |")
-    return "\n".join(lines).replace("%", " %")
+    label: str
+    by_seed: Mapping[int, ScoreSums]
 
+    @property
+    def runs(self) -> list[ScoreSums]:
+        return list(self.by_seed.values())
 
-def _pools(entries: Sequence[Entry]) -> list[tuple[str, dict[int, ScoreSums]]]:
-    """Label, and nats and tokens by unit by seed, of each model of several seeds, one of which has units."""
-    measured = [entry for entry in entries if "units" in entry]
-    texts = {(entry["units"]["text_sha256"], entry["units"]["tokens"]) for entry in measured}
-    require(len(texts) < 2, "entries of one table have other texts; train those of the older one again")
-    tested = [group for group in _models(entries) if any("units" in one for one in group)]
-    return [(group[0]["label"], _sums(group)) for group in tested if len(group) > 1]
+    @property
+    def seeds(self) -> str:
+        return ", ".join(map(str, sorted(self.by_seed)))
 
 
-def _sums_by_label(pools: Sequence[tuple[str, Mapping[int, ScoreSums]]]) -> dict[str, list[ScoreSums]]:
-    """Nats and tokens by unit of every seed, of the first model of each label."""
-    first: dict[str, list[ScoreSums]] = {}
-    for label, own in pools:
-        first.setdefault(label, list(own.values()))
-    return first
-
-
-def _sums(group: Sequence[Entry]) -> dict[int, ScoreSums]:
-    """Nats and tokens by unit, by seed."""
-    known: dict[int, ScoreSums] = {}
-    for entry in group:
-        if "units" in entry:
-            nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
-            require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
-            known[entry["seeds"][0]] = (nats, tokens)
-    nats, tokens = (np.mean(column, 0) for column in zip(*known.values(), strict=True))
-    scaled = {
-        entry["seeds"][0]: (
-            nats * (math.log(entry["numbers"]["test_perplexity"]) * tokens.sum() / nats.sum()),
-            tokens,
-        )
-        for entry in group
-        if "units" not in entry
-    }
-    return known | scaled
-
-
-def _cell(p: float, change: Any) -> str:
-    equals = "= " if p >= LEAST_P else ""
-    half = (change.high - change.low) / 2
-    return f"{-change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"
+def _sums(entry: Entry) -> ScoreSums:
+    """Nats and tokens by unit."""
+    nats, tokens = (np.array(entry["units"][name].split(), np.float64) for name in ("nats", "tokens"))
+    require(len(nats) >= FEWEST_UNITS, f"{entry['label']}: the text has too few units to test")
+    return nats, tokens

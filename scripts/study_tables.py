@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from table_forms import markdown
+
 from lm.console.tables import Table
 from lm.disk.storage import read_json
 from lm.numbers import shown
@@ -28,7 +30,10 @@ def study_tables(folder: Path) -> dict[str, str]:
         "reverse_copy": nats,
         "reverse_copy, exact": exact,
     }
-    return {name: markdown(table) for name, table in tables.items()}
+    return {
+        name: markdown(list(table.rows[0]), [list(map(_cell, row.values())) for row in table.rows])
+        for name, table in tables.items()
+    }
 
 
 def study_results(folder: Path, name: str) -> list[Any]:
@@ -89,15 +94,8 @@ def over_updates(results: Sequence[Any]) -> Table:
     return Table("KL(truth ‖ model), nats", rows)
 
 
-def markdown(table: Table) -> str:
-    """A table of a command in Markdown; numbers between 0 and 1000 have three digits after the point."""
-    names = list(table.rows[0])
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in table.rows]
-    return "\n".join(lines)
-
-
 def _cell(value: Any) -> str:
+    """A value of a command's table; numbers between 0 and 1000 have three digits after the point."""
     if value is None:
         return "none"
     return f"{value:.3f}" if isinstance(value, float) else shown("", value)

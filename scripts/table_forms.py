@@ -4,13 +4,19 @@ A number of results/*.json is one value, a list with one value a seed, or a mean
 highest value of the seeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
 
 Number = Any  # int, float, list of numbers, or a mapping; None where it was not measured
 Form = Callable[[Number], str]
 Column = tuple[str, str, Form]
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
+    return "\n".join([lines[0], "|---" * len(headings) + "|", *lines[1:]])
 
 
 def mean_of(name: str, values: Sequence[float]) -> float:

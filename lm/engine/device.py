@@ -1,6 +1,7 @@
 """Device of a training or evaluation, with settings for reproducible results."""
 
 import os
+import warnings
 
 import torch
 
@@ -19,6 +20,8 @@ def configure_device(train: TrainConfig) -> torch.device:
         raise ConfigError('train.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not reproducible
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # weights with dropout are new in every window, so they cannot lie in one piece of memory
+    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     return device
 
 

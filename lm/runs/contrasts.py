@@ -6,6 +6,7 @@ of the degrees of freedom. Resampling two or three seeds instead would find far 
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,20 +31,45 @@ def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Floa
     return Contrasts([runs, baseline], counts).test((1, -1))
 
 
+class SeedSpread(NamedTuple):
+    """Variance of a score over seeds, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+    @classmethod
+    def within(cls, pools: Sequence[Sequence[ScoreSums]]) -> "SeedSpread | None":
+        """That within pools, as in an analysis of variance; None if each has one run.
+
+        It assumes that the seeds of all pools vary alike.
+        """
+        scores = [means(runs) for runs in pools]
+        freedom = sum(len(own) - 1 for own in scores)
+        squares = sum(float(((own - own.mean()) ** 2).sum()) for own in scores)
+        return cls(squares / freedom, freedom) if freedom else None
+
+
 class Contrasts:
     """Weighted sums of the mean scores of pools of runs on one text.
 
     Args:
-        pools: of each pool the sums of two or more runs, whose seeds differ.
+        pools: of each pool the sums of its runs, whose seeds differ.
         counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
+        single: spread over seeds that a pool of one run takes; without it, each pool has two runs or more.
     """
 
-    def __init__(self, pools: Sequence[Sequence[ScoreSums]], counts: Floats) -> None:
+    def __init__(
+        self, pools: Sequence[Sequence[ScoreSums]], counts: Floats, single: SeedSpread | None = None
+    ) -> None:
         scores = [means(runs) for runs in pools]
-        self._means = np.array([own.mean() for own in scores])
-        self._variances = np.array([own.var(ddof=1) / len(own) for own in scores])
+        own = [SeedSpread.within([runs]) or single for runs in pools]
+        spreads = [spread for spread in own if spread is not None]
+        self._means = np.array([values.mean() for values in scores])
+        self._variances = np.array(
+            [spread.variance / len(values) for spread, values in zip(spreads, scores, strict=True)]
+        )
         self._resampled = np.array([_resampled(runs, counts) for runs in pools])
-        self._freedom = np.array([*(len(own) - 1 for own in scores), counts.shape[1] - 1])
+        self._freedom = np.array([*(spread.freedom for spread in spreads), counts.shape[1] - 1])
 
     def test(self, weights: Sequence[float]) -> tuple[float, Interval]:
         """P-value of a sum with weights, one a pool, against 0, and its 95 % interval."""

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind
+from scipy.stats import f_oneway, ttest_ind
 
 from lm.arrays import Floats
 from lm.bootstrap import draws
-from lm.runs.contrasts import Contrasts, ScoreSums, welch
+from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, welch
 
 UNITS, TOKENS = 40, 25.0
 COUNTS = draws(UNITS, 1000, 1)
@@ -38,6 +38,31 @@ def test_noise_of_training_does_not_pass_for_a_gain(seeds: int) -> None:
         found += p < 0.05
     assert found <= 0.08 * trials
     assert found > 0
+
+
+def test_a_single_run_takes_the_spread_within_other_pools() -> None:
+    rng, trials, found = np.random.default_rng(4), 300, 0
+    for _ in range(trials):
+        text = rng.normal(4, 0.5, UNITS)
+        several = [pool(rng.normal(0, 0.05, 3), text) for _ in range(4)]
+        single = pool(rng.normal(0, 0.05, 1), text)
+        spread = SeedSpread.within([*several, single])
+        assert spread is not None
+        assert spread.freedom == 8
+        p, _ = Contrasts([single, several[0]], COUNTS, spread).test((1, -1))
+        found += p < 0.05
+    assert 0 < found <= 0.08 * trials
+    assert SeedSpread.within([single]) is None
+
+
+def test_the_spread_is_that_within_groups() -> None:
+    scores = ([3.0, 3.2, 3.7], [4.0, 4.1], [5.0])
+    found = SeedSpread.within([pool(np.array(own)) for own in scores])
+    assert found is not None
+    between = f_oneway(*scores[:2])
+    gap = (np.mean(scores[0]) - np.mean(scores[1])) ** 2 * 3 * 2 / 5  # mean square between two groups
+    assert found.variance == pytest.approx(gap / between.statistic)
+    assert found.freedom == 3
 
 
 def test_the_ends_of_a_ratio_are_where_its_sum_has_p_of_five_per_cent() -> None:

@@ -1,12 +1,11 @@
 """Tables of trainings with several seeds."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind
+from scipy.stats import t, ttest_ind
 
 from lm.errors import ConfigError
 
@@ -31,52 +30,68 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_the_test_over_seeds_is_that_of_welch() -> None:
-    from seed_tables import seed_tests
+    from seed_tables import SeedTests
 
     nats = {"softmax": [4.50, 4.52, 4.57], "MoS": [4.45, 4.46, 4.44], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
-    older = entry("softmax", 9, 0.0, test_perplexity=math.exp(4.54))
-    del older["units"]  # so its blocks are those of the others, scaled
-    nats["softmax"].append(4.54)
-    header, _, softmax, mos = seed_tests([older, *entries], ["softmax", "MoC"]).splitlines()
+    older = entry("softmax", 9, 0.0)
+    del older["units"]
+    tests = SeedTests([older, *entries])
+    header, _, softmax, mos, _ = tests.leads(["softmax", "DOC"]).splitlines()
     assert header == "| head | seeds | nats ahead of softmax |"
-    assert softmax == "| softmax | 0, 1, 2, 9 | none |"
+    assert softmax == "| softmax | 0, 1, 2 | none |"
     expected = ttest_ind(nats["MoS"], nats["softmax"], equal_var=False)
     low, high = expected.confidence_interval()
     ahead = np.mean(nats["softmax"]) - np.mean(nats["MoS"])
     p = f"{expected.pvalue:.2g}".removeprefix("0")
-    assert mos == f"| MoS | 0, 1, 2 | {ahead:.3f} ± {(high - low) / 2:.3f}, p = {p} |"
+    cell = f"{ahead:.3f} ± {(high - low) / 2:.3f}, p = {p}"
+    assert mos == f"| MoS | 0, 1, 2 | {cell} |"
+    pairs = [("MoS", "softmax"), ("MoS", "DOC")]
+    assert tests.pairs(pairs).splitlines()[2:] == [f"| MoS | 0, 1, 2 | softmax | 0, 1, 2 | {cell} |"]
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_model_of_one_seed_takes_the_spread_of_the_others() -> None:
+    from seed_tables import SeedTests
+
+    nats = {"softmax": [4.50, 4.52], "MoS": [4.45, 4.45], "MoC": [4.47]}
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    *_, moc = SeedTests(entries).pairs([("MoC", "MoS")]).splitlines()
+    half = t.ppf(0.975, 2) * 0.01  # two degrees of freedom within the others, whose variance is 0.0001
+    assert moc == f"| MoC | 0 | MoS | 0, 1 | -0.020 ± {half:.3f}, p = .18 |"
+    assert len(SeedTests([entry("MoC", 1, 4.4)]).leads(["MoC"]).splitlines()) == 2
 
 
 @pytest.mark.usefixtures("scripts")
 def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
-    from seed_tables import seed_shares
+    from seed_tables import SeedTests
 
     nats = {"softmax": [4.49, 4.50, 4.51], "MoC": [4.44, 4.43, 4.45], "MoS": [4.40, 4.40, 4.40]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
-    header, _, moc = seed_shares([*entries, entry("DOC", 1, 4.3)], "softmax", "MoS").splitlines()
+    header, _, moc = SeedTests([*entries, entry("DOC", 1, 4.3)]).shares("softmax", "MoS").splitlines()
     assert header == "| head | share of the lead of MoS over softmax |"
     assert moc.startswith("| MoC | 60 % (4")
 
 
 @pytest.mark.usefixtures("scripts")
 def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
-    from seed_tables import seed_tests
+    from seed_tables import SeedTests
 
     entries = [entry("MoS", seed, 4.4 + seed / 100) | {"config_sha256": "a"} for seed in (1, 2)]
-    alone = seed_tests(entries, ["MoS"])
-    assert alone.endswith("| MoS | 1, 2 | none |")
-    assert seed_tests([*entries, entry("MoS", 3, 9.0) | {"config_sha256": "b"}], ["MoS"]) == alone
+    entries.append(entry("MoS", 3, 9.0) | {"config_sha256": "b"})
+    *_, own, other = SeedTests(entries).leads(["MoS"]).splitlines()
+    assert own.startswith("| MoS | 1, 2 |")
+    assert other.startswith("| MoS | 3 |")
 
 
 @pytest.mark.usefixtures("scripts")
 def test_entries_of_another_text_are_refused() -> None:
-    from seed_tables import seed_tests
+    from seed_tables import SeedTests
 
     entries = [entry("softmax", 1, 4.5), entry("softmax", 2, 4.5)]
     entries[1]["units"]["text_sha256"] = "b"
     with pytest.raises(ConfigError, match="entries of one table have other texts"):
-        seed_tests(entries, ["softmax"])
+        SeedTests(entries)
 
 
 @pytest.mark.usefixtures("scripts")
