@@ -69,20 +69,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "head",
         (VALID, TEST, ("BLEU-1 P/R", "bleu_legacy_1", precision_recall)),
     ),
-    "switchboard_small": (
-        "switchboard_small",
-        "head",
-        (
-            PARAMETERS,
-            VALID,
-            TEST,
-            ("batch mean", "perplexity_batch_mean", fixed(2)),
-            ("inter-distinct-2", "inter_distinct_2", share),
-            ("length", "mean_length", fixed(1)),
-            ("same answer, %", "same_answer", percent(0)),
-            MINUTES,
-        ),
-    ),
     "switchboard_bleu": (
         "switchboard_bleu",
         "head",
@@ -305,11 +291,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         ),
     ),
     "comparisons": ("comparisons", "models", (("p", "p", p_value),)),
-    "comparisons_bleu": (
-        "comparisons_bleu",
-        "models",
-        (("p of precision", "precision", p_value), ("p of recall", "recall", p_value)),
-    ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity_mean", fixed(1)))),
     "switchboard_short": (
         "switchboard_short",
