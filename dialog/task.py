@@ -43,7 +43,7 @@ class DialogTask:
         valid: Sequence[Dialog],
         device: torch.device,
     ) -> None:
-        self.config, self.codec, self.device = config, codec, device
+        self.config, self.device = config, device
         self.model = model.to(device)
         self.train = encode_dialogs(train, codec, config)
         self.valid = encode_dialogs(valid, codec, config)
@@ -69,13 +69,13 @@ class DialogTask:
 
     def loss(self, examples: list[int]) -> StepLoss:
         """Summed loss of examples of the training split."""
-        batch = self.train.batch(examples, self.codec.vocabulary.pad).to(self.device)
+        batch = self.train.batch(examples).to(self.device)
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
     def validation(self) -> Iterator[tuple[float, int]]:
         """Σ nll in nats, and tokens, of batches of the validation split."""
-        for nll, lengths in score_items(self.model, self.valid, self.codec, self.device):
+        for nll, lengths in score_items(self.model, self.valid, self.device):
             yield float(nll.sum()), int(lengths.sum())
 
     def state(self) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ class EncodedDialogs:
         self.examples = examples
         self.items = encode_examples(examples, codec, data.max_tokens, data.max_response, data.context)
         self.runs = segments(examples, data.segment)
-        self._padded = data.padded
+        self._padded, self._pad = data.padded, codec.vocabulary.pad
 
     def grouped(self, runs: Sequence[range], size: int, start: int = 0) -> Iterator[list[int]]:
         """Batches of :func:`dialog.batches.grouped`, with at most the tokens that ``describe`` assumes.
@@ -102,9 +102,9 @@ class EncodedDialogs:
         """
         return grouped(runs, size, self.items, size * self._padded, start)
 
-    def batch(self, indices: Sequence[int], pad: int) -> Batch:
+    def batch(self, indices: Sequence[int]) -> Batch:
         """Batch the examples of the given indices."""
-        return collate([self.items[i] for i in indices], pad)
+        return collate([self.items[i] for i in indices], self._pad)
 
 
 def encode_dialogs(dialogs: Sequence[Dialog], codec: Codec, config: DialogConfig) -> EncodedDialogs:
@@ -122,7 +122,6 @@ def score_batches(data: EncodedDialogs) -> list[list[int]]:
 def score_items(
     model: Seq2Seq | Ensemble,
     data: EncodedDialogs,
-    codec: Codec,
     device: torch.device,
     only: range | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -135,7 +134,7 @@ def score_items(
     try:
         batches = score_batches(data)
         for indices in batches if only is None else batches[only.start : only.stop]:
-            batch = data.batch(indices, codec.vocabulary.pad).to(device)
+            batch = data.batch(indices).to(device)
             lengths = torch.empty_like(batch.lengths).index_copy_(0, batch.order.cpu(), batch.lengths)
             with torch.no_grad():
                 nll = model.nll(batch).cpu()

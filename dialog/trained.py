@@ -125,7 +125,7 @@ class TrainedModel:
         data = encode_dialogs(dialogs, self.codec, self.config)
 
         def scores(own: range) -> Iterator[list[float]]:
-            for nll, tokens in score_items(self.model, data, self.codec, self.device, own):
+            for nll, tokens in score_items(self.model, data, self.device, own):
                 yield from map(list, zip(nll.tolist(), tokens.tolist(), strict=True))
 
         pairs = joined(self.group, len(score_batches(data)), scores)
@@ -138,7 +138,7 @@ class TrainedModel:
         """Yield hidden states (n, ·) of the first model, and targets (n,), batch by batch."""
         data = encode_dialogs(dialogs, self.codec, self.config)
         for indices in score_batches(data):
-            batch = data.batch(indices, self.codec.vocabulary.pad).to(self.device)
+            batch = data.batch(indices).to(self.device)
             with torch.no_grad():
                 hidden, targets, _ = _members(self.model)[0].hidden(batch)
             yield hidden, targets
@@ -169,7 +169,8 @@ class TrainedModel:
         context, not on the rest of the batch. ``seeds``, one an example, replace ``decode.seed``. ``check``
         is called at every step, and may raise to end the work.
         """
-        items = [self._item(example) for example in examples]
+        encoder = self.encoder()  # examples of a dialog share utterances
+        items = [encoder.item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
         batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
         seeds = seeds or [decode.seed] * len(items)
@@ -250,7 +251,7 @@ class TrainedModel:
         ``check`` is called at every step, and may raise to end the work.
         """
         trace = BeamTrace()
-        self._decode([self._item(example)], search_of(decode), [decode.seed], check, trace)
+        self._decode([self.encoder().item(example)], search_of(decode), [decode.seed], check, trace)
         return trace.steps
 
     @torch.no_grad()
@@ -263,7 +264,7 @@ class TrainedModel:
         """
         vocabulary = self.codec.vocabulary
         said = [*tokens, vocabulary.eos]
-        state = self._start([self._item(example)])
+        state = self._start([self.encoder().item(example)])
         before = self.codec.response_start
         steps = []
         for token in said:
@@ -285,9 +286,6 @@ class TrainedModel:
         """Converter of examples to token ids; the maximum tokens of a response are 0 for no limit."""
         data = self.config.data
         return Encoder(self.codec, data.max_tokens, max_response, data.context)
-
-    def _item(self, example: Example) -> Item:
-        return self.encoder().item(example)
 
     def _start(self, items: Sequence[Item]) -> Any:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))

@@ -54,7 +54,7 @@ def test_responses_have_the_probabilities_of_the_pretrained_model(corpus: Path, 
         settings = config(*head)
         model = model_of(settings, codec)
         data = encode_dialogs(load_dialogs("talk.jsonl"), codec, settings)
-        batch = data.batch(range(4), codec.vocabulary.pad)
+        batch = data.batch(range(4))
         with torch.no_grad():
             ours, (tokens, _, kept) = model.nll(batch), stream(batch)
             assert len({int(row.sum()) for row in kept}) > 2

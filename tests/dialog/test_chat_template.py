@@ -111,7 +111,7 @@ def test_the_response_alone_is_scored_with_the_probabilities_of_the_pretrained_m
     start_dialog(settings, model.embedding, model.decoder, model.head)
     pretrained = AutoModelForCausalLM.from_pretrained("folder").eval()
     data = encode_dialogs([TALK], codec, settings)
-    batch = data.batch(range(5), codec.vocabulary.pad)
+    batch = data.batch(range(5))
     with torch.no_grad():
         found = model.eval().nll(batch)
         for item, nll in zip(data.items, found.tolist(), strict=True):

@@ -66,7 +66,7 @@ def corpus(in_tmp: Path) -> Path:
 
 def batch_of(settings: DialogConfig, codec: Codec, chosen: range = range(4)) -> Batch:
     data = encode_dialogs(load_dialogs("talk.jsonl"), codec, settings)
-    return data.batch(chosen, codec.vocabulary.pad)
+    return data.batch(chosen)
 
 
 def theirs_nll(theirs: Any, model: Seq2Seq, batch: Batch, row: int) -> float:
