@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from lm.analysis.rank import effective_rank
-from lm.errors import DivergenceError
 from lm.heads.head import Head
 from lm.steps import OnProgress, no_progress
-from lm.studies.known_language import Language, measured_rank
+from lm.studies.known_language import Language
 from lm.studies.options import FULL, LanguageOptions, heads_of
 from lm.studies.sweep import Sweep, cosine_adam, descend
 from lm.studies.sweep_point import SweepPoint
@@ -77,10 +76,9 @@ def relay(
 ) -> dict[str, Any]:
     """Train the states with one head, then every head on the fixed states. Return the measures of a row."""
     hidden, optim = heads[FULL].hidden_size, cosine_adam(steps, lr)
-    joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
 
     def loss(head: Head, states: Tensor) -> Tensor:
-        return -(joint * head.log_probs(states)).sum()
+        return language.cross_entropy(head.log_probs(states))
 
     def seeded(point: SweepPoint) -> tuple[nn.Embedding, Head]:
         with torch.random.fork_rng(devices=[]):
@@ -115,7 +113,4 @@ def relay(
 def _measure(language: Language, head: Head, states: Tensor, name: str) -> tuple[float, int]:
     """KL(truth ‖ model) and rank of the log-probabilities in float64."""
     with torch.no_grad():
-        log_probs = head.double().log_probs(states.double())
-    if not log_probs.isfinite().all():
-        raise DivergenceError(f"{name} diverged; lower --lr")
-    return language.divergence(log_probs), measured_rank(log_probs)
+        return language.measured(head.double().log_probs(states.double()), name)

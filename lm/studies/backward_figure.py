@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Panel = Callable[[Mapping[str, Any], Axes], None]
 
-STYLE = {"font.size": 10, "text.parse_math": False}
+STYLE = {"font.size": 10}
 
 
 def backward_means(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

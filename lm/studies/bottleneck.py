@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.errors import DivergenceError, require
+from lm.errors import require
 from lm.heads.registry import HEADS
 from lm.steps import OnProgress, no_progress
-from lm.studies.known_language import Language, measured_rank
+from lm.studies.known_language import Language
 from lm.studies.options import LanguageOptions, require_scores
 from lm.studies.sweep import Sweep, cosine_adam, descend
 from lm.studies.sweep_point import SweepPoint, possible
@@ -158,10 +158,9 @@ def train_point(language: Language, point: SweepPoint, steps: int, lr: float) ->
         head = point.head(language.vocab)
         table = nn.Embedding(language.contexts, point.width)
     model = nn.ModuleList([table, head])
-    joint = (language.context_probs[:, None] * language.log_probs.exp()).float()  # (C, V)
 
     def loss() -> Tensor:
-        return -(joint * head.log_probs(point.layers(table.weight))).sum()
+        return language.cross_entropy(head.log_probs(point.layers(table.weight)))
 
     losses = descend(model, loss, cosine_adam(steps, lr))
     late = losses[steps * 9 // 10] - language.entropy
@@ -169,7 +168,5 @@ def train_point(language: Language, point: SweepPoint, steps: int, lr: float) ->
     model.double()
     with torch.no_grad():
         log_probs = head.log_probs(point.layers(table.weight))
-    if not log_probs.isfinite().all():
-        raise DivergenceError(f"{point.kind} with E = {point.embedding_size} diverged; lower --lr")
-    kl = language.divergence(log_probs)
-    return {"parameters": count, "kl": kl, "rank": measured_rank(log_probs), "late_gain": late - kl}
+    kl, rank = language.measured(log_probs, f"{point.kind} with E = {point.embedding_size}")
+    return {"parameters": count, "kl": kl, "rank": rank, "late_gain": late - kl}

@@ -142,7 +142,7 @@ def draw_bottleneck(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
     Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
-    style = {"font.size": 11, "text.parse_math": False}
+    style = {"font.size": 11}
     rows = 2 if component_series(result) else 1
     save_figure(paths, partial(_draw, result), size=(10.0, 0.7 + 4.2 * rows), style=style)
 

@@ -78,8 +78,9 @@ class CopyOptions:
 
     def cell(self, kind: str) -> CellConfig:
         """Config of a cell."""
-        gates = {"rounds": self.rounds, "rank": self.rank} if kind == "mogrifier" else {}
-        return CellConfig.model_validate({"kind": kind} | gates)
+        cell = CellConfig.model_validate({"kind": kind})
+        gates = {"rounds": self.rounds, "rank": self.rank} if cell.mogrifies else {}
+        return cell.model_copy(update=gates)
 
     @cached_property
     def hidden_sizes(self) -> dict[str, int]:
@@ -134,7 +135,8 @@ def copying(
 ) -> dict[str, Any]:
     """Train every cell at every length and rate, and save each result to ``out`` at once.
 
-    ``out/points.jsonl`` holds every finished training, so the same command resumes an interrupted sweep.
+    ``out/points.jsonl`` holds every training that ended without divergence, so the same command resumes an
+    interrupted sweep.
     ``out/reverse-copy.json`` is the returned result, with a row for every seed, length and cell. ``corpora``
     have sequences of every length over V symbols; empty = drawn at random. StorageError if ``out`` cannot be
     written, or its points cannot be read. DivergenceError if a cell's trainings diverged at every rate.

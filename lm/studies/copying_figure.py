@@ -42,7 +42,7 @@ def draw_copying(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
     Raises the errors of :func:`lm.console.pictures.save_figure`.
     """
-    style = {"font.size": 11, "text.parse_math": False}
+    style = {"font.size": 11}
     save_figure(paths, partial(_draw, result), size=(6.5, 4.2), style=style)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lm.analysis.spectrum import RankResult
-from lm.errors import require
+from lm.errors import DivergenceError, require
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,24 @@ class Language:
     def entropy(self) -> float:
         """Entropy of the next word given its context in nats, the loss of a perfect model."""
         return -float(self.context_probs @ (self.log_probs.exp() * self.log_probs).sum(-1))
+
+    @cached_property
+    def joint_probs(self) -> Tensor:
+        """P(c, v), (C, V) float32."""
+        return (self.context_probs[:, None] * self.log_probs.exp()).float()
+
+    def cross_entropy(self, log_probs: Tensor) -> Tensor:
+        """Loss of a model's log-probabilities (C, V) in nats."""
+        return -(self.joint_probs * log_probs).sum()
+
+    def measured(self, log_probs: Tensor, name: str) -> tuple[float, int]:
+        """KL(truth ‖ model) and rank of a model's log-probabilities (C, V), float64.
+
+        DivergenceError with its name if they are not finite.
+        """
+        if not log_probs.isfinite().all():
+            raise DivergenceError(f"{name} diverged; lower --lr")
+        return self.divergence(log_probs), measured_rank(log_probs)
 
     def divergence(self, log_probs: Tensor) -> float:
         """Exact KL(truth ‖ model) in nats over all contexts. ``log_probs`` (C, V) are the model's."""

@@ -51,6 +51,13 @@ def test_the_decoder_sees_the_sequence_through_the_last_state_alone_and_is_asked
             torch.testing.assert_close(states[step], state[0])
 
 
+def test_cells_that_mogrify_have_the_rounds_and_rank_of_the_options() -> None:
+    options = replace(TINY, rounds=2, rank=3)
+    found = {kind: options.cell(kind) for kind in ("lstm", "gru", "mogrifier", "mogrifier_gru")}
+    gating = {kind: (cell.rounds, cell.rank) for kind, cell in found.items() if cell.mogrifies}
+    assert gating == {"mogrifier": (2, 3), "mogrifier_gru": (2, 3)}
+
+
 @pytest.mark.parametrize("cell", ["lstm", "mogrifier", "mlstm"])
 def test_the_largest_model_within_the_parameters_is_taken(cell: str) -> None:
     size = replace(TINY, cells=(cell,)).hidden_sizes[cell]
