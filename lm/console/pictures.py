@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg")
 _SAME_BYTES = {"svg.hashsalt": "highrank", "svg.fonttype": "path"}
+_PLAIN_TEXT = {"text.parse_math": False}  # names may have dollar signs
 _METADATA = {".png": {"Software": None}, ".svg": {"Date": None}}  # neither versions nor times
 
 
@@ -43,7 +44,7 @@ def save_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings: dict[Any, Any] = {**_SAME_BYTES, **(style or {})}
+    settings: dict[Any, Any] = {**_SAME_BYTES, **_PLAIN_TEXT, **(style or {})}
     with mpl.rc_context(settings):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)

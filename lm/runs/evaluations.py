@@ -124,8 +124,7 @@ class Evaluation:
 
 
 def slug(text: str) -> str:
-    """A text as a part of a file name. Large numbers keep no plus, which would look as a minus: 1e09."""
-    text = re.sub(r"(?<=\de)\+", "", text)
+    """A text as a part of a file name."""
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "data"
 
 

@@ -57,7 +57,7 @@ def draw_trials(
     if not finished:
         raise DataError("no finished trial to draw; run the search first")
     width = 2.0 + 1.3 * (len(space) + 1)
-    style = {"font.size": 9, "text.parse_math": False}
+    style = {"font.size": 9}
     save_figure([path], partial(_draw, title, space, finished), size=(width, 4.0), style=style)
 
 
