@@ -81,7 +81,7 @@ class Item:
     cut: int = 0  # tokens cut from the response
 
 
-class Encoder:
+class ExampleEncoder:
     """Converts examples to token ids with a codec, and caches utterances.
 
     With a chat template, the context is one utterance: the prompt without its last token. The response begins
@@ -189,8 +189,8 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 def encode_examples(
     examples: Iterable[Example], codec: Codec, max_tokens: int, max_response: int = 0, context: int = 9
 ) -> list[Item]:
-    """Convert examples to token ids, see :class:`Encoder`."""
-    encoder = Encoder(codec, max_tokens, max_response, context)
+    """Convert examples to token ids, see :class:`ExampleEncoder`."""
+    encoder = ExampleEncoder(codec, max_tokens, max_response, context)
     return [encoder.item(example) for example in examples]
 
 

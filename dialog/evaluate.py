@@ -123,7 +123,7 @@ def evaluate(
         group.every(lambda: model.require(search))
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
         group.require_equal({"checkpoint": weights, "data": test.fingerprint()})
-        judge = bleu_tokenizer(model.codec.tokenizer)
+        tokenizer = bleu_tokenizer(model.codec.tokenizer)
         data_facts = _describe_data(test, _unknown_share(model, test))
         scores = model.nll(test.dialogs)[: len(test.examples)]
         likelihood = perplexities(
@@ -131,12 +131,12 @@ def evaluate(
         )
         answers = model.respond(test.examples, search, batch_size, progress)
         responses = _for_bleu(model.codec, answers, test)
-        report, contexts = responses_report(responses, judge.split)
+        report, contexts = responses_report(responses, tokenizer.split)
         human = report.yardsticks.true_response.scores.diversity
         result = DialogEvaluation(
             subject=Subject.of(model, run, checkpoint, weights[0], data_facts),
             ensemble_with=members(others, weights[1:]),
-            bleu_tokens=judge.kind,
+            bleu_tokens=tokenizer.kind,
             decode=search,
             likelihood=likelihood,
             report=report,
@@ -166,10 +166,10 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
 
 def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:
     """Responses and references as tokens for BLEU. A context without a response has an empty one."""
-    judge = bleu_tokenizer(codec.tokenizer)
+    tokenizer = bleu_tokenizer(codec.tokenizer)
     return Responses(
         [[bleu_tokens(codec, h.tokens) for h in found] or [[]] for found in answers],
-        [[judge.split(text) for text in group] for group in test.texts()],
+        [[tokenizer.split(text) for text in group] for group in test.texts()],
     )
 
 
@@ -192,10 +192,10 @@ def bleu_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
     """A response as tokens for BLEU, including ``<unk>``. Characters and pieces are joined to words first."""
     tokens = codec.vocabulary.words(ids)
-    judge = bleu_tokenizer(codec.tokenizer)
-    if judge is codec.tokenizer:
+    tokenizer = bleu_tokenizer(codec.tokenizer)
+    if tokenizer is codec.tokenizer:
         return tokens
-    known, *rest = (judge.split(part) for part in codec.tokenizer.join(tokens).split(UNK))
+    known, *rest = (tokenizer.split(part) for part in codec.tokenizer.join(tokens).split(UNK))
     return known + [token for part in rest for token in (UNK, *part)]
 
 

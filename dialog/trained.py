@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dialog.batches import Encoder, Example, Item, backward_examples, collate
+from dialog.batches import Example, ExampleEncoder, Item, backward_examples, collate
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog
 from dialog.decoding.beam import beam_search
@@ -169,7 +169,7 @@ class TrainedModel:
         context, not on the rest of the batch. ``seeds``, one an example, replace ``decode.seed``. ``check``
         is called at every step, and may raise to end the work.
         """
-        encoder = self.encoder()  # examples of a dialog share utterances
+        encoder = self.example_encoder()  # examples of a dialog share utterances
         items = [encoder.item(example) for example in examples]
         order = sorted(range(len(items)), key=lambda i: sum(map(len, items[i].context)))
         batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
@@ -224,7 +224,7 @@ class TrainedModel:
         which the response is too far to be read, beyond ``data.context``, are left out. ``check`` is called
         before every batch, and may raise to end the work.
         """
-        encoder = self.encoder(self.config.data.max_response)
+        encoder = self.example_encoder(self.config.data.max_response)
         pairs = [
             (example, text) for example, texts in zip(examples, responses, strict=True) for text in texts
         ]
@@ -251,7 +251,7 @@ class TrainedModel:
         ``check`` is called at every step, and may raise to end the work.
         """
         trace = BeamTrace()
-        self._decode([self.encoder().item(example)], search_of(decode), [decode.seed], check, trace)
+        self._decode([self.example_encoder().item(example)], search_of(decode), [decode.seed], check, trace)
         return trace.steps
 
     @torch.no_grad()
@@ -264,7 +264,7 @@ class TrainedModel:
         """
         vocabulary = self.codec.vocabulary
         said = [*tokens, vocabulary.eos]
-        state = self._start([self.encoder().item(example)])
+        state = self._start([self.example_encoder().item(example)])
         before = self.codec.response_start
         steps = []
         for token in said:
@@ -282,10 +282,10 @@ class TrainedModel:
             before = token
         return steps
 
-    def encoder(self, max_response: int = 0) -> Encoder:
+    def example_encoder(self, max_response: int = 0) -> ExampleEncoder:
         """Converter of examples to token ids; the maximum tokens of a response are 0 for no limit."""
         data = self.config.data
-        return Encoder(self.codec, data.max_tokens, max_response, data.context)
+        return ExampleEncoder(self.codec, data.max_tokens, max_response, data.context)
 
     def _start(self, items: Sequence[Item]) -> Any:
         return self.model.start(collate(items, self.codec.vocabulary.pad).to(self.device))

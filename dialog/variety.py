@@ -37,15 +37,15 @@ def human_variety(source: str, limit: int | None = None) -> HumanVariety:
 
     Raises the errors of :func:`dialog.evaluate.load_test_set`, and StorageError for a damaged run.
     """
-    judge: Tokenizer = WordPunct(lowercase=True)
+    tokenizer: Tokenizer = WordPunct(lowercase=True)
     corpus, data = source, DataConfig()
     if (Path(source) / CONFIG).exists():
         config, codec = opened_run(Path(source), DialogConfig)
-        judge, data = bleu_tokenizer(codec.tokenizer), in_run(Path(source), config.data)
+        tokenizer, data = bleu_tokenizer(codec.tokenizer), in_run(Path(source), config.data)
         corpus = split_of_run(data, "test", "name a corpus instead of the run")
     test = load_test_set(corpus, None, limit, data)
-    responses = [[judge.split(example.response.text)] for example in test.examples]
-    return HumanVariety(source, len(responses), judge.kind, diversity(responses))
+    responses = [[tokenizer.split(example.response.text)] for example in test.examples]
+    return HumanVariety(source, len(responses), tokenizer.kind, diversity(responses))
 
 
 def variety_tables(found: Sequence[HumanVariety]) -> list[Table | str]:

@@ -138,7 +138,7 @@ class ServedDialog:
 
     def _answer(self, wish: _Wish, found: Sequence[Hypothesis], check: Check) -> Answer:
         choices = [self._choice(wish, one, check).until(wish.stops) for one in found[: wish.count]]
-        item = self.model.encoder().item(wish.example)
+        item = self.model.example_encoder().item(wish.example)
         return Answer(tuple(choices) or (Choice((), finished=True),), sum(map(len, item.context)))
 
     def _choice(self, wish: _Wish, found: Hypothesis, check: Check) -> Choice:

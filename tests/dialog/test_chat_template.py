@@ -153,8 +153,8 @@ def test_the_tokenizer_is_read_once_for_all_prompts(tmp_path: Path, monkeypatch:
     settings = load_config(write_talk(tmp_path) / "run.toml", DialogConfig, family="dialog").config
     trained = TrainedModel(settings, codec, cast(Any, None), torch.device("cpu"))
     for example in list_examples([TALK], 3, last=True):
-        trained.encoder().item(example)
-        trained.encoder(5).item(example)
+        trained.example_encoder().item(example)
+        trained.example_encoder(5).item(example)
     assert len(made) == 1
 
 

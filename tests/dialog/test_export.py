@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from dialog.batches import Encoder, Example, collate, next_example
+from dialog.batches import Example, ExampleEncoder, collate, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
@@ -136,7 +136,7 @@ def test_losses_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, k
     trained, model, tokenizer = exported(tmp_path, write(tmp_path / "run", kind))
     answers = ["it was", "", "well i think it was n't"]
     labels = tokenizer(answers, padding=True, return_tensors="pt")["input_ids"]
-    encoder = Encoder(trained.codec, 7)
+    encoder = ExampleEncoder(trained.codec, 7)
     answered = [
         replace(example, response=Utterance("B", answer))
         for example, answer in zip(examples(TALKS[:3], 3), answers, strict=True)
