@@ -13,18 +13,18 @@ from lm.analysis.opened import (
     Measured,
     MeasuredRuns,
     MeasuredText,
+    OneCheckpoint,
     Out,
     OverTraining,
     Runs,
+    alike,
     figures_folder,
-    load,
+    measured,
     opened_steps,
     report_runs,
-    text_of,
 )
 from lm.console.app import Commands, counting, in_processes, show, write_result
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder
-from lm.errors import ConfigError
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
 from lm.parallel.group import process_group
@@ -66,20 +66,26 @@ def rank(
     from lm.parallel.slices import joined
     from lm.runs.evaluations import slug
 
-    runs = [*dict.fromkeys(runs)]
     names = [str(run) for run in runs]
     with counting("factorising") as progress, process_group() as group:
 
-        def measured(part: range) -> Iterator[dict[str, Any]]:
+        def rows(part: range) -> Iterator[dict[str, Any]]:
             several = [runs[index] for index in part]
-            for run, _, trained, text in opened_steps(several, data, limit, checkpoint):
-                kept = Path(run) / "analysis"
+            for opened, text in opened_steps(several, data, limit, checkpoint):
+                kept = opened.run / "analysis"
                 make_folder(kept)
                 name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
-                found = rank_of_run(trained, text.ids, progress, spectrum=kept / f"rank-{name}.npz")
-                yield asdict(Measured.of(trained, text, checkpoint, found))
+                found = rank_of_run(
+                    opened.trained,
+                    text.ids,
+                    progress,
+                    spectrum=kept / f"rank-{name}.npz",
+                    checkpoint=checkpoint,
+                    fingerprint=opened.fingerprint or "",
+                )
+                yield asdict(Measured.of(opened, text, found))
 
-        ranks = map(_measured_rank, joined(group, len(runs), measured))
+        ranks = map(_measured_rank, joined(group, len(runs), rows))
         results = dict(zip(names, ranks, strict=True))
     folder = figures_folder(out, runs)
     figures = [folder / "rank.png", folder / "rank.svg"]
@@ -109,10 +115,7 @@ def divergence(
     from lm.analysis.divergence import divergence_of_run, divergence_tables
 
     with process_group() as group:
-        results = {
-            run: Measured.of(trained, text, checkpoint, divergence_of_run(trained, text.ids))
-            for run, _, trained, text in opened_steps(runs, data, limit, checkpoint, group=group)
-        }
+        results = measured(opened_steps(runs, data, limit, checkpoint, group=group), divergence_of_run)
     report_runs(json_file, results, divergence_tables)
 
 
@@ -134,9 +137,9 @@ def components(
     from lm.analysis.components import component_tables, components_of_run
 
     with process_group() as group:
-        [(*_, trained, text)] = opened_steps([run], data, limit, checkpoint, group=group)
-        result = Measured.of(trained, text, checkpoint, components_of_run(trained, text.ids))
-    write_result(json_file, result, config=trained.config)
+        [(opened, text)] = opened_steps([run], data, limit, checkpoint, group=group)
+        result = Measured.of(opened, text, components_of_run(opened.trained, text.ids))
+    write_result(json_file, result, config=opened.trained.config)
     show(*component_tables(str(run), result.found))
 
 
@@ -156,21 +159,11 @@ def examples(
     Example: lm analyze examples runs/ptb_small_softmax runs/ptb_small_mos
     """
     spare_texts(json_file, [first, second], data)
-    import numpy as np
+    from lm.analysis.examples import Wanted, compare_runs, example_tables
 
-    from lm.analysis.examples import Wanted, compare_runs, example_tables, require_same_words
-
-    beaten, better = load(first, checkpoint), load(second, checkpoint)
-    require_same_words(beaten, better)
-    text, other = text_of(beaten, data, limit), text_of(better, data, limit)
-    if not np.array_equal(text.ids, other.ids):
-        raise ConfigError(
-            f"{first} and {second} tokenize {data} differently; train both on one corpus"
-            if data
-            else f"{first} and {second} have different test splits; name one text with --data"
-        )
-    found = compare_runs(beaten, better, text.ids, Wanted(count, margin))
-    write_result(json_file, Measured.of(better, text, checkpoint, found), config=better.config)
+    (beaten, text), (better, _) = alike(opened_steps([first, second], data, limit, checkpoint))
+    found = compare_runs(beaten.trained, better.trained, text.ids, Wanted(count, margin))
+    write_result(json_file, Measured.of(better, text, found), config=better.trained.config)
     show(*example_tables(str(first), str(second), found))
 
 
@@ -179,7 +172,7 @@ def temperature(
     runs: Runs,
     data: Data = None,
     limit: Limit = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     word: Annotated[str | None, typer.Option(help="Also show every occurrence of a word.")] = None,
     out: Out = None,
@@ -192,7 +185,6 @@ def temperature(
     Example: lm analyze temperature runs/ptb_small_ct_mos --over-training
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.examples import require_same_words
     from lm.analysis.temperature import (
         Profile,
         TemperatureReport,
@@ -206,16 +198,14 @@ def temperature(
 
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
-    first = load(runs[0], checkpoint)
-    words = first.codec.vocabulary
-    for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training):
-        require_same_words(first, trained)
-        profiles[name] = profile(trained, text.ids)
-        report = temperature_report(profiles[name], words.tokens)
+    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    for opened, text in alike(steps, texts=False):
+        words, found = opened.trained.codec.vocabulary, profile(opened.trained, text.ids)
+        report = temperature_report(found, words.tokens)
         if word is not None:
-            places = occurrences(profiles[name], text.ids, words.tokens, word)
+            places = occurrences(found, text.ids, words.tokens, word)
             report = replace(report, word=word, occurrences=places)
-        results[name] = Measured.of(trained, text, which, report)
+        profiles[opened.name], results[opened.name] = found, Measured.of(opened, text, report)
     folder = figures_folder(out, runs)
     make_folder(folder)
     figures = [folder / "temperature.png", folder / "temperature.svg"]
@@ -237,24 +227,16 @@ def recovery(
     Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    import numpy as np
-
-    from lm.analysis.examples import require_same_words
     from lm.analysis.recovery import Recovery, recovery_tables
     from lm.analysis.recovery import recovery as recover
     from lm.language.scoring import token_nll
 
-    losses, measured = {}, {}
-    first = load(runs[0], checkpoint)
-    ids = text_of(first, data, limit).ids
-    for run, _, trained, text in opened_steps(runs, data, limit, checkpoint):
-        require_same_words(first, trained)
-        if not np.array_equal(text.ids, ids):
-            raise ConfigError(f"{run}: its text differs from that of {runs[0]}; name one with --data")
-        losses[run] = token_nll(trained, ids)
-        measured[run] = partial(Measured[Recovery].of, trained, text, checkpoint)
+    losses, measure = {}, {}
+    for opened, text in alike(opened_steps(runs, data, limit, checkpoint)):
+        losses[opened.name] = token_nll(opened.trained, text.ids)
+        measure[opened.name] = partial(Measured[Recovery].of, opened, text)
     surprises, found = recover(losses, share)
-    results = {name: measured[name](one) for name, one in found.items()}
+    results = {name: measure[name](one) for name, one in found.items()}
     write_result(json_file, as_json(surprises) | as_json(MeasuredRuns.of(results)))
     show(*recovery_tables(surprises, found))
 
@@ -272,14 +254,10 @@ def gates(
     Example: lm analyze gates runs/ptb_small_softmax runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.gates import gate_statistics, gate_tables, require_gates
+    from lm.analysis.gates import gate_statistics, gate_tables, with_gates
 
-    results = {}
-    for run, _, trained, text in opened_steps(runs, data, limit, checkpoint):
-        require_gates(trained.model, run)
-        found = gate_statistics(trained, text.ids)
-        results[run] = Measured.of(trained, text, checkpoint, found)
-    report_runs(json_file, results, gate_tables)
+    steps = with_gates(opened_steps(runs, data, limit, checkpoint))
+    report_runs(json_file, measured(steps, gate_statistics), gate_tables)
 
 
 for _command in (geometry, gradient, histories, unargmaxable):

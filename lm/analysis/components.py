@@ -25,7 +25,7 @@ from lm.language.windows import Ids
 from lm.parallel.slices import summed
 
 
-def components_of_run(trained: TrainedLm, ids: Ids, shown: int = WORDS) -> ComponentUse:
+def components_of_run(trained: TrainedLm, ids: Ids) -> ComponentUse:
     """Analyse the components of a run on a text; the processes of its group share the text.
 
     ConfigError for a head without components, DataError without a token.
@@ -51,7 +51,7 @@ def components_of_run(trained: TrainedLm, ids: Ids, shown: int = WORDS) -> Compo
         return ComponentUse(kind, prior_use(*sums))
     shapes += [(), (components,), (components, vocab)]
     sums = summed(group, windows, lambda own: joints(head, states(own)), component_sums, shapes)
-    return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, shown, *sums))
+    return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, WORDS, *sums))
 
 
 def _first_column(layer: Tensor) -> Tensor:

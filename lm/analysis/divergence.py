@@ -25,22 +25,18 @@ class Divergence:
     dtype: str = "float64"
 
 
-def expected_divergence(blocks: Iterator[Tensor]) -> Divergence:
-    """Exact mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts.
+def divergence_of_run(trained: TrainedLm, ids: Ids) -> Divergence:
+    """Exact mean of KL(P(·|c) ‖ P(·|c′)) in nats over all pairs of different contexts of a text.
 
     One pass and O(V) memory suffice, with sums over contexts:
 
         T/(T − 1) · [ mean_c Σ_x P_c log P_c − Σ_x (mean_c P_c) (mean_c log P_c) ]
 
-    since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0. ``blocks`` are log-probabilities (n, V),
-    one row per context. DataError for fewer than two contexts, or a word of probability 0, for which KL is
-    infinite.
+    since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0. The processes of the run's group share
+    the text. DataError for fewer than two contexts, or a word of probability 0, for which KL is infinite.
     """
-    return _report(*_sums(blocks))
-
-
-def divergence_of_run(trained: TrainedLm, ids: Ids) -> Divergence:
-    """:func:`expected_divergence` of a run on a text; the processes of its group share the text."""
+    if len(ids) < 2:
+        raise DataError("a pair of contexts takes two tokens; name a longer text, or raise --limit")
 
     def blocks(own: range) -> Iterator[Tensor]:
         return trained.log_probs(ids, only=own)
@@ -71,8 +67,6 @@ def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _report(scalars: Tensor, probability_sum: Tensor, log_sum: Tensor) -> Divergence:
     contexts, negative_entropy = int(scalars[0]), float(scalars[1])
-    if contexts < 2:
-        raise DataError("a pair of contexts takes two tokens; name a longer text, or raise --limit")
     cross = float((probability_sum / contexts) @ (log_sum / contexts))
     mean = max(0.0, (negative_entropy / contexts - cross) * contexts / (contexts - 1))
     return Divergence(mean, -negative_entropy / contexts, contexts, len(log_sum))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.analysis.opened import OpenedText
 from lm.cells.layers import Layer
 from lm.console.tables import Table
 from lm.errors import DataError, require
@@ -61,11 +62,12 @@ def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
     return GateStatistics(tokens, rows)
 
 
-def require_gates(model: LanguageModel, run: str) -> None:
-    """Raise ConfigError if the model of a run has no recurrent layers."""
-    require(
-        bool(_gated(model)), f"{run}: its trunk has no recurrent layers, and so no gates; name other runs"
-    )
+def with_gates(steps: Iterator[OpenedText]) -> Iterator[OpenedText]:
+    """Pass on opened models. Raise ConfigError for one without recurrent layers."""
+    for opened, text in steps:
+        gated = bool(_gated(opened.trained.model))
+        require(gated, f"{opened.name}: its trunk has no recurrent layers, and so no gates; name other runs")
+        yield opened, text
 
 
 def _gated(model: LanguageModel) -> list[Layer]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lm.analysis.rank import effective_rank
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
@@ -144,8 +144,6 @@ class ExtendedMatrix:
                 f"{len(ids):,} tokens are too few for {histories} histories and {futures} futures;"
                 " name a longer text"
             )
-        if min(histories, futures) < 1:
-            raise ConfigError("--histories and --futures must be at least 1")
         tokens = torch.from_numpy(ids.astype(np.int64)).to(trained.device)
         first = np.linspace(0, half - HISTORY, histories).astype(int)
         read = torch.stack([tokens[start : start + HISTORY] for start in first.tolist()], 1)

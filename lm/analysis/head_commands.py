@@ -1,21 +1,23 @@
 """Commands of ``lm analyze`` that ask what a head lets through: gradients, words, directions."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from lm.analysis.opened import Measured, OverTraining, Runs, loaded_steps, opened_steps, report_runs
+from lm.analysis.opened import (
+    Measured,
+    OneCheckpoint,
+    OverTraining,
+    Runs,
+    measured,
+    opened_models,
+    opened_steps,
+    report_runs,
+)
 from lm.console.app import counting
-from lm.console.options import Checkpoint, JsonFile
+from lm.console.options import JsonFile
 from lm.language.options import Data, Limit, spare_texts
-
-if TYPE_CHECKING:
-    from lm.language.evaluate import Text
-    from lm.language.trained import TrainedLm
-
-T = TypeVar("T")
 
 
 def gradient(
@@ -25,7 +27,7 @@ def gradient(
     sample: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of tokens whose shares are measured.")
     ] = 50,
-    checkpoint: Checkpoint = "best",
+    checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -39,7 +41,8 @@ def gradient(
     from lm.analysis.gradient import gradient_tables, gradients_of_run
 
     steps = opened_steps(runs, data, limit, checkpoint, over_training)
-    results = _measured("differentiating", steps, partial(gradients_of_run, sample=sample))
+    with counting("differentiating") as progress:
+        results = measured(steps, partial(gradients_of_run, sample=sample, progress=progress))
     report_runs(json_file, results, gradient_tables)
 
 
@@ -47,7 +50,7 @@ def geometry(
     runs: Runs,
     data: Data = None,
     limit: Limit = 5000,
-    checkpoint: Checkpoint = "best",
+    checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -58,11 +61,8 @@ def geometry(
     spare_texts(json_file, runs, data)
     from lm.analysis.geometry import geometry_of_run, geometry_tables
 
-    results = {
-        name: Measured.of(trained, text, which, geometry_of_run(trained, text.ids))
-        for name, which, trained, text in opened_steps(runs, data, limit, checkpoint, over_training)
-    }
-    report_runs(json_file, results, geometry_tables)
+    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    report_runs(json_file, measured(steps, geometry_of_run), geometry_tables)
 
 
 def histories(
@@ -70,7 +70,7 @@ def histories(
     data: Data = None,
     rows: Annotated[int, typer.Option("--histories", min=2, help="Number of histories.")] = 300,
     futures: Annotated[int, typer.Option(min=1, help="Number of futures of 1 to 4 tokens.")] = 16,
-    checkpoint: Checkpoint = "best",
+    checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -82,13 +82,15 @@ def histories(
     from lm.analysis.geometry import histories_of_run, history_tables
 
     steps = opened_steps(runs, data, None, checkpoint, over_training)
-    measure = partial(histories_of_run, histories=rows, futures=futures)
-    report_runs(json_file, _measured("factorising", steps, measure), history_tables)
+    with counting("factorising") as progress:
+        measure = partial(histories_of_run, histories=rows, futures=futures, progress=progress)
+        results = measured(steps, measure)
+    report_runs(json_file, results, history_tables)
 
 
 def unargmaxable(
     runs: Runs,
-    checkpoint: Checkpoint = "best",
+    checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -99,20 +101,9 @@ def unargmaxable(
     spare_texts(json_file, runs, None)
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
 
-    results = {}
     with counting("searching") as progress:
-        for name, which, trained in loaded_steps(runs, checkpoint, over_training):
-            results[name] = Measured.of(trained, None, which, unargmaxable_of_run(trained, progress))
+        results = {
+            opened.name: Measured.of(opened, None, unargmaxable_of_run(opened.trained, progress))
+            for opened in opened_models(runs, checkpoint, over_training)
+        }
     report_runs(json_file, results, unargmaxable_tables)
-
-
-def _measured(
-    doing: str, steps: "Iterator[tuple[str, str, TrainedLm, Text]]", measure: Callable[..., T]
-) -> dict[str, Measured[T]]:
-    """Measurements of each checkpoint by its name, with progress."""
-    results = {}
-    with counting(doing) as progress:
-        for name, which, trained, text in steps:
-            found = measure(trained, text.ids, progress=progress)
-            results[name] = Measured.of(trained, text, which, found)
-    return results

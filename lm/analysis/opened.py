@@ -10,17 +10,34 @@ import typer
 from lm.console.app import show, write_result
 from lm.console.options import named
 from lm.console.tables import Table
-from lm.errors import StorageError
+from lm.errors import ConfigError, DataError, StorageError, require
 from lm.parallel.group import ALONE, Group
 from lm.results import Merged
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
     from lm.language.trained import TrainedLm
+    from lm.language.windows import Ids
 
 T = TypeVar("T")
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
+
+def _distinct(runs: list[Path]) -> list[Path]:
+    return [*dict.fromkeys(runs)]
+
+
+def _one_choice(context: typer.Context, value: T) -> T:
+    """Typer callback of both options: reject --checkpoint with --over-training, in either order."""
+    sources = [context.get_parameter_source(name) for name in ("checkpoint", "over_training")]
+    both = all(source is not None and source.name == "COMMANDLINE" for source in sources)
+    require(not both, "--checkpoint: has no effect with --over-training; leave out one of the two")
+    return value
+
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folders of runs; repeated ones count once.", callback=_distinct),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -30,8 +47,20 @@ Out = Annotated[
         help="Folder of figures; default: RUN/analysis for one run, ./analysis for several.",
     ),
 ]
+OneCheckpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="WHICH",
+        help="best, last, average-best (of train.keep_best) or step-N; not with --over-training.",
+        callback=_one_choice,
+    ),
+]
 OverTraining = Annotated[
-    bool, typer.Option("--over-training", help="Analyse every stored checkpoint of the runs.")
+    bool,
+    typer.Option(
+        "--over-training", help="Analyse every stored checkpoint of the runs.", callback=_one_choice
+    ),
 ]
 
 
@@ -42,12 +71,18 @@ def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
     return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
 
 
-def load(run: Path, checkpoint: str) -> "TrainedLm":
-    """Open a run folder at a checkpoint."""
-    from lm.language.trained import TrainedLm
-    from lm.runs.evaluations import loaded
+@dataclass(frozen=True)
+class Opened:
+    """A model at a checkpoint of a run, its name in results, and the fingerprint of its weights."""
 
-    return loaded(run, checkpoint, TrainedLm.load)[0]
+    run: Path
+    name: str
+    checkpoint: str
+    fingerprint: str | None  # see CheckpointStore.fingerprint
+    trained: "TrainedLm"
+
+
+OpenedText = tuple[Opened, "Text"]  # a model, and a text in its tokens
 
 
 def opened_steps(
@@ -57,28 +92,53 @@ def opened_steps(
     checkpoint: str,
     every: bool = False,
     group: Group = ALONE,
-) -> Iterator[tuple[str, str, "TrainedLm", "Text"]]:
-    """Yield (name, checkpoint, model, text) of one checkpoint of each run, or of ``every`` stored one.
+) -> Iterator[OpenedText]:
+    """Yield one checkpoint of each run, or ``every`` stored one, with the text to analyse.
 
     WorkerError where they differ among the processes of a group.
     """
-    for name, which, opened in loaded_steps(runs, checkpoint, every):
-        trained = replace(opened, group=group)
+    for opened in opened_models(runs, checkpoint, every):
+        trained = replace(opened.trained, group=group)
         text = text_of(trained, data, limit)
-        if group.size > 1:
-            from lm.language.trained import weights_sha256
-
-            group.require_equal({"checkpoint": weights_sha256(trained.model), "text": text.sha256})
-        yield name, which, trained, text
+        group.require_equal({"checkpoint": opened.fingerprint, "text": text.sha256})
+        yield replace(opened, trained=trained), text
 
 
-def loaded_steps(
-    runs: Sequence[Path], checkpoint: str, every: bool
-) -> Iterator[tuple[str, str, "TrainedLm"]]:
-    """Yield (name, checkpoint, model) of one checkpoint of each run, or of ``every`` stored one."""
+def opened_models(runs: Sequence[Path], checkpoint: str, every: bool) -> Iterator[Opened]:
+    """Yield one checkpoint of each run, or ``every`` stored one."""
+    from lm.language.trained import TrainedLm
+    from lm.runs.evaluations import loaded
+
     for run in runs:
         for which in steps_of(run) if every else [checkpoint]:
-            yield f"{run} {which}" if every else str(run), which, load(run, which)
+            trained, fingerprint = loaded(run, which, TrainedLm.load)
+            yield Opened(run, f"{run} {which}" if every else str(run), which, fingerprint, trained)
+
+
+def alike(steps: Iterator[OpenedText], *, texts: bool = True) -> Iterator[OpenedText]:
+    """Pass on opened models, each compared with the first.
+
+    DataError for another vocabulary than that of the first, and with ``texts`` ConfigError for other tokens.
+    """
+    import numpy as np
+
+    first: tuple[str, Sequence[str], Text] | None = None
+    for opened, text in steps:
+        words = opened.trained.codec.vocabulary.tokens
+        first = first or (opened.name, words, text)
+        name, first_words, first_text = first
+        if words != first_words:
+            raise DataError(
+                f"the runs have different vocabularies, of {len(first_words):,} and {len(words):,} words, so"
+                " their probabilities cannot be compared; train both on one corpus"
+            )
+        if texts and not np.array_equal(text.ids, first_text.ids):
+            raise ConfigError(
+                f"{name} and {opened.name} tokenize {text.source} differently; train both on one corpus"
+                if text.source == first_text.source
+                else f"{name} and {opened.name} have different test splits; name one text with --data"
+            )
+        yield opened, text
 
 
 def steps_of(run: Path) -> list[str]:
@@ -118,10 +178,18 @@ class Measured(Generic[T]):
     data: MeasuredText | None = None
 
     @classmethod
-    def of(cls, trained: "TrainedLm", text: "Text | None", checkpoint: str, found: T) -> Self:
-        """A measurement of a loaded run."""
+    def of(cls, opened: Opened, text: "Text | None", found: T) -> Self:
+        """A measurement of an opened model."""
         data = MeasuredText(text.name, text.source, text.sha256) if text else None
-        return cls(checkpoint, trained.config.train.seed, str(trained.device), found, data)
+        trained = opened.trained
+        return cls(opened.checkpoint, trained.config.train.seed, str(trained.device), found, data)
+
+
+def measured(steps: Iterator[OpenedText], measure: "Callable[[TrainedLm, Ids], T]") -> dict[str, Measured[T]]:
+    """Results of ``measure`` on each opened model and the token ids of its text, by name."""
+    return {
+        opened.name: Measured.of(opened, text, measure(opened.trained, text.ids)) for opened, text in steps
+    }
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -221,12 +221,15 @@ def rank_of_run(
     progress: OnProgress = no_progress,
     spectrum: Path | None = None,
     scratch: Path | None = None,
+    checkpoint: str = "",
+    fingerprint: str = "",
 ) -> RunRank:
     """Measure the rank of a run on a text.
 
-    ``spectrum`` names the ``.npz`` that stores the singular values, see :meth:`RankResult.load`. An existing
-    file of the same weights and tokens is reused. A file of other weights is replaced. A file of other tokens
-    stays, and the new name gets six digits of the hash of its tokens.
+    ``spectrum`` names the ``.npz`` that stores the singular values, see :meth:`RankResult.load`. Values of an
+    existing file of the same weights and tokens are reused. A file of other weights is replaced. A file of
+    other tokens stays, and the new name gets six digits of the hash of its tokens. The file also names the
+    ``checkpoint`` and its ``fingerprint``, see :class:`RankResult`.
     """
     vocab = len(trained.codec.vocabulary)
     if not len(ids):
@@ -235,16 +238,17 @@ def rank_of_run(
     add_ids(digest, ids)
     hashes = weights_sha256(trained.model), digest.hexdigest()
     spectrum, kept = (None, None) if spectrum is None else _place(spectrum, *hashes)
+    source = checkpoint, fingerprint
     if kept is None:
         rows = FactorPlan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # a sixteenth of the memory
         blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
         what = "log-probabilities of token"
         measured = matrix_rank(iter(blocks), len(ids), vocab, progress, scratch, what=what)
-        result = RankResult(measured.singular_values, measured.shape, *hashes)
-        if spectrum is not None:
-            result.save(spectrum)
+        result = RankResult(measured.singular_values, measured.shape, *hashes, *source)
     else:
-        result = kept
+        result = replace(kept, checkpoint=checkpoint, fingerprint=fingerprint)
+    if spectrum is not None and (kept is None or (kept.checkpoint, kept.fingerprint) != source):
+        result.save(spectrum)
     head = trained.model.head
     bias = head.bias is not None
     linear = head.row.linear and head.output.one_pass

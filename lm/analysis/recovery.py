@@ -48,7 +48,7 @@ class Surprises:
 
 
 def recovery(
-    losses: Mapping[str, Floats], share: float = 0.1, resamples: int = RESAMPLES, seed: int = 1
+    losses: Mapping[str, Floats], share: float = 0.1, resamples: int = RESAMPLES
 ) -> tuple[Surprises, dict[str, Recovery]]:
     """Compare losses after surprises, which are the ``share`` of the tokens with the largest losses.
 
@@ -67,7 +67,7 @@ def recovery(
     if len(at) < 2:
         raise DataError(f"{len(mean)} tokens have too few surprises; name a longer text, or raise --share")
     blocks = len(np.unique(at // BLOCK))
-    counts = draws((len(mean) - 1) // BLOCK + 1, resamples, seed)
+    counts = draws((len(mean) - 1) // BLOCK + 1, resamples, seed=1)
     runs = {}
     for name, nll in losses.items():
         gain = first - nll

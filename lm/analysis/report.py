@@ -6,7 +6,7 @@ from pathlib import Path
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.console.terminal import sanitize
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError, visible
 from lm.language.compare import compare
 from lm.language.config import LmConfig
 from lm.language.tables import comparison_tables
@@ -24,9 +24,14 @@ from lm.report.page_parts import (
     Word,
     common_samples,
 )
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import Evaluation
 
 _OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."
+_OUTDATED = (
+    "Left out are ranks whose weights have changed since, or that name no checkpoint: {}."
+    " Run `lm analyze rank` again."
+)
 _SHADES, _DEEPEST = 8, 8.0  # shades of a word, and nats of the deepest
 _MARKED = 1.0  # nats of a gain or loss that a mark shows
 _POINTS = 400  # of a line of singular values
@@ -75,8 +80,8 @@ def _shade(share: float) -> int:
 
 
 def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
-    """Ranks and singular values that ``lm analyze rank`` kept in the runs."""
-    rows, series = [], []
+    """Ranks and singular values that ``lm analyze rank`` kept in the runs, of their present weights."""
+    rows, series, outdated = [], [], []
     for index, run in enumerate(runs):
         for path in sorted((run / "analysis").glob("rank-*.npz")):
             try:
@@ -85,6 +90,9 @@ def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
                 continue
             name = names[str(run)]
             text = path.stem.removeprefix("rank-")
+            if not _is_current(run, spectrum):
+                outdated.append(f"{name} ({visible(text)})")
+                continue
             rows.append(
                 {
                     "run": name,
@@ -97,16 +105,24 @@ def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
                 }
             )
             series.append(Series(f"{name}: rank {spectrum.rank:,}", _falling(spectrum), colour_of(index)))
-    if not rows:
-        return []
     chart = line_chart(
         "Singular values of the log-probability matrix",
         "Each is divided by the largest. A longer line before the fall is a higher rank.",
         ("index, largest first", "share of the largest"),
         series,
     )
-    parts: list[PagePart] = [PageTable.of(Table("Numerical rank", rows)), *filter(None, [chart])]
-    return [PageSection("rank", "Rank", parts)]
+    table = PageTable.of(Table("Numerical rank", rows)) if rows else None
+    note = Paragraph(_OUTDATED.format(", ".join(outdated))) if outdated else None
+    return [PageSection("rank", "Rank", [part for part in (table, chart, note) if part])]
+
+
+def _is_current(run: Path, spectrum: RankResult) -> bool:
+    """True if the weights of a spectrum have not changed since, as far as the run still has them."""
+    try:
+        now = CheckpointStore.of(run).fingerprint(spectrum.checkpoint or "last")
+    except ConfigError:  # another text than the name of a checkpoint
+        return False
+    return now in (None, spectrum.fingerprint)
 
 
 def _falling(spectrum: RankResult) -> list[tuple[float, float]]:

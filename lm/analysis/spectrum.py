@@ -21,20 +21,25 @@ _UNREADABLE = (  # exceptions of zipfile and NumPy for damaged files
     zipfile.BadZipFile, zlib.error
 )  # fmt: skip
 _LIMIT = 1 << 30  # bytes of a spectrum's file
-_SAVED = (
-    *("singular_values", "shape", "threshold_names", "threshold_values"),
-    *("weights_sha256", "ids_sha256"),
-)
+_ARRAYS = ("singular_values", "shape")
+_TEXTS = ("weights_sha256", "ids_sha256")
+_LATER = ("checkpoint", "fingerprint")  # texts that older files lack
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """Singular values of a (T, V) matrix of float64, largest first, with hashes of weights and text."""
+    """Singular values of a (T, V) matrix of float64, largest first, with their model and text.
+
+    ``fingerprint`` is that of the manifests of the ``checkpoint`` at the time of the measurement, so that
+    later changes are found without the model. Both are "" in files of older versions.
+    """
 
     singular_values: NDArray[np.float64]  # (min(T, V),)
     shape: tuple[int, int]
     weights_sha256: str = ""  # of the model; "" without a model
     ids_sha256: str = ""  # of the text's token ids
+    checkpoint: str = ""  # best, last, average-best or step-N
+    fingerprint: str = ""  # see CheckpointStore.fingerprint
 
     @property
     def dtype(self) -> str:
@@ -72,22 +77,24 @@ class RankResult:
 
     def save(self, path: Path) -> None:
         """Write the spectrum as ``.npz``, atomically. Raises StorageError."""
-        thresholds = self.thresholds
         content = io.BytesIO()
         np.savez(
             content,
             singular_values=self.singular_values,
             shape=np.array(self.shape, np.int64),
-            threshold_names=np.array(list(thresholds)),
-            threshold_values=np.array(list(thresholds.values())),
             weights_sha256=np.array(self.weights_sha256),
             ids_sha256=np.array(self.ids_sha256),
+            checkpoint=np.array(self.checkpoint),
+            fingerprint=np.array(self.fingerprint),
         )
         write_atomic(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file of :meth:`save`. Raises StorageError if it is missing, damaged or foreign."""
+        """Read a file of :meth:`save`. Raises StorageError if it is missing, damaged or foreign.
+
+        Thresholds in files of older versions are ignored.
+        """
         data = read_file(path, limit=_LIMIT)
         try:
             arrays = _arrays(data)
@@ -100,27 +107,19 @@ class RankResult:
                 bool(np.isfinite(values).all() and (values >= 0).all()), "singular values are not negative"
             )
             _require(bool((np.diff(values) <= 0).all()), "singular values are in falling order")
-            hashes = [str(arrays[name].item()) for name in ("weights_sha256", "ids_sha256")]
-            result = cls(values, (shape[0], shape[1]), *hashes)
-            saved = dict(
-                zip(arrays["threshold_names"].tolist(), arrays["threshold_values"].tolist(), strict=True)
-            )
-            same = saved.keys() == result.thresholds.keys() and all(
-                math.isclose(saved[name], value, rel_tol=1e-9) for name, value in result.thresholds.items()
-            )
-            _require(same, "thresholds match the singular values")
+            texts = {name: str(arrays[name].item()) for name in (*_TEXTS, *_LATER) if name in arrays}
         except _UNREADABLE as error:
             detail = " ".join(str(error).split())
             raise StorageError(f"{path}: not a stored spectrum ({detail}); measure the rank again") from error
-        return result
+        return cls(values, (shape[0], shape[1]), **texts)
 
 
 def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
     """Arrays of an ``.npz`` by name, without unpickling."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _require(sum(entry.file_size for entry in archive.infolist()) <= _LIMIT, "it is not too large")
-        arrays = {}
-        for name in _SAVED:
+        arrays, later = {}, [name for name in _LATER if f"{name}.npy" in archive.namelist()]
+        for name in (*_ARRAYS, *_TEXTS, *later):
             with archive.open(f"{name}.npy") as entry:
                 arrays[name] = np.lib.format.read_array(entry, allow_pickle=False)
     return arrays

@@ -79,8 +79,8 @@ def add_runs(app: typer.Typer, family: str) -> None:
     ) -> None:
         """List runs with family, state, last step, best validation and size; for one run also the curve.
 
-        The family is lm or dialog. The state is running, finished, interrupted, diverged, not begun, or
-        damaged.
+        The family is lm or dialog. The state is running, finished, interrupted,
+        diverged, imported, not begun, or damaged.
         """
         from lm.runs.overview import ago, run_row
 

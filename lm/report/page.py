@@ -172,26 +172,27 @@ def _change(label: str, value: float, is_perplexity: bool) -> str:
 
 
 def _curves(runs: Sequence[Path], names: Names) -> list[PagePart]:
-    """Chart of validation and, for few runs, training; the validations as a table; changed logs."""
-    series, faint = [], []
+    """Chart of validation and, for few runs, training; the validations as a table; changed logs.
+
+    The training of a run without a validation is always drawn, in the place of the validation.
+    """
+    series, training = [], []
     for index, run in enumerate(runs):
         name, colour, valid = names[str(run)], colour_of(index), learning_curve(run)
         best = min(valid, key=lambda point: (point[1], point[0]), default=None)
         series.append(Series(name, valid, colour, best))
-        if len(runs) <= _MANY:
-            faint.append(Series(f"{name}, training", learning_curve(run, "train"), colour, None, faint=True))
-    about = shown_best(series, "update")
-    training = " Thin lines are perplexities of the training." if faint else ""
-    chart = line_chart(
-        "Validation perplexity by update",
-        f"{about}. The ring marks the best validation.{training}",
-        ("update", "perplexity"),
-        [*faint, *series],
-    )
-    changed = [Paragraph(problem) for problem in map(changed_log, runs) if problem]
+        if len(runs) <= _MANY or not valid:
+            points = learning_curve(run, "train")
+            training.append(Series(f"{name}, training", points, colour, None, faint=bool(valid)))
     steps = sorted({step for one in series for step, _ in one.points})
+    about = [f"{shown_best(series, 'update')}. The ring marks the best validation."] if steps else []
+    if any(one.faint and one.points for one in training):
+        about.append("Thin lines are perplexities of the training.")
+    title = "Validation perplexity by update" if steps else "Training perplexity by update"
+    chart = line_chart(title, " ".join(about), ("update", "perplexity"), [*training, *series])
+    changed = [Paragraph(problem) for problem in map(changed_log, runs) if problem]
     if not steps:
-        return [*changed, Paragraph("No run has a log of its training.")]
+        return [*changed, chart or Paragraph("No run has a log of its training.")]
     columns = [Column("update", [f"{step:,}" for step in steps], right=True)]
     for one in series:
         values = dict(one.points)

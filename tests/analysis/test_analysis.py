@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lm.analysis.components import component_tables, components_of_run
-from lm.analysis.divergence import divergence_tables, expected_divergence
+from lm.analysis.divergence import divergence_of_run, divergence_tables
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
 from lm.analysis.opened import figures_folder
 from lm.disk.storage import canonical_json
@@ -25,6 +25,7 @@ from lm.heads.usage import component_statistics, component_sums, prior_statistic
 from lm.language.trained import WINDOWS
 from lm.parallel.group import ALONE
 from lm.results import as_json
+from tests.support.tiny_lm import ids_of, tiny_lm
 
 WORDS = tuple(f"w{index}" for index in range(11))
 
@@ -35,26 +36,32 @@ def log_probs(tokens: int, scale: float = 2.0, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 30.0])
-@pytest.mark.parametrize("rows", [1, 3, 100])
-def test_divergence_is_the_mean_over_all_pairs(scale: float, rows: int) -> None:
-    logs = log_probs(17, scale)
-    result = expected_divergence(iter(logs.split(rows)))
+@pytest.mark.parametrize("tokens", [2, 17, 600])
+def test_divergence_is_the_mean_over_all_pairs(scale: float, tokens: int) -> None:
+    trained = tiny_lm()
+    with torch.no_grad():
+        trained.model.head.weight.mul_(scale)
+    ids = ids_of(trained, tokens)
+    result = divergence_of_run(trained, ids)
+    logs = torch.cat([*trained.log_probs(ids)])
     pairs = (logs.exp()[:, None] * (logs[:, None] - logs[None])).sum(-1)  # KL(P_c ‖ P_c')
-    expected = float(pairs.sum()) / (17 * 16)
+    expected = float(pairs.sum()) / (tokens * (tokens - 1))
     assert result.expected_divergence == pytest.approx(expected, rel=1e-9, abs=1e-14)
     assert result.mean_entropy == pytest.approx(float(-(logs.exp() * logs).sum(1).mean()))
-    assert (result.contexts, result.vocabulary) == (17, 11)
+    assert (result.contexts, result.vocabulary) == (tokens, len(trained.codec.vocabulary))
     canonical_json(as_json(result))
     assert len(divergence_tables({"a": result, "b": result})[0].rows) == 2
 
 
 def test_divergence_needs_two_contexts_and_possible_words() -> None:
+    trained = tiny_lm()
     for tokens in (0, 1):
         with pytest.raises(DataError, match="longer text"):
-            expected_divergence(iter([log_probs(tokens)]))
-    impossible = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
+            divergence_of_run(trained, ids_of(trained, tokens))
+    with torch.no_grad():
+        trained.model.head.bias[3] = -math.inf
     with pytest.raises(DataError, match="not finite"):
-        expected_divergence(iter([impossible]))
+        divergence_of_run(trained, ids_of(trained, 9))
 
 
 def test_priors_of_known_shape_have_known_statistics() -> None:
@@ -140,11 +147,11 @@ class StandIn:
 
     group = ALONE
 
-    def __init__(self, kind: str, words: tuple[str, ...] = WORDS, components: int = 4) -> None:
+    def __init__(self, kind: str, components: int = 4) -> None:
         config = HeadConfig(kind=kind, components=components, embedding_size=5, tied=False)
-        head = Head(config, 6, len(words)).eval()
+        head = Head(config, 6, len(WORDS)).eval()
         self.model = SimpleNamespace(head=head)
-        self.codec = SimpleNamespace(vocabulary=Vocabulary(words))
+        self.codec = SimpleNamespace(vocabulary=Vocabulary(WORDS))
         self.states = torch.randn(100, 6)
 
     def readings(
@@ -255,18 +262,16 @@ def test_no_example_is_worse_than_the_margin() -> None:
     assert none.examples == []
     for blocks in ([logs[:, :3]], [logs[:4]], [logs, logs], []):
         with pytest.raises(ValueError, match=r"match|rows|zip|cover"):
-            find_examples(iter([logs]), iter(blocks), ids, WORDS)
+            find_examples(iter([logs]), iter(blocks), ids, WORDS, Wanted())
 
 
-def test_runs_are_compared_on_one_vocabulary() -> None:
-    first, second = StandIn("softmax", components=1), StandIn("mos")
-    result = compare_runs(first, second, IDS, Wanted(count=4, margin=0.0))
+def test_runs_are_compared_on_the_tokens_of_a_text() -> None:
+    first, second, wanted = StandIn("softmax", components=1), StandIn("mos"), Wanted(count=4, margin=0.0)
+    result = compare_runs(first, second, IDS, wanted)
     assert len(result.examples) == 4
     assert result.tokens == len(IDS)
-    with pytest.raises(DataError, match="different vocabularies"):
-        compare_runs(first, StandIn("mos", (*WORDS[1:], "other")), IDS)
     with pytest.raises(DataError, match="longer"):
-        compare_runs(first, second, IDS[:0])
+        compare_runs(first, second, IDS[:0], wanted)
 
 
 def test_sums_over_components_keep_nothing_of_a_block() -> None:

@@ -319,3 +319,19 @@ def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) 
     assert run.calls == 4
     footer = rank_tables({"a": again, "b": replace(again, kept_from_before=True)})[-1]
     assert footer == "reused results: b"
+
+
+def test_a_stored_spectrum_takes_the_fingerprint_of_its_checkpoint_without_a_new_measurement(
+    tmp_path: Path,
+) -> None:
+    run, path, ids = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.npz", np.arange(80)
+    first = rank_of_run(run, ids, spectrum=path)  # as in a file of an older version
+    values = RankResult.load(path).singular_values
+    for checkpoint, fingerprint in (("best", "a"), ("best", "b"), ("last", "b")):
+        again = rank_of_run(run, ids, spectrum=path, checkpoint=checkpoint, fingerprint=fingerprint)
+        assert again == replace(first, kept_from_before=True)
+        stored = RankResult.load(path)
+        assert (stored.checkpoint, stored.fingerprint) == (checkpoint, fingerprint)
+        assert (stored.weights_sha256, stored.ids_sha256) == (first.weights_sha256, first.ids_sha256)
+        assert np.array_equal(stored.singular_values, values)
+    assert run.calls == 1

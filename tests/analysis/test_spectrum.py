@@ -1,6 +1,7 @@
 """Stored singular values: round trip, damage, figure."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,26 @@ def test_a_spectrum_comes_back_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == first
     with np.load(path) as arrays:
         assert arrays["shape"].tolist() == [30, 20]
-        assert (
-            dict(zip(arrays["threshold_names"], arrays["threshold_values"], strict=True)) == result.thresholds
-        )
+
+
+def test_a_spectrum_names_its_checkpoint_which_older_files_lack(tmp_path: Path) -> None:
+    path, result = tmp_path / "spectrum.npz", replace(spectrum_of(9), checkpoint="step-3", fingerprint="f")
+    result.save(path)
+    loaded = RankResult.load(path)
+    assert (loaded.checkpoint, loaded.fingerprint) == ("step-3", "f")
+    names, limits = zip(*result.thresholds.items(), strict=True)
+    older = {
+        "singular_values": result.singular_values,
+        "shape": np.array(result.shape),
+        "threshold_names": np.array(names),
+        "threshold_values": np.array(limits),
+        "weights_sha256": np.array("w"),
+        "ids_sha256": np.array("i"),
+    }
+    np.savez(path, **older, allow_pickle=True)
+    loaded = RankResult.load(path)
+    assert (loaded.rank, loaded.weights_sha256, loaded.ids_sha256) == (result.rank, "w", "i")
+    assert (loaded.checkpoint, loaded.fingerprint) == ("", "")
 
 
 def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
@@ -42,12 +60,9 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"not a stored spectrum .*; measure the rank again"):
             RankResult.load(path)
     values = np.logspace(1, 0, 4)
-    names, limits = zip(*RankResult(values, (4, 5)).thresholds.items(), strict=True)
     fields = {
         "singular_values": values,
         "shape": np.array([4, 5]),
-        "threshold_names": np.array(names),
-        "threshold_values": np.array(limits),
         "weights_sha256": np.array("w"),
         "ids_sha256": np.array("i"),
     }
@@ -58,8 +73,8 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
         {"singular_values": np.full(4, np.nan)},
         {"shape": np.array([4, 3])},
         {"shape": np.array([4])},
-        {"threshold_values": np.array(limits) * 2},
         {"weights_sha256": np.array(["w", "x"])},
+        {"fingerprint": np.array(["w", "x"])},
         {"singular_values": np.array([{}] * 4, dtype=object)},
     ]
     for change in changes:

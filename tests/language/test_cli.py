@@ -11,12 +11,14 @@ import pytest
 
 from lm.analysis.cli import examples
 from lm.analysis.examples import Wanted
+from lm.analysis.spectrum import RankResult
 from lm.cli import generate, prepare
 from lm.engine.events import Event, Update
 from lm.language.generate import GenerateOptions
 from lm.language.prepare import PrepareOptions
 from lm.language.sources import ReadOptions
 from lm.language.trained import TrainedLm
+from lm.runs.checkpoint import CheckpointStore
 from lm.studies.backward import BackwardOptions
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck
@@ -169,6 +171,10 @@ def test_ranks_are_kept_by_text_and_checkpoint(lm: Lm, inside: Path) -> None:
     assert "reused results: runs/soft, runs/tiny" in out
     assert [row["rank"] for row in again["runs"].values()] == [row["rank"] for row in whole["runs"].values()]
     assert Path("runs/tiny/analysis/rank-test.npz").read_bytes() == stored
+    for name, checkpoint in (("rank-test.npz", "best"), (other, "step-5")):
+        spectrum = RankResult.load(Path("runs/tiny/analysis", name))
+        fingerprint = CheckpointStore.of(Path("runs/tiny")).fingerprint(checkpoint)
+        assert (spectrum.checkpoint, spectrum.fingerprint) == (checkpoint, fingerprint)
 
 
 def test_divergence_components_and_examples(lm: Lm, inside: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dialog.metrics.references import build_references
 from lm.analysis.components import components_of_run
-from lm.analysis.divergence import divergence_of_run, expected_divergence
+from lm.analysis.divergence import divergence_of_run
 from lm.language.refinements import search_temperature
 from lm.language.scoring import score_lines, token_nll
 from lm.language.trained import TrainedLm
@@ -74,15 +74,6 @@ def test_measures_of_a_text_have_the_bits_of_one_process(kind: str, head: str) -
     alone = WORK[kind](trained)
     for size in SIZES:
         assert together(size, lambda group: WORK[kind](replace(trained, group=group))) == [alone] * size
-
-
-def test_divergence_of_slices_is_that_of_the_text() -> None:
-    trained = tiny_lm()
-    ids = ids_of(trained, 900)
-    whole = expected_divergence(trained.log_probs(ids))
-    found = divergence_of_run(trained, ids)
-    for name in ("expected_divergence", "mean_entropy"):
-        assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-9)
 
 
 def test_a_temperature_is_chosen_with_the_bits_of_one_process(

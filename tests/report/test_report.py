@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from dialog.cli import main as dialog_main
 from dialog.compare import compare
 from dialog.config import DialogConfig
 from dialog.report import FAMILY as DIALOG
 from lm.analysis.report import FAMILY as LM
+from lm.analysis.spectrum import RankResult
 from lm.bootstrap import Interval, intervals
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
@@ -27,6 +29,7 @@ from lm.report.charts import linear_ticks, log_ticks
 from lm.report.commands import train_command
 from lm.report.page import report_of
 from lm.report.verdict import Judgement, judgement, reading
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.compare import ComparedRun, ComparedRuns, Resampling
 from lm.runs.evaluations import load_evaluation, spread
 from lm.runs.pooling import OverSeeds, PooledRuns
@@ -104,6 +107,37 @@ def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     for name in ("scores", "curves", "components", "samples", "again"):
         assert tree.find(f".//section[@id='{name}']") is not None
     assert all("aria-label" in given for tag, given in parser.found if given.get("role") == "img")
+
+
+def log(run: Path, split: str, *losses: float) -> None:
+    lines = [f'{{"step": {step}, "split": "{split}", "nll": {nll}}}\n' for step, nll in enumerate(losses, 1)]
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write("".join(lines))
+
+
+def test_a_run_without_a_validation_shows_its_training(tmp_path: Path) -> None:
+    run, other, *more = (dialog_run(tmp_path / name) for name in "abcd")
+    (run / "metrics.jsonl").unlink()
+
+    def curves(*runs: Path) -> str:
+        section = tree_of(page_of(*runs)).find(".//section[@id='curves']")
+        assert section is not None
+        return "".join(section.itertext())
+
+    assert "No run has a log of its training." in curves(run)
+    log(run, "train", 5.0, 4.0)
+    shown = curves(run)
+    assert "Training perplexity by update" in shown
+    assert "a, training" in shown
+    assert not re.search("No run|ring|Thin|Validation", shown)
+    log(other, "train", 5.0, 4.0)
+    shown = curves(run, other)
+    assert "a, training" in shown
+    assert "b, training" not in shown, "a thin line, which has no legend"
+    assert re.search("Validation perplexity by update.*ring.*Thin lines", shown)
+    shown = curves(run, other, *more)
+    assert "a, training" in shown
+    assert "Thin lines" not in shown
 
 
 def test_equal_runs_give_equal_bytes_and_another_number_others(tmp_path: Path) -> None:
@@ -317,8 +351,6 @@ def lm_run(folder: Path, seed: int) -> Path:
 
 
 def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
-    from lm.analysis.spectrum import RankResult
-
     runs = [lm_run(tmp_path / name, seed) for seed, name in enumerate("ab")]
     (runs[1] / "analysis").mkdir()
     RankResult(np.array([8.0, 4.0, 1e-20]), (3, 5)).save(runs[1] / "analysis/rank-test.npz")
@@ -330,6 +362,41 @@ def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
     assert "<b>▼" in shown, "b loses two nats on it"
     assert "b: rank 2" in shown
     assert "damaged" not in shown
+
+
+def test_ranks_of_earlier_weights_are_left_out_with_a_note(tmp_path: Path) -> None:
+    run = lm_run(tmp_path / "a", 0)
+    store = CheckpointStore.of(run)
+
+    def train(step: int) -> None:
+        store.commit(step, {"model": {"weight": torch.full((2,), float(step))}}, {}, {})
+        store.point("best", step)
+
+    def shown() -> str:
+        return "".join(tree_of(report_of(LM, [run], None, 1000)[1].decode()).itertext())
+
+    def keep(text: str, checkpoint: str, fingerprint: str) -> None:
+        values = np.array([8.0, 4.0, 1e-20])
+        kept = RankResult(values, (3, 5), checkpoint=checkpoint, fingerprint=fingerprint)
+        kept.save(run / f"analysis/rank-{text}.npz")
+
+    train(3)
+    (run / "analysis").mkdir()
+    keep("test", "best", store.fingerprint("best") or "")
+    keep("test.step-3", "step-3", store.fingerprint("step-3") or "")
+    page = shown()
+    assert page.count("a: rank 2") == 2
+    assert "Left out" not in page
+    train(5)
+    page = shown()
+    assert page.count("a: rank 2") == 1, "step 3 has not changed"
+    note = "Left out are ranks whose weights have changed since, or that name no checkpoint"
+    assert f"{note}: a (test). Run `lm analyze rank` again." in page
+    keep("test", "", "")
+    keep("test.step-3", "<b>", "f")
+    page = shown()
+    assert "a: rank" not in page
+    assert f"{note}: a (test), a (test.step-3)." in page
 
 
 def test_lm_report_is_a_command(tmp_path: Path, ending: Callable[..., Outcome]) -> None:
